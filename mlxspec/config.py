@@ -1,0 +1,134 @@
+"""What a caller can ask for: sampling, speculation and engine options, checked when they are made.
+
+Plain Python: knows no arrays, no models, no command line. Every class is frozen; to change one, `dataclasses.replace` it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from mlxspec.errors import ConfigError
+
+MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
+MAX_ROWS = 64
+MAX_CONTEXT = 1 << 24
+DRAFTER_NAMES = ("mtp", "draft-model", "ngram-simple")
+
+
+def check_number(name: str, value: object, low: float, high: float, *, integer: bool = False) -> None:
+    """Raise ConfigError unless `value` is a finite number (not a bool) in [low, high]."""
+    kind = "an integer" if integer else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        raise ConfigError(f"{name} must be {kind}, not {value!r}.")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {value!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen from the target's logits; one per request.
+
+    The order is: repetition penalty, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p. Temperature 0 takes
+    the argmax. Repetition looks at prompt and answer; presence and frequency look at the answer only (OpenAI's meaning).
+
+    `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("max_tokens", self.max_tokens, 1, MAX_CONTEXT, integer=True)
+        check_number("temperature", self.temperature, 0, 100)
+        check_number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise ConfigError("top_p must be above 0: at 0 no token is left; use temperature 0 for the most likely token.")
+        check_number("top_k", self.top_k, 0, 1 << 30, integer=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        check_number("presence_penalty", self.presence_penalty, -100, 100)
+        check_number("frequency_penalty", self.frequency_penalty, -100, 100)
+        if self.seed is not None:
+            check_number("seed", self.seed, 0, 2**63 - 1, integer=True)
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError("logit_bias must map token ids to numbers.")
+        for token, bias in self.logit_bias.items():
+            check_number("a token id in logit_bias", token, 0, 1 << 30, integer=True)
+            check_number(f"logit_bias of token {token}", bias, -1e9, 1e9)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise ConfigError("stop must be non-empty strings.")
+        object.__setattr__(self, "stop", stop)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on which tokens came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecConfig:
+    """Which drafters run and how long their drafts may be.
+
+    `drafters` is tried in the order given and the first that proposes anything wins the round; empty means plain decoding.
+    `n_max`, `n_min`, `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it ends before the first token whose
+    probability under the drafter is below p_min; a draft shorter than n_min is dropped. They hold for drafters that run a model;
+    n-gram lookup has lengths of its own: `ngram_n` tokens must repeat, then up to `ngram_m` are drafted.
+    """
+
+    drafters: tuple[str, ...] = ()
+    n_max: int = 3
+    n_min: int = 0
+    p_min: float = 0.0
+    ngram_n: int = 4
+    ngram_m: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drafters", tuple(self.drafters))
+        for name in self.drafters:
+            if name not in DRAFTER_NAMES:
+                raise ConfigError(f"There is no drafter {name!r}; there are: {', '.join(DRAFTER_NAMES)}.")
+        if len(set(self.drafters)) != len(self.drafters):
+            raise ConfigError(f"A drafter is named twice in {', '.join(self.drafters)}.")
+        check_number("n_max", self.n_max, 0, MAX_DRAFT, integer=True)
+        check_number("n_min", self.n_min, 0, MAX_DRAFT, integer=True)
+        check_number("p_min", self.p_min, 0, 1)
+        check_number("ngram_n", self.ngram_n, 1, 64, integer=True)
+        check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
+        if self.drafters and self.n_min > max(self.n_max, self.ngram_m):
+            raise ConfigError(f"n_min ({self.n_min}) is above n_max ({self.n_max}), so every draft would be dropped.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
+
+    `max_context` None takes the model's own limit. `prefill_chunk` is in tokens.
+    """
+
+    max_rows: int = 8
+    prefill_chunk: int = 512
+    max_context: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
+        check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
+        if self.max_context is not None:
+            check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    """The option names of one of the classes above."""
+    return tuple(f.name for f in fields(cls))

@@ -1,0 +1,67 @@
+"""The exception tree of mlxspec, and nothing else.
+
+    MlxspecError              anything we raise on purpose; its text is one sentence for a person
+      ConfigError             an option, parameter or config value that cannot be honoured
+      ModelError              a model folder that cannot be used as it is
+        TokenizerError        its tokenizer or chat template cannot be used
+        VocabularyError       draft and target disagree on what the token ids mean
+      ContextOverflowError    the prompt (or what was asked for) does not fit the context
+      MemoryBudgetError       it would not fit into memory
+      CacheError              a cache transaction was used out of order: a bug, not bad input
+      GrammarError            a grammar or schema that cannot be compiled
+      CancelledError          the request was cancelled
+
+Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
+"""
+
+from __future__ import annotations
+
+
+class MlxspecError(Exception):
+    """Base of everything mlxspec raises on purpose."""
+
+
+class ConfigError(MlxspecError):
+    """An option or parameter is out of its range, unknown, or contradicts another."""
+
+
+class ModelError(MlxspecError):
+    """A model folder is missing, incomplete, corrupt, or of a kind we do not run."""
+
+
+class TokenizerError(ModelError):
+    """The tokenizer or the chat template is missing or broken."""
+
+
+class VocabularyError(ModelError):
+    """The draft model's token ids do not mean what the target's mean."""
+
+
+class ContextOverflowError(MlxspecError):
+    """A prompt is longer than the model's context.
+
+    Attributes: num_prompt, limit (both in tokens).
+    """
+
+    def __init__(self, num_prompt: int, limit: int) -> None:
+        super().__init__(
+            f"The prompt has {num_prompt} tokens, but this model's context ends at {limit} and one is needed to answer."
+        )
+        self.num_prompt = num_prompt
+        self.limit = limit
+
+
+class MemoryBudgetError(MlxspecError):
+    """What was asked for would not fit into the memory budget."""
+
+
+class CacheError(MlxspecError):
+    """append / commit / abort / fork were called out of order."""
+
+
+class GrammarError(MlxspecError):
+    """A grammar, regex or JSON schema cannot be compiled."""
+
+
+class CancelledError(MlxspecError):
+    """The request was cancelled before it finished."""

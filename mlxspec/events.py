@@ -1,0 +1,41 @@
+"""What generation emits, one object a step and row: text as it becomes certain, and how a row ended.
+
+Plain Python: knows no arrays, no tokenizer, no front end. A front end needs nothing but these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensEvent:
+    """Tokens one round committed for one request, with the text that became certain through them.
+
+    `tokens` never holds the end-of-sequence token. `num_drafted` of them were drafted and stood; `drafter` names who drafted them.
+    `text` may be empty while a character or a possible stop string is still incomplete.
+    """
+
+    request: int
+    tokens: tuple[int, ...]
+    text: str
+    num_drafted: int = 0
+    drafter: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishEvent:
+    """The last event of a request. `stop`: end token or stop string; `length`: token budget or context end.
+
+    `error` is the sentence to show when reason is "error", else None.
+    """
+
+    request: int
+    reason: FinishReason
+    error: str | None = None
+
+
+Event = TokensEvent | FinishEvent
