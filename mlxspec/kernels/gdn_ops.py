@@ -1,0 +1,169 @@
+"""Gated delta rule in plain mx operations: the twin of every GDN kernel, and the path of CPU and CUDA.
+
+Per head, with state S (Dv, Dk), decay g = exp(log_g), step size beta:
+    S' = g S;   delta = beta (v - S' k);   S = S' + delta k^T;   y = S q
+What one forward did to the state is its tape (k, delta, log_g): applying a tape needs no weights and no reductions (`replay`).
+Two forms of the same rule: steps, whose replay is bitwise the forward, for decode and verify; chunks (the WY form of Yang et al. 2024,
+"Parallelizing Linear Transformers with the Delta Rule", with decay as in "Gated Delta Networks"), all matmuls, for prefill.
+Shapes: q, k (N, Hk, Dk); v (N, Hv, Dv); log_g, beta (N, Hv) float32; state (B, Hv, Dv, Dk) float32. v-head h uses k-head h // (Hv / Hk).
+Knows nothing of layers, caches or commits; the caller says how many tape entries are kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mlxspec.kernels.flat import RaggedIndex, pad_rows, unpad_rows
+
+CHUNK = 64  # tokens solved together in prefill
+_BLOCK = 16  # rows of the triangular inverse found by substitution
+
+
+class Tape(NamedTuple):
+    """What a forward of M flat tokens did to B states. k (M, Hk, Dk) compute dtype, delta (M, Hv, Dv) float32, log_g (M, Hv) float32."""
+
+    k: mx.array
+    delta: mx.array
+    log_g: mx.array
+
+
+def replay(state: mx.array, tape: Tape, kept: mx.array, index: RaggedIndex | None) -> mx.array:
+    """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did."""
+    num_rows = state.shape[0]
+    k = _per_value_head(pad_rows(tape.k, num_rows, index).astype(mx.float32), state.shape[1])
+    delta = pad_rows(tape.delta, num_rows, index)
+    decay = mx.exp(pad_rows(tape.log_g, num_rows, index))
+    keep = mx.arange(k.shape[1])[None] < kept[:, None]  # (B, W)
+    decay = mx.where(keep[..., None], decay, 1.0)
+    delta = mx.where(keep[..., None, None], delta, 0.0)
+    for t in range(k.shape[1]):
+        state = _advance(state, decay[:, t], delta[:, t], k[:, t])
+    return state
+
+
+def steps(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_g: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    index: RaggedIndex | None = None,
+) -> tuple[mx.array, mx.array, Tape]:
+    """Token by token. Returns y (N, Hv, Dv) float32, the state after all tokens, and the tape. Padded places leave the state alone."""
+    num_rows, num_heads = state.shape[:2]
+    tape_k, tape_log_g = k, log_g
+    q, k, v = (pad_rows(x, num_rows, index).astype(mx.float32) for x in (q, k, v))
+    q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
+    decay, beta = mx.exp(pad_rows(log_g, num_rows, index)), pad_rows(beta, num_rows, index)
+    if index is not None:
+        decay = mx.where(index.valid[..., None], decay, 1.0)
+        beta = mx.where(index.valid[..., None], beta, 0.0)
+    ys, deltas = [], []
+    for t in range(q.shape[1]):
+        decayed = state * decay[:, t, :, None, None]
+        memory = (decayed @ k[:, t, :, :, None])[..., 0]  # (B, Hv, Dv)
+        delta = (v[:, t] - memory) * beta[:, t, :, None]
+        state = decayed + delta[..., None] * k[:, t, :, None, :]
+        ys.append((state @ q[:, t, :, :, None])[..., 0])
+        deltas.append(delta)
+    y, delta = unpad_rows(_stack(ys), index), unpad_rows(_stack(deltas), index)
+    return y, state, Tape(tape_k, delta, tape_log_g)
+
+
+def chunks(
+    q: mx.array, k: mx.array, v: mx.array, log_g: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Prefill of one row (B = 1), N tokens in chunks of CHUNK. Returns y (N, Hv, Dv) float32 and the state after all tokens.
+
+    Everything that does not depend on the state is done for all chunks at once; only three matmuls a chunk are sequential.
+    """
+    num_tokens, num_heads = v.shape[0], v.shape[1]
+    size = min(CHUNK, -(-num_tokens // _BLOCK) * _BLOCK)
+    num_chunks = -(-num_tokens // size)
+    q, k, v, log_g, beta = (_cut(x.astype(mx.float32), num_chunks, size) for x in (q, k, v, log_g, beta))
+    q, k = _group_heads(q, num_heads), _group_heads(k, num_heads)  # (H, n, C, Dk)
+    cumulative = mx.cumsum(log_g, axis=-1)  # (H, n, C)
+    beta = beta[..., None]
+    lower = mx.tri(size, dtype=mx.float32)
+    # exp of the masked difference: above the diagonal it would overflow before being masked away
+    decay = mx.exp(mx.where(lower, cumulative[..., :, None] - cumulative[..., None, :], 0.0)) * lower
+    keys = k.swapaxes(-1, -2)
+    grown = mx.exp(cumulative)[..., None]
+    coupling = ((k * beta) @ keys) * decay * (1.0 - mx.eye(size))
+    inverse = _unit_lower_inverse(coupling)
+    fresh = inverse @ (v * beta)  # deltas if the chunk began with an empty state
+    seen = inverse @ (k * beta * grown)
+    scores = (q @ keys) * decay
+    q = q * grown
+    last = cumulative[..., -1:]
+    k_out = (k * mx.exp(last - cumulative)[..., None]).swapaxes(-1, -2)
+    carry = mx.exp(last)[..., None]
+    memory = state[0].swapaxes(-1, -2)  # (H, Dk, Dv)
+    ys = []
+    for c in range(num_chunks):
+        delta = fresh[:, c] - seen[:, c] @ memory
+        ys.append(q[:, c] @ memory + scores[:, c] @ delta)
+        memory = memory * carry[:, c] + k_out[:, c] @ delta
+    y = mx.stack(ys, axis=1).reshape(num_heads, num_chunks * size, -1)
+    return y.swapaxes(0, 1)[:num_tokens], memory.swapaxes(-1, -2)[None]
+
+
+def _advance(state: mx.array, decay: mx.array, delta: mx.array, k: mx.array) -> mx.array:
+    """One tape entry: decay (B, Hv), delta (B, Hv, Dv), k (B, Hv, Dk)."""
+    return state * decay[..., None, None] + delta[..., None] * k[:, :, None, :]
+
+
+def _per_value_head(x: mx.array, num_heads: int) -> mx.array:
+    """(B, W, Hk, Dk) to (B, W, Hv, Dk)."""
+    groups = num_heads // x.shape[2]
+    return x if groups == 1 else mx.repeat(x, groups, axis=2)
+
+
+def _stack(parts: list[mx.array]) -> mx.array:
+    return parts[0][:, None] if len(parts) == 1 else mx.stack(parts, axis=1)
+
+
+def _cut(x: mx.array, num_chunks: int, size: int) -> mx.array:
+    """(N, H, ...) to (H, n, C, ...), padded with zeros: a token with beta 0, k 0 and log_g 0 changes nothing."""
+    missing = num_chunks * size - x.shape[0]
+    if missing:
+        x = mx.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+    x = x.reshape(num_chunks, size, *x.shape[1:])
+    return mx.moveaxis(x, 2, 0)
+
+
+def _group_heads(x: mx.array, num_heads: int) -> mx.array:
+    groups = num_heads // x.shape[0]
+    return x if groups == 1 else mx.repeat(x, groups, axis=0)
+
+
+def _unit_lower_inverse(a: mx.array) -> mx.array:
+    """(I + a)^-1 for strictly lower triangular a (..., C, C), C a multiple of 16.
+
+    Substitution inside blocks of 16, then block by block. (Squaring, the other matmul form, loses float32 as keys correlate.)
+    """
+    size = a.shape[-1]
+    num_blocks = size // _BLOCK
+    blocks = [a[..., i * _BLOCK : (i + 1) * _BLOCK, i * _BLOCK : (i + 1) * _BLOCK] for i in range(num_blocks)]
+    diagonal = mx.stack(blocks, axis=-3)  # (..., nb, 16, 16)
+    eye = mx.broadcast_to(mx.eye(_BLOCK), diagonal.shape)
+    rows = [eye[..., :1, :]]
+    for i in range(1, _BLOCK):
+        known = rows[0] if i == 1 else mx.concatenate(rows, axis=-2)
+        rows.append(eye[..., i : i + 1, :] - diagonal[..., i : i + 1, :i] @ known)
+    inverse = mx.concatenate(rows, axis=-2)
+    parts: list[mx.array] = []
+    for i in range(num_blocks):
+        own = inverse[..., i, :, :]
+        left = i * _BLOCK
+        right = mx.zeros((*a.shape[:-2], _BLOCK, size - left - _BLOCK))
+        if i == 0:
+            parts.append(mx.concatenate([own, right], axis=-1))
+            continue
+        above = mx.concatenate(parts, axis=-2)[..., :left]
+        solved = -(own @ (a[..., left : left + _BLOCK, :left] @ above))
+        parts.append(mx.concatenate([solved, own, right], axis=-1))
+    return mx.concatenate(parts, axis=-2)
