@@ -1,0 +1,86 @@
+"""Keys and values of one attention layer, each row in a growing buffer of its own.
+
+Knows where a row's committed tokens end because the caller says so at every append; keeps no lengths, decides no commits. What lies
+beyond the committed length is scratch: rolling back is forgetting, and a fork may scribble there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxspec.kernels.flat import FlatRows
+
+_STEP = 256  # buffers grow in these many tokens, or an eighth, whichever is more
+
+
+class AttentionLayerCache:
+    """Buffers keys[r], values[r] of shape (1, Hkv, capacity, D).
+
+    `keys` and `values` are lists shared with forks on purpose: an update in place needs the one and only reference to an array
+    (an old one held "just in case" turns a write of 4 tokens into a copy of the whole buffer).
+    """
+
+    is_recurrent = False
+
+    def __init__(self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype, num_rows: int = 0) -> None:
+        self.shape = (num_kv_heads, head_dim)
+        self.dtype = dtype
+        self.keys: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
+        self.values: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
+
+    def append(
+        self, keys: mx.array, values: mx.array, rows: FlatRows, lengths: Sequence[int]
+    ) -> list[tuple[mx.array, mx.array]]:
+        """Write keys, values (N, Hkv, D) behind each row's `lengths`; return per row views (1, Hkv, length + width, D)."""
+        views = []
+        for r, (length, width) in enumerate(zip(lengths, rows.widths, strict=True)):
+            end = length + width
+            self._reserve(r, length, end)
+            span = slice(rows.starts[r], rows.starts[r + 1])
+            self.keys[r][:, :, length:end] = keys[span].swapaxes(0, 1)[None]
+            self.values[r][:, :, length:end] = values[span].swapaxes(0, 1)[None]
+            views.append((self.keys[r][:, :, :end], self.values[r][:, :, :end]))
+        return views
+
+    def fork(self) -> AttentionLayerCache:
+        """The same buffers under another owner; whoever writes last owns what lies beyond the committed length."""
+        twin = object.__new__(AttentionLayerCache)
+        twin.shape, twin.dtype, twin.keys, twin.values = self.shape, self.dtype, self.keys, self.values
+        return twin
+
+    def join(self, other: AttentionLayerCache) -> None:
+        """Take over the rows of `other`, behind our own. No copying."""
+        self.keys += other.keys
+        self.values += other.values
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        self.keys[:] = [self.keys[r] for r in rows]
+        self.values[:] = [self.values[r] for r in rows]
+
+    def snapshot(self, row: int, length: int) -> tuple[mx.array, mx.array]:
+        """Copies of the committed part, (1, Hkv, length, D) each."""
+        return mx.contiguous(self.keys[row][:, :, :length]), mx.contiguous(self.values[row][:, :, :length])
+
+    def restore(self, state: tuple[mx.array, mx.array]) -> None:
+        """Become one row that holds `state`; the snapshot's arrays stay usable for others."""
+        pad = [(0, 0), (0, 0), (0, _STEP), (0, 0)]
+        self.keys, self.values = [mx.pad(state[0], pad)], [mx.pad(state[1], pad)]
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return self.keys + self.values
+
+    def _reserve(self, row: int, length: int, end: int) -> None:
+        capacity = self.keys[row].shape[2]
+        if end <= capacity:
+            return
+        grown = max(end, capacity + max(_STEP, capacity // 8))
+        extra = -(-grown // _STEP) * _STEP - length
+        for buffers in (self.keys, self.values):
+            buffers[row] = mx.concatenate([buffers[row][:, :, :length], self._buffer(extra)], axis=2)
+
+    def _buffer(self, capacity: int) -> mx.array:
+        return mx.zeros((1, self.shape[0], capacity, self.shape[1]), self.dtype)
