@@ -1,0 +1,41 @@
+"""The public surface of mlxspec: a handful of names, each imported when it is first used.
+
+Knows where things live and nothing else; importing it loads neither MLX nor a BLAS.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "mlxspec.engine.load",
+    "Engine": "mlxspec.engine.engine",
+    "SamplingParams": "mlxspec.config",
+    "SpecConfig": "mlxspec.config",
+    "EngineConfig": "mlxspec.config",
+    "MlxspecError": "mlxspec.errors",
+}
+
+__all__ = ["Engine", "EngineConfig", "MlxspecError", "SamplingParams", "SpecConfig", "__version__", "load"]
+
+if TYPE_CHECKING:
+    from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+    from mlxspec.engine.engine import Engine
+    from mlxspec.engine.load import load
+    from mlxspec.errors import MlxspecError
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mlxspec' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

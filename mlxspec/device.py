@@ -1,0 +1,131 @@
+"""The machine: which backend and BLAS MLX computes with, how many threads, where its CPU kernels go.
+
+Import it before `mlx.core`: importing loads a real BLAS on Linux. It imports no MLX itself; what only MLX can answer is asked when
+needed. Knows no models, no shapes and no options other than the environment variables MLXSPEC_BLAS and MLXSPEC_CACHE.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxspec import blas as _blas
+from mlxspec import jit as _jit
+
+Backend = Literal["cpu", "metal", "cuda"]
+
+_chosen = _blas.choose()
+_kernels = _jit.KernelFolder()
+_threads = _chosen.max_threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReport:
+    """What this process computes with, for statistics. `notices` are whole sentences about what is not as good as it could be.
+
+    `threads` is the BLAS's number now; `kernel_folder` is None where MLX compiles nothing for the CPU.
+    """
+
+    backend: Backend
+    device: str
+    blas: str
+    blas_kind: str
+    blas_path: str | None
+    threads: int
+    kernel_folder: str | None
+    compile_enabled: bool
+    compile_reason: str
+    notices: tuple[str, ...]
+
+
+def decode_threads() -> None:
+    """One BLAS thread from here on: few-row matmuls lose more to waiting for a second than they gain. No-op off Linux CPU."""
+    _set_threads(1)
+
+
+def prefill_threads() -> None:
+    """All cores from here on. No-op off Linux CPU."""
+    _set_threads(_chosen.max_threads)
+
+
+def _set_threads(num_threads: int) -> None:
+    global _threads
+    if num_threads != _threads:
+        _chosen.set_threads(num_threads)
+        _threads = num_threads
+
+
+def private_kernels() -> AbstractContextManager[None]:
+    """Wrap evaluation in this, so that kernels MLX compiles for the CPU go to a private folder. Cheap, reentrant, no-op on GPUs."""
+    return _kernels.entered() if _compiles_for_cpu() else nullcontext()
+
+
+@functools.cache
+def backend() -> Backend:
+    """Where MLX's default device is: "metal", "cuda" or "cpu". Imports MLX."""
+    import mlx.core as mx
+
+    if mx.default_device() == mx.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def compile_enabled() -> bool:
+    """Whether `mx.compile` fuses here. Where it does not, compiled functions still work, step by step."""
+    return _compile_state()[0]
+
+
+def report() -> DeviceReport:
+    """What this process computes with now. Imports MLX."""
+    enabled, reason = _compile_state()
+    notices = [*_chosen.notices]
+    if _kernels.notice:
+        notices.append(_kernels.notice)
+    return DeviceReport(
+        backend=backend(),
+        device=_device_name(),
+        blas=_chosen.name,
+        blas_kind=_chosen.kind,
+        blas_path=_chosen.path,
+        threads=_threads,
+        kernel_folder=str(_kernels.path) if _compiles_for_cpu() and enabled else None,
+        compile_enabled=enabled,
+        compile_reason=reason,
+        notices=tuple(notices),
+    )
+
+
+@functools.cache
+def _compiles_for_cpu() -> bool:
+    return _jit.compiler() is not None
+
+
+@functools.cache
+def _compile_state() -> tuple[bool, str]:
+    """Whether mx.compile fuses, and why. On Linux CPU by trying: a g++ that is there may still be unable to compile."""
+    if os.environ.get("MLX_DISABLE_COMPILE"):
+        return False, "MLX_DISABLE_COMPILE is set"
+    if backend() != "cpu":
+        return True, "kernels are compiled by the GPU's own toolchain"
+    if not _compiles_for_cpu():
+        return False, "there is no g++, with which MLX compiles kernels for the CPU"
+    import mlx.core as mx
+
+    trial = mx.compile(lambda x: mx.exp(x) * x + 1.0)
+    try:
+        with private_kernels():
+            mx.eval(trial(mx.zeros(3)))
+    except RuntimeError:
+        mx.disable_compile()
+        return False, "g++ is there but cannot compile MLX's kernels, so compilation was switched off"
+    return True, "MLX compiles kernels with g++"
+
+
+def _device_name() -> str:
+    import mlx.core as mx
+
+    return str(mx.device_info().get("device_name", "")) or platform.machine()

@@ -1,0 +1,27 @@
+"""Data files of the package: finds Metal kernel sources in a checkout and in an installed wheel.
+
+Knows where the files lie, not what is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mlxspec.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def metal_folder() -> Path:
+    """The folder with the `.metal` files: `mlxspec/metal` in a wheel, `metal` beside the package in a checkout."""
+    packaged = _PACKAGE / "metal"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "metal"
+
+
+def metal_source(name: str) -> str:
+    """The text of `NAME.metal`. Raises ConfigError if there is no such kernel."""
+    path = metal_folder() / f"{name}.metal"
+    if not re.fullmatch(r"[a-z0-9_]+", name) or not path.is_file():
+        raise ConfigError(f"There is no Metal kernel {name!r} in {metal_folder()}.")
+    return path.read_text(encoding="utf-8")
