@@ -1,7 +1,8 @@
 """Which BLAS MLX computes with on Linux: finds a real one and loads it globally, so that MLX binds to it.
 
-MLX's Linux wheel brings the reference BLAS, which is tens of times slower. Any library that exports the plain `cblas_*` names
-and is loaded with RTLD_GLOBAL before `mlx.core` takes its place. Knows nothing of MLX itself, of threads policies, or of macOS.
+MLX's Linux wheel brings the reference BLAS, which is tens of times slower. Any library that exports the plain
+`cblas_*` names and is loaded with RTLD_GLOBAL before `mlx.core` takes its place. Knows no MLX, no thread policy, and
+nothing of macOS, where MLX uses Accelerate.
 """
 
 from __future__ import annotations
@@ -9,24 +10,31 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from mlxspec import bundled_blas
 from mlxspec.errors import ConfigError
 
-Kind = Literal["system", "bundled", "path", "wheel", "none"]
+Kind = Literal["system", "bundled", "path", "preloaded", "wheel", "none"]
 
-# Fedora's libopenblas.so.0 has no threads, its libopenblasp.so.0 does; Debian has only the former name, with threads.
+_WISHES = ("auto", "system", "bundled", "wheel")
+# Fedora's libopenblas.so.0 has no threads and its libopenblasp.so.0 has; Debian knows the former name only, with threads.
 _SYSTEM_NAMES = ("libopenblasp.so.0", "libopenblas.so.0", "libopenblas.so")
+_OPENMP = 2
+_OPENMP_NOTICE = "This OpenBLAS is built on OpenMP: its number of threads is set with OMP_NUM_THREADS only."
+
+
+class UnfitError(OSError):
+    """A library that loads but is not a BLAS we can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blas:
-    """The BLAS in use. `path` is None where MLX's own is used; `notices` are sentences for a person.
+    """The BLAS in use. `path` is None where it is MLX's own; `notices` are sentences for a person.
 
-    `max_threads` is how many threads the library would use by itself, 1 where it cannot be asked.
+    `max_threads` is how many threads the library may use here, 1 where it cannot be asked.
     """
 
     kind: Kind
@@ -44,94 +52,121 @@ class Blas:
 
 
 def choose() -> Blas:
-    """Load the BLAS that MLXSPEC_BLAS asks for: auto (the default), system, bundled, wheel, or the path of a library.
+    """Load the BLAS that MLXSPEC_BLAS asks for: auto (the default), system, bundled, wheel, or a library's path.
 
-    Raises ConfigError where an explicit choice cannot be honoured; `auto` never raises, its report carries notices instead.
+    Raises ConfigError where an explicit choice cannot be honoured. `auto` never raises: its notices say what it lacks.
     """
     wish = os.environ.get("MLXSPEC_BLAS", "") or "auto"
-    is_path = "/" in wish
-    if not is_path and wish not in ("auto", "system", "bundled", "wheel"):
+    if "/" not in wish and wish not in _WISHES:
         raise ConfigError(
-            f"MLXSPEC_BLAS must be auto, system, bundled, wheel or the path of a library with a slash in it, not {wish!r}."
+            f"MLXSPEC_BLAS must be {', '.join(_WISHES)} or the path of a library (with a slash in it), not {wish!r}."
         )
     if not sys.platform.startswith("linux"):
-        return Blas(kind="none", name="Accelerate" if sys.platform == "darwin" else "MLX's own")
-    late = "mlx.core" in sys.modules
-    if late and wish != "auto":
-        raise ConfigError(f"MLXSPEC_BLAS={wish} came too late: mlx.core was imported before mlxspec.")
-    if late:
-        return _wheel(
-            "mlx.core was imported before mlxspec, so its BLAS could not be replaced; import mlxspec.device first."
-        )
-    if is_path:
-        return _load_path(Path(wish).expanduser())
+        return Blas(kind="none", name="Accelerate" if sys.platform == "darwin" else "MLX's own BLAS")
+    if "mlx.core" in sys.modules:
+        return _too_late(wish)
+    already = _preloaded(wish)
+    if already is not None:
+        return already
+    if "/" in wish:
+        return _load_path(wish)
     if wish == "wheel":
         return _wheel()
+    return _load_real(wish)
+
+
+def _load_real(wish: str) -> Blas:
+    """The system's OpenBLAS, the bundled one, or under `auto` at last MLX's own."""
     notices: list[str] = []
-    if wish in ("auto", "system"):
+    if wish != "bundled":
         found = _load_system(notices)
         if found is not None:
             return found
         if wish == "system":
             raise ConfigError(
-                "MLXSPEC_BLAS=system, but there is no OpenBLAS on this system: install it or use bundled."
+                "MLXSPEC_BLAS is system, but this system has no OpenBLAS: install it, or use bundled."
             )
     try:
-        path, notice = bundled_blas.prepare()
-        found = _open(str(path), "bundled", (*notices, *([notice] if notice else [])))
+        found = _load_bundled()
+        return replace(found, notices=(*notices, *found.notices))
     except (OSError, bundled_blas.UnavailableError) as error:
         if wish == "bundled":
-            raise ConfigError(f"MLXSPEC_BLAS=bundled cannot be honoured: {error}") from error
-        return _wheel(*notices, f"No fast BLAS: {error} MLX's own is used, many times slower.")
-    return found
+            raise ConfigError(f"MLXSPEC_BLAS is bundled, but {error}") from error
+        return _wheel(
+            *notices, f"MLX computes with its own BLAS, which is many times slower, because {error}"
+        )
 
 
 def _wheel(*notices: str) -> Blas:
     return Blas(kind="wheel", name="MLX's own reference BLAS", notices=notices)
 
 
-def _load_path(path: Path) -> Blas:
+def _too_late(wish: str) -> Blas:
+    if wish not in ("auto", "wheel"):
+        raise ConfigError(f"MLXSPEC_BLAS={wish} came too late: mlx.core was imported before mlxspec.")
+    already = _preloaded("auto")
+    if already is not None:
+        return already
+    if wish == "wheel":
+        return _wheel()
+    return _wheel(
+        "mlx.core was imported before mlxspec, so its slow BLAS stays; import mlxspec.device first."
+    )
+
+
+def _preloaded(wish: str) -> Blas | None:
+    """A BLAS somebody made global before us (LD_PRELOAD, say): MLX binds to the first, so no other can be chosen."""
     try:
-        return _open(str(path), "path", ())
-    except OSError as error:
-        raise ConfigError(f"MLXSPEC_BLAS={path} cannot be used: {error}") from error
+        library = ctypes.CDLL(None)
+        library.cblas_sgemm  # noqa: B018
+    except (OSError, AttributeError):
+        return None
+    path = _path_of(library)
+    if wish != "auto":
+        raise ConfigError(
+            f"MLXSPEC_BLAS={wish} cannot be honoured: {path or 'a BLAS'} is loaded globally already."
+        )
+    return _describe(library, "preloaded", path or "a BLAS loaded before mlxspec")
+
+
+def _load_path(wish: str) -> Blas:
+    try:
+        return _open(str(Path(wish).expanduser()), "path")
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"MLXSPEC_BLAS={wish} cannot be used: {error}") from error
 
 
 def _load_system(notices: list[str]) -> Blas | None:
     for name in _SYSTEM_NAMES:
         try:
-            return _open(name, "system", ())
+            return _open(name, "system")
         except UnfitError as error:
-            notices.append(f"The system's {name} was passed over: {error}")
+            notices.append(f"The system's BLAS was passed over: {error}.")
         except OSError:
             continue
     return None
 
 
-class UnfitError(OSError):
-    """A library that loads but is not a BLAS we can use."""
+def _load_bundled() -> Blas:
+    path, notice = bundled_blas.prepare()
+    try:
+        found = _open(str(path), "bundled")
+    except OSError:  # a damaged copy: make it once more
+        path, notice = bundled_blas.prepare(anew=True)
+        try:
+            found = _open(str(path), "bundled")
+        except OSError as error:
+            raise UnfitError(f"the bundled OpenBLAS cannot be loaded: {error}.") from error
+    return replace(found, notices=(*found.notices, notice)) if notice else found
 
 
-def _open(file: str, kind: Kind, notices: tuple[str, ...]) -> Blas:
-    """Load `file` privately, try it, then make its names global. Raises OSError (UnfitError if it loads but fails the trial)."""
+def _open(file: str, kind: Kind) -> Blas:
+    """Load `file` for ourselves, try it, then make its names global. Raises OSError, UnfitError if the trial fails."""
     private = ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL)
     problem = _trial(private)
     if problem:
-        raise UnfitError(problem)
-    library = ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
-    if _number(library, "openblas_get_parallel") == 2:
-        notices = (
-            *notices,
-            "This OpenBLAS is built on OpenMP, whose number of threads cannot be set for MLX's own thread.",
-        )
-    return Blas(
-        kind=kind,
-        name=_describe(library, file),
-        path=_real_path(library) or file,
-        max_threads=max(1, min(_number(library, "openblas_get_num_threads"), len(os.sched_getaffinity(0)))),
-        notices=notices,
-        library=library,
-    )
+        raise UnfitError(f"{file} {problem}")
+    return _describe(ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL), kind, file)
 
 
 def _trial(library: ctypes.CDLL) -> str | None:
@@ -139,24 +174,40 @@ def _trial(library: ctypes.CDLL) -> str | None:
     try:
         sgemm = library.cblas_sgemm
     except AttributeError:
-        return "it has no cblas_sgemm"
+        return "has no cblas_sgemm"
     a = (ctypes.c_float * 6)(1, 2, 3, 4, 5, 6)
     b = (ctypes.c_float * 6)(7, 8, 9, 10, 11, 12)
     c = (ctypes.c_float * 4)()
     one, zero = ctypes.c_float(1), ctypes.c_float(0)
-    row_major, plain = 101, 111
+    row_major, plain = 101, 111  # CblasRowMajor, CblasNoTrans
     sgemm.restype = None
     sgemm(row_major, plain, plain, 2, 2, 3, one, a, 3, b, 2, zero, c, 2)
-    return None if list(c) == [58, 64, 139, 154] else "its cblas_sgemm computes something else"
+    return None if list(c) == [58, 64, 139, 154] else "has a cblas_sgemm that computes something else"
 
 
-def _number(library: ctypes.CDLL, function: str) -> int:
+def _describe(library: ctypes.CDLL, kind: Kind, file: str) -> Blas:
+    """What the library says of itself, its number of threads held to the cores this process may use."""
+    threads = _number(library, "openblas_get_num_threads", 1)
+    blas = Blas(
+        kind=kind,
+        name=_name(library, file),
+        path=_path_of(library) or file,
+        max_threads=max(1, min(threads, num_cores())),
+        notices=(_OPENMP_NOTICE,) if _number(library, "openblas_get_parallel", 0) == _OPENMP else (),
+        library=library,
+    )
+    if blas.max_threads != threads:
+        blas.set_threads(blas.max_threads)
+    return blas
+
+
+def _number(library: ctypes.CDLL, function: str, default: int) -> int:
     getter = getattr(library, function, None)
-    return int(getter()) if getter is not None else 1
+    return int(getter()) if getter is not None else default
 
 
-def _describe(library: ctypes.CDLL, file: str) -> str:
-    """ "OpenBLAS 0.3.21" where the library can be asked, else its file name."""
+def _name(library: ctypes.CDLL, file: str) -> str:
+    """`OpenBLAS 0.3.21` where the library can be asked, else its file name."""
     getter = getattr(library, "openblas_get_config", None)
     if getter is None:
         return Path(file).name
@@ -165,22 +216,31 @@ def _describe(library: ctypes.CDLL, file: str) -> str:
     return " ".join(words[:2]) if words[:1] == ["OpenBLAS"] else Path(file).name
 
 
-def _real_path(library: ctypes.CDLL) -> str | None:
-    """Where the loader found the library, read from the process's own map; None if it cannot be told."""
+class _DlInfo(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
 
-    class DlInfo(ctypes.Structure):
-        _fields_ = (
-            ("file", ctypes.c_char_p),
-            ("base", ctypes.c_void_p),
-            ("symbol", ctypes.c_char_p),
-            ("address", ctypes.c_void_p),
-        )
 
-    info = DlInfo()
-    try:
-        dladdr = ctypes.CDLL(None).dladdr
-    except AttributeError:
-        return None
-    if not dladdr(ctypes.cast(library.cblas_sgemm, ctypes.c_void_p), ctypes.byref(info)):
+def _path_of(library: ctypes.CDLL) -> str | None:
+    """The file in which the loader found the library's cblas_sgemm; None if it does not say."""
+    info = _DlInfo()
+    dladdr = getattr(ctypes.CDLL(None), "dladdr", None)
+    if dladdr is None or not dladdr(ctypes.cast(library.cblas_sgemm, ctypes.c_void_p), ctypes.byref(info)):
         return None
     return os.fsdecode(info.file) if info.file else None
+
+
+def num_cores() -> int:
+    """Cores this process may use: its affinity, and in a container the CPU quota of its control group (v2)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, -(-int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    return max(1, cores)

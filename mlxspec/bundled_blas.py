@@ -1,6 +1,7 @@
 """The OpenBLAS that comes as a Python package (scipy-openblas32), made usable for MLX without a compiler or root.
 
-Its names carry a `scipy_` prefix; patchelf takes it off in a copy that is kept in the cache. Knows files and names; loads nothing.
+Its names carry a `scipy_` prefix; patchelf takes it off in a copy that is kept in the cache. Knows files and names;
+loads nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 from pathlib import Path
 
@@ -21,35 +18,36 @@ from mlxspec import folders
 
 _PREFIX = b"scipy_"
 _NAMES = re.compile(rb"\0(scipy_(?:cblas|openblas)_[A-Za-z0-9_]+)(?=\0)")
-_END_BYTES = 1 << 20
+_END_BYTES = 1 << 16
 _KEEP_SECONDS = 90 * 24 * 3600
+_PATCHELF_SECONDS = 120
 
 
 class UnavailableError(Exception):
-    """The bundled BLAS cannot be had; the text says what is missing."""
+    """The bundled BLAS cannot be had; the text says what is missing and ends with a full stop."""
 
 
-def prepare() -> tuple[Path, str | None]:
-    """The path of the renamed library, made at the first call and kept, and a notice where it could not be kept.
+def prepare(*, anew: bool = False) -> tuple[Path, str | None]:
+    """The path of the renamed library, made once and kept, and a sentence where it could not be kept.
 
-    Safe when several processes run it at once: each writes a file of its own and renames it into place.
-    Raises UnavailableError.
+    Several processes may do it at once: each writes a file of its own and renames it into place. `anew` makes it
+    even if it is there. Raises UnavailableError.
     """
     source = _source()
     folder, notice = folders.private_folder("blas")
-    target = folder / f"libopenblas-{_key(source)}.so"
-    if not _is_ours(target):
-        try:
-            _make(source, target)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise UnavailableError(
-                f"the bundled OpenBLAS could not be prepared ({_one_line(error)})."
-            ) from error
-    return target, notice
+    key = _key(source)
+    if not anew:
+        for path in folder.glob(f"libopenblas-{key}-*.so"):
+            if _is_whole(path):
+                return path, notice
+    try:
+        return _make(source, folder, key), notice
+    except OSError as error:
+        raise UnavailableError(f"the bundled OpenBLAS could not be prepared ({error}).") from error
 
 
 def _source() -> Path:
-    """The packaged library. Looked for on sys.path by hand: importing the package would load it under its prefixed names."""
+    """The packaged library, looked for on sys.path: importing the package would load it under its prefixed names."""
     for entry in sys.path:
         lib = Path(entry or ".") / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
         if lib.is_file():
@@ -58,9 +56,11 @@ def _source() -> Path:
 
 
 def _key(source: Path) -> str:
-    """A digest of the library's length and both its ends: header with build id, and section table. Reading all 25 MB would
-    cost every start 50 ms."""
-    digest = hashlib.sha256(_PREFIX)
+    """A digest of the library's length, its first pages (build id, symbol hashes) and its section table.
+
+    Reading all of it would cost every start 50 ms.
+    """
+    digest = hashlib.sha256(_NAMES.pattern)
     with source.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest.update(size.to_bytes(8, "little"))
@@ -71,57 +71,72 @@ def _key(source: Path) -> str:
     return digest.hexdigest()[:20]
 
 
-def _is_ours(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
+    """Whether the copy is ours alone to write and as long as its name says: a cut library can kill who loads it."""
     try:
         info = path.lstat()
     except OSError:
         return False
-    return info.st_uid == os.geteuid() and not info.st_mode & 0o022
+    return (
+        info.st_uid == os.geteuid()
+        and not info.st_mode & 0o022
+        and path.stem.rpartition("-")[2] == str(info.st_size)
+    )
 
 
 def _patchelf() -> str:
-    beside = Path(sysconfig.get_path("scripts")) / "patchelf"
-    if os.access(beside, os.X_OK):
-        return str(beside)
+    import shutil
+    import sysconfig
+
+    for scheme in (None, f"{os.name}_user"):
+        folder = sysconfig.get_path("scripts", scheme) if scheme else sysconfig.get_path("scripts")
+        if os.access(os.path.join(folder, "patchelf"), os.X_OK):
+            return os.path.join(folder, "patchelf")
     found = shutil.which("patchelf")
     if found is None:
         raise UnavailableError("the package patchelf is not installed.")
     return found
 
 
-def _make(source: Path, target: Path) -> None:
+def _make(source: Path, folder: Path, key: str) -> Path:
+    """Write the renamed copy into `folder`. Raises OSError, UnavailableError."""
+    import tempfile
+
     names = sorted(set(_NAMES.findall(source.read_bytes())))
     if not names:
-        raise UnavailableError("scipy-openblas32 has other names than expected.")
-    with tempfile.TemporaryDirectory(prefix="making-", dir=target.parent) as scratch:
-        mapping = Path(scratch) / "names"
+        raise UnavailableError("scipy-openblas32 names its functions in an unknown way.")
+    _sweep(folder)
+    with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
+        mapping, made = Path(scratch, "names"), Path(scratch, "lib.so")
         mapping.write_bytes(b"".join(name + b" " + name.removeprefix(_PREFIX) + b"\n" for name in names))
-        made = Path(scratch) / "lib.so"
-        subprocess.run(
-            [_patchelf(), "--rename-dynamic-symbols", mapping, "--output", made, source],
-            check=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-        )
+        _run_patchelf(source, mapping, made)
         made.chmod(0o600)
-        with made.open(
-            "rb"
-        ) as file:  # a file that is renamed into place must be whole even after a power cut
+        with made.open("rb") as file:  # what is renamed into place must be whole even after a power cut
+            size = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
-        made.replace(target)
-    _forget_older(target)
+        return made.replace(folder / f"libopenblas-{key}-{size}.so")
 
 
-def _forget_older(target: Path) -> None:
-    """Drop the copies of earlier versions, a season after they were made; processes that still use one keep it mapped."""
-    for path in target.parent.glob("libopenblas-*.so"):
+def _run_patchelf(source: Path, mapping: Path, made: Path) -> None:
+    import subprocess
+
+    command = [_patchelf(), "--rename-dynamic-symbols", str(mapping), "--output", str(made), str(source)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATCHELF_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError("patchelf did not come to an end.") from error
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or [f"code {done.returncode}"]
+        raise UnavailableError(f"patchelf failed on the bundled OpenBLAS ({said[-1]}).")
+
+
+def _sweep(folder: Path) -> None:
+    """Drop what is a season old: copies of earlier versions (who uses one keeps it mapped), left-over scratch."""
+    import shutil
+
+    for path in (*folder.glob("libopenblas-*.so"), *folder.glob("making-*")):
         with contextlib.suppress(OSError):
-            if path != target and time.time() - path.lstat().st_mtime > _KEEP_SECONDS:
-                path.unlink()
-
-
-def _one_line(error: Exception) -> str:
-    stderr = getattr(error, "stderr", None)
-    text = stderr.decode(errors="replace").strip() if stderr else str(error)
-    return text.splitlines()[-1] if text else type(error).__name__
+            if time.time() - path.lstat().st_mtime > _KEEP_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

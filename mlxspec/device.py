@@ -1,14 +1,13 @@
 """The machine: which backend and BLAS MLX computes with, how many threads, where its CPU kernels go.
 
-Import it before `mlx.core`: importing loads a real BLAS on Linux. It imports no MLX itself; what only MLX can answer is asked when
-needed. Knows no models, no shapes and no options other than the environment variables MLXSPEC_BLAS and MLXSPEC_CACHE.
+Import it before `mlx.core`: importing loads a real BLAS on Linux. It imports no MLX itself; what only MLX can answer
+is asked when needed. Knows no models, no shapes, and no options but the variables MLXSPEC_BLAS and MLXSPEC_CACHE.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -25,7 +24,7 @@ _threads = _chosen.max_threads
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """What this process computes with, for statistics. `notices` are whole sentences about what is not as good as it could be.
+    """What this process computes with, for statistics. `notices` are whole sentences about what could be better.
 
     `threads` is the BLAS's number now; `kernel_folder` is None where MLX compiles nothing for the CPU.
     """
@@ -42,13 +41,31 @@ class DeviceReport:
     notices: tuple[str, ...]
 
 
+def report() -> DeviceReport:
+    """What this process computes with now. Imports MLX."""
+    enabled, reason = _compile_state()
+    folder = _kernels.path
+    return DeviceReport(
+        backend=backend(),
+        device=_device_name(),
+        blas=_chosen.name,
+        blas_kind=_chosen.kind,
+        blas_path=_chosen.path,
+        threads=_threads,
+        kernel_folder=str(folder) if folder is not None else None,
+        compile_enabled=enabled,
+        compile_reason=reason,
+        notices=(*_chosen.notices, *([_kernels.notice] if _kernels.notice else [])),
+    )
+
+
 def decode_threads() -> None:
-    """One BLAS thread from here on: few-row matmuls lose more to waiting for a second than they gain. No-op off Linux CPU."""
+    """One BLAS thread from here on: waiting for a second costs few-row matmuls more than it saves. No-op on GPUs."""
     _set_threads(1)
 
 
 def prefill_threads() -> None:
-    """All cores from here on. No-op off Linux CPU."""
+    """All cores from here on. No-op on GPUs."""
     _set_threads(_chosen.max_threads)
 
 
@@ -60,8 +77,14 @@ def _set_threads(num_threads: int) -> None:
 
 
 def private_kernels() -> AbstractContextManager[None]:
-    """Wrap evaluation in this, so that kernels MLX compiles for the CPU go to a private folder. Cheap, reentrant, no-op on GPUs."""
-    return _kernels.entered() if _compiles_for_cpu() else nullcontext()
+    """Evaluate inside this, and kernels that MLX compiles for the CPU go to a private folder; a no-op elsewhere.
+
+    Reentrant and cheap enough for every step. The first use also finds out whether compiling works at all.
+    """
+    if not _compiles_for_cpu():
+        return nullcontext()
+    _compile_state()
+    return _kernels.entered()
 
 
 @functools.cache
@@ -74,29 +97,14 @@ def backend() -> Backend:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def has_fused_attention() -> bool:
+    """Whether MLX's scaled-dot-product attention is one kernel here. On the CPU it is spelled out, and so can we."""
+    return backend() != "cpu"
+
+
 def compile_enabled() -> bool:
     """Whether `mx.compile` fuses here. Where it does not, compiled functions still work, step by step."""
     return _compile_state()[0]
-
-
-def report() -> DeviceReport:
-    """What this process computes with now. Imports MLX."""
-    enabled, reason = _compile_state()
-    notices = [*_chosen.notices]
-    if _kernels.notice:
-        notices.append(_kernels.notice)
-    return DeviceReport(
-        backend=backend(),
-        device=_device_name(),
-        blas=_chosen.name,
-        blas_kind=_chosen.kind,
-        blas_path=_chosen.path,
-        threads=_threads,
-        kernel_folder=str(_kernels.path) if _compiles_for_cpu() and enabled else None,
-        compile_enabled=enabled,
-        compile_reason=reason,
-        notices=tuple(notices),
-    )
 
 
 @functools.cache
@@ -107,7 +115,7 @@ def _compiles_for_cpu() -> bool:
 @functools.cache
 def _compile_state() -> tuple[bool, str]:
     """Whether mx.compile fuses, and why. On Linux CPU by trying: a g++ that is there may still be unable to compile."""
-    if os.environ.get("MLX_DISABLE_COMPILE"):
+    if "MLX_DISABLE_COMPILE" in os.environ:
         return False, "MLX_DISABLE_COMPILE is set"
     if backend() != "cpu":
         return True, "kernels are compiled by the GPU's own toolchain"
@@ -117,15 +125,17 @@ def _compile_state() -> tuple[bool, str]:
 
     trial = mx.compile(lambda x: mx.exp(x) * x + 1.0)
     try:
-        with private_kernels():
+        with _kernels.entered():
             mx.eval(trial(mx.zeros(3)))
     except RuntimeError:
         mx.disable_compile()
-        return False, "g++ is there but cannot compile MLX's kernels, so compilation was switched off"
+        return False, "g++ is there but cannot compile MLX's kernels, so compiling was switched off"
     return True, "MLX compiles kernels with g++"
 
 
 def _device_name() -> str:
+    import platform
+
     import mlx.core as mx
 
     return str(mx.device_info().get("device_name", "")) or platform.machine()
