@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.kernels.flat import FlatRows, pad_rows
+from mlxspec.kernels.conv_ops import conv_window
+from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_ops import Tape, replay
 
 
@@ -27,13 +28,6 @@ class RecurrentState(NamedTuple):
     window: mx.array
     inputs: mx.array | None = None
     tape: Tape | None = None
-
-
-def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, index: object) -> mx.array:
-    """The K - 1 convolution inputs that stand before the next token: (B, K - 1, C) out of [window | inputs], `kept` (B,) into it."""
-    joined = mx.concatenate([window, pad_rows(inputs, window.shape[0], index)], axis=1)  # type: ignore[arg-type]
-    where = kept[:, None] + mx.arange(window.shape[1])[None]
-    return mx.take_along_axis(joined, where[..., None], axis=1)
 
 
 class RecurrentLayerCache:

@@ -1,0 +1,175 @@
+"""A model folder's tensors under the names our modules use, whichever dialect the folder speaks.
+
+Knows the dialects of Qwen3.5 checkpoints: raw Hugging Face (norm weights zero-centred, convolution (C, 1, K), fused experts) and mlx-lm's
+conversions (shifted, (C, K, 1), switch_mlp). Decides from the tensors, never from the config. Knows no module classes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.safetensors import check_header
+
+Weights = dict[str, mx.array]
+
+_NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight")
+_MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
+_PREFIXES = (  # longest first
+    ("model.language_model.", "language_model.model."),
+    ("language_model.model.", "language_model.model."),
+    ("language_model.lm_head.", "language_model.lm_head."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "language_model.model."),
+)
+_VISION = ("model.visual.", "visual.", "vision_tower.", "model.vision_tower.", "multi_modal_projector.")
+
+
+def read_folder(folder: Path) -> Weights:
+    """All tensors of a folder, lazily read. Raises ModelError when a shard is missing, truncated or malformed."""
+    weights: Weights = {}
+    for path in _shards(folder):
+        names = check_header(path)
+        try:
+            loaded = mx.load(str(path))
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"{path.name} cannot be read: {error}.") from error
+        if set(loaded) != set(names):
+            raise ModelError(f"{path.name} holds other tensors than its header names.")
+        weights |= loaded
+    return weights
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        found = sorted(folder.glob("model*.safetensors"))
+        if not found:
+            raise ModelError(f"There are no model*.safetensors files in {folder}.")
+        return found
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index.name} is damaged.") from error
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
+            raise ModelError(f"{index.name} names a shard {name!r}, which is no plain file name.")
+        if not (folder / name).is_file():
+            raise ModelError(f"The shard {name} is missing in {folder}.")
+    return sorted(folder / name for name in names)
+
+
+def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
+    """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off)."""
+    head = {k.split("mtp.", 1)[1]: v for k, v in weights.items() if re.match(r"(model\.|language_model\.)*mtp\.", k)}
+    trunk = {k: v for k, v in weights.items() if not re.match(r"(model\.|language_model\.)*mtp\.", k)}
+    return trunk, head
+
+
+def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
+    """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
+    raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in weights.items())
+    named = {}
+    for name, value in weights.items():
+        if name.startswith(_VISION):
+            continue
+        for prefix, ours in _PREFIXES:
+            if name.startswith(prefix):
+                name = ours + name[len(prefix) :]
+                break
+        if raw and "conv1d.weight" in name:
+            value = mx.moveaxis(value, 2, 1)
+        if raw and name.endswith(_NORMS):
+            value = value.astype(mx.float32) + 1.0
+        named[name] = value
+    return _split_experts(named), raw
+
+
+def normalize_mtp(head: Weights, *, raw: bool) -> Weights:
+    """The head's tensors with shifted norms.
+
+    A head kept beside an already converted trunk may be raw or converted: zero-centred weights lie around 0, shifted ones around 1.
+    """
+    norms = [k for k in head if k.endswith((*_NORMS, *_MTP_NORMS))]
+    if not raw and norms:
+        means = mx.stack([head[k].astype(mx.float32).mean() for k in norms])
+        raw = means.mean().item() < 0.5
+    if raw:
+        head = {k: v.astype(mx.float32) + 1.0 if k in norms else v for k, v in head.items()}
+    return _split_experts(head)
+
+
+def _split_experts(weights: Weights) -> Weights:
+    """Raw experts (E, 2I, H), or one tensor an expert, to switch_mlp's three stacks."""
+    out: Weights = {}
+    single: dict[str, dict[int, mx.array]] = {}
+    for name, value in weights.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = mx.split(value, 2, axis=1)
+            base = name.removesuffix("experts.gate_up_proj") + "switch_mlp."
+            out[base + "gate_proj.weight"], out[base + "up_proj.weight"] = gate, up
+        elif name.endswith("experts.down_proj"):
+            out[name.removesuffix("experts.down_proj") + "switch_mlp.down_proj.weight"] = value
+        elif found := re.fullmatch(r"(.*)experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", name):
+            single.setdefault(f"{found[1]}switch_mlp.{found[3]}.weight", {})[int(found[2])] = value
+        else:
+            out[name] = value
+    for name, parts in single.items():
+        if sorted(parts) != list(range(len(parts))):
+            raise ModelError(f"Experts are missing for {name}.")
+        out[name] = mx.stack([parts[i] for i in range(len(parts))])
+    return out
+
+
+def dequantize(weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype) -> Weights:
+    """Replace every quantized matrix by its values. `quantization` is config.json's, with overrides by module path."""
+    out = {k: v for k, v in weights.items() if not k.endswith((".scales", ".biases"))}
+    for name in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
+        how = format_of(name, quantization)
+        out[name + ".weight"] = mx.dequantize(
+            weights[name + ".weight"], weights[name + ".scales"], weights.get(name + ".biases"), dtype=dtype, **how
+        )
+    return out
+
+
+def format_of(name: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """group_size, bits, mode of one module. Raises ModelError when the config does not say."""
+    own = quantization.get(name)
+    how = own if isinstance(own, Mapping) else quantization
+    try:
+        return {"group_size": int(how["group_size"]), "bits": int(how["bits"]), "mode": str(how.get("mode", "affine"))}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json does not say how {name} is quantized.") from error
+
+
+def cast(weights: Weights, dtype: mx.Dtype | None) -> Weights:
+    """Matrices to `dtype` (None: as stored), norms and gates to float32, where rounding hurts and size does not matter."""
+    out = {}
+    for name, value in weights.items():
+        if not mx.issubdtype(value.dtype, mx.floating):
+            out[name] = value
+        elif value.ndim == 1:
+            out[name] = value.astype(mx.float32)
+        else:
+            out[name] = value if dtype is None or name.endswith((".scales", ".biases")) else value.astype(dtype)
+    return out
+
+
+def missing_and_extra(expected: Iterable[str], given: Iterable[str]) -> str | None:
+    """One sentence on how two sets of tensor names differ, or None."""
+    expected, given = set(expected), set(given)
+    missing, extra = sorted(expected - given), sorted(given - expected)
+    if not missing and not extra:
+        return None
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} tensors are missing ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})")
+    if extra:
+        parts.append(f"{len(extra)} are unknown ({', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''})")
+    return " and ".join(parts)

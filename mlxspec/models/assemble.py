@@ -1,0 +1,83 @@
+"""Puts a folder's arrays into a module tree: target and, where the folder holds one, the MTP head.
+
+Knows how loading and models fit together; knows no tokenizer and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxspec import device
+from mlxspec.errors import ModelError
+from mlxspec.loading.weights import (
+    Weights,
+    cast,
+    dequantize,
+    format_of,
+    missing_and_extra,
+    normalize_mtp,
+    normalize_trunk,
+    split_mtp,
+)
+from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.registry import build
+
+_DEQUANTIZE_AT_MOST = 6 << 30  # float32 bytes: quantized matmul on a CPU is slow at any width, but memory is not endless
+
+
+class Assembled(NamedTuple):
+    model: Qwen35
+    config: Qwen35Config
+    mtp: Qwen35Mtp | None
+
+
+def assemble(config: Mapping[str, Any], weights: Weights, dtype: mx.Dtype | None = None) -> Assembled:
+    """Build, load, fuse and evaluate. `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded."""
+    model, parsed = build(config)
+    trunk, head = split_mtp(weights)
+    trunk, raw = normalize_trunk(trunk)
+    if parsed.tied:
+        trunk = {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
+    quantization = config.get("quantization") or config.get("quantization_config") or {}
+    if dtype is None and device.backend() == "cpu":
+        dtype = mx.float32
+    _fill(model, trunk, quantization, dtype, "The model")
+    mtp = None
+    if head:
+        mtp = Qwen35Mtp(parsed, model)
+        _fill(mtp, normalize_mtp(head, raw=raw), quantization, dtype, "The MTP head")
+    for module in (model, mtp):
+        if module is not None:
+            module.fuse()
+            mx.eval(module.parameters())
+    return Assembled(model, parsed, mtp)
+
+
+def _fill(module: nn.Module, weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype | None, what: str) -> None:
+    quantized = any(k.endswith(".scales") for k in weights)
+    if quantized and device.backend() == "cpu" and 8 * sum(v.nbytes for v in weights.values()) <= _DEQUANTIZE_AT_MOST:
+        weights, quantized = dequantize(weights, quantization, dtype or mx.float32), False
+    if quantized:
+        nn.quantize(
+            module,
+            class_predicate=lambda path, m: (
+                format_of(path, quantization) if hasattr(m, "to_quantized") and f"{path}.scales" in weights else False
+            ),
+        )
+    weights = cast(weights, dtype)
+    expected = dict(tree_flatten(module.parameters()))
+    difference = missing_and_extra(expected, weights)
+    if difference:
+        raise ModelError(f"{what} cannot be loaded: {difference}.")
+    for name, value in weights.items():
+        if value.shape != expected[name].shape:
+            raise ModelError(f"{what} cannot be loaded: {name} has shape {value.shape}, expected {expected[name].shape}.")
+    module.load_weights(list(weights.items()), strict=True)
+    module.eval()

@@ -1,0 +1,70 @@
+"""What a model is to the engine: a forward over the flat token axis, a factory of its caches, a size.
+
+Knows the shape of the contract, no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import mlx.core as mx
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.kernels.flat import FlatRows
+
+LogitsAt = Literal["all", "last", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a forward returns, all lazy.
+
+    logits: (N, V) for "all", (B, V) for "last" (each row's last token), None for "none".
+    hidden: (N, H), after the final norm: what the language-model head sees and what an MTP head takes.
+    taps: layer index -> (N, H), the residual stream after that layer, for the layers asked for.
+    """
+
+    logits: mx.array | None
+    hidden: mx.array
+    taps: dict[int, mx.array] = field(default_factory=dict)
+
+
+class Model(Protocol):
+    """A target or draft model."""
+
+    vocab_size: int
+    hidden_size: int
+    max_context: int
+
+    def forward(
+        self,
+        tokens: mx.array,
+        rows: FlatRows,
+        cache: ModelCache,
+        *,
+        facts: bool = False,
+        logits_at: LogitsAt = "all",
+        taps: Sequence[int] = (),
+    ) -> Output:
+        """Run `tokens` (N,) int32 behind the committed tokens of every row of `cache` and leave the transaction open.
+
+        The caller commits or aborts. `facts`: all tokens will stand, so states may be advanced directly (prefill).
+        """
+        ...
+
+    def make_cache(self, num_rows: int) -> ModelCache: ...
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(N,) int32 -> (N, H)"""
+        ...
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """(N, H) post-final-norm -> logits (N, V)"""
+        ...
+
+
+def last_indices(rows: FlatRows) -> mx.array:
+    """(B,) flat index of each row's last token."""
+    return rows.starts_array[1:] - 1

@@ -1,0 +1,118 @@
+"""Parts that architectures share: norms, fused projections, rotary positions, causal attention over growing buffers.
+
+Knows arrays and modules; knows no checkpoint names and no layer order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+_QUERY_BLOCK = 256  # queries attended together without a fused kernel: half of a causal square is not worth computing
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """RMS norm with a float32 weight, in x's dtype."""
+    return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
+
+
+@partial(mx.compile, shapeless=True)
+def swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.silu(gate) * up
+
+
+class FusedLinear(nn.Module):
+    """Several projections of the same input as one matmul.
+
+    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights are kept (in, out) contiguous off the GPU, where
+    BLAS reads them faster for a few rows; quantized ones are fused when bits, group size and mode agree, else stay side by side.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], *, transpose: bool) -> None:
+        super().__init__()
+        self._sizes = [_out_features(p) for p in parts]
+        self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
+        self._transposed = False
+        self._fused: nn.Module | None = None
+        if all(type(p) is nn.Linear for p in parts):
+            self._transposed = transpose
+            weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
+            self.weight = mx.contiguous(weight.T) if transpose else weight
+        elif _same_format(parts):
+            self.parts = [_concat_quantized(parts)] if len(parts) > 1 else list(parts)
+        else:
+            self.parts = list(parts)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(N, in) -> (N, sum of outs)"""
+        if "weight" in self:
+            return x @ (self.weight if self._transposed else self.weight.T)
+        outs = [p(x) for p in self.parts]
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
+
+    def split(self, x: mx.array) -> list[mx.array]:
+        """(N, in) -> one (N, out) for each projection."""
+        return mx.split(self(x), self._splits, axis=-1)
+
+
+def _out_features(module: nn.Module) -> int:
+    return int(module.weight.shape[0])
+
+
+def _same_format(parts: Sequence[nn.Module]) -> bool:
+    if not all(isinstance(p, nn.QuantizedLinear) for p in parts):
+        return len(parts) == 1
+    first = parts[0]
+    return all((p.bits, p.group_size, p.mode) == (first.bits, first.group_size, first.mode) for p in parts)
+
+
+def _concat_quantized(parts: Sequence[nn.Module]) -> nn.Module:
+    fused = parts[0]
+    for name in ("weight", "scales", "biases"):
+        if fused.get(name) is not None:
+            fused[name] = mx.concatenate([p[name] for p in parts])
+    return fused
+
+
+class Rotary:
+    """Angles of rotary positions for the first `dims` of each head."""
+
+    def __init__(self, dims: int, theta: float) -> None:
+        self._frequencies = mx.array((theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)).astype(np.float32))
+
+    def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """positions (N,) int32 -> cos, sin (N, 1, dims / 2) float32; made once a forward, used by every layer."""
+        angles = positions.astype(mx.float32)[:, None, None] * self._frequencies
+        return mx.cos(angles), mx.sin(angles)
+
+
+def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Turn the halves of x's first dims against one another (not interleaved). x (N, heads, D) float32, cos and sin from `Rotary.table`."""
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return mx.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, fused: bool) -> mx.array:
+    """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
+
+    `fused`: the backend has a flash kernel that skips what the mask hides; elsewhere long prompts are cut into blocks of queries.
+    """
+    width, length = queries.shape[2], keys.shape[2]
+    if width == 1:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
+    if fused or width <= _QUERY_BLOCK:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask="causal")
+    outs = []
+    for start in range(0, width, _QUERY_BLOCK):
+        end = min(start + _QUERY_BLOCK, width)
+        seen = length - width + end
+        block = queries[:, :, start:end]
+        outs.append(
+            mx.fast.scaled_dot_product_attention(block, keys[:, :, :seen], values[:, :, :seen], scale=scale, mask="causal")
+        )
+    return mx.concatenate(outs, axis=2)

@@ -1,0 +1,230 @@
+"""Qwen3.5 / 3.6 / 3.8 text models: Gated DeltaNet layers with a full-attention layer now and then.
+
+Parameter names are those that mlx-lm writes, so its conversions load as they are. Knows its layers and how they meet the caches; knows no
+files, no sampling, no drafting.
+
+Between attention cores the forward is a chain of pure functions of arrays, the segments: the tail of one attention layer, the Gated
+DeltaNet layers behind it, the head of the next attention layer. A segment depends on widths only, so it is compiled; an attention core
+depends on every row's length, so it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec import device
+from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.recurrent import RecurrentLayerCache, RecurrentState
+from mlxspec.kernels.flat import FlatRows, RaggedIndex
+from mlxspec.kernels.gdn_ops import Tape
+from mlxspec.models.base import LogitsAt, Output, last_indices
+from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
+
+COMPILE_AT_MOST = 64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
+
+
+class Segment:
+    """A stretch of layers without an attention core in it. Indices into the decoder layers.
+
+    tail: the attention layer whose core has just run; linear: Gated DeltaNet layers; head: the attention layer whose core comes next,
+    None for the last stretch, which ends in the final norm.
+    """
+
+    def __init__(self, tail: int | None, linear: tuple[int, ...], head: int | None) -> None:
+        self.tail, self.linear, self.head = tail, linear, head
+
+    @classmethod
+    def cut(cls, is_linear: Sequence[bool]) -> list[Segment]:
+        segments, tail, linear = [], None, []
+        for i, lin in enumerate(is_linear):
+            if lin:
+                linear.append(i)
+                continue
+            segments.append(cls(tail, tuple(linear), i))
+            tail, linear = i, []
+        segments.append(cls(tail, tuple(linear), None))
+        return segments
+
+
+class TextStack(nn.Module):
+    """Embedding, layers, final norm: parameters only."""
+
+    def __init__(self, c: Qwen35Config) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = [DecoderLayer(c, linear=lin) for lin in c.is_linear]
+        self.norm = nn.RMSNorm(c.hidden_size)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, c: Qwen35Config) -> None:
+        super().__init__()
+        self.model = TextStack(c)
+        if not c.tied:
+            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+
+
+class Qwen35(nn.Module):
+    """The model; see models.base.Model for the contract of `forward`."""
+
+    def __init__(self, config: Qwen35Config) -> None:
+        super().__init__()
+        self._config = config
+        self.language_model = LanguageModel(config)
+        self._segments = Segment.cut(config.is_linear)
+        self._rotary = Rotary(config.rope_dims, config.rope_theta)
+        self._runners: dict[tuple[int, bool, tuple[int, ...]], Callable[..., Any]] = {}
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.max_context = config.max_context
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once."""
+        transpose = device.backend() == "cpu"
+        for layer in self.language_model.model.layers:
+            layer.fuse(transpose=transpose)
+        if "lm_head" in self.language_model:
+            self.language_model.lm_head = FusedLinear([self.language_model.lm_head], transpose=transpose)
+
+    def make_cache(self, num_rows: int) -> ModelCache:
+        c, dtype = self._config, self.dtype
+        return ModelCache(
+            [
+                RecurrentLayerCache(c.num_v_heads, c.v_head_dim, c.k_head_dim, c.conv_dim, c.conv_kernel, dtype, num_rows)
+                if lin
+                else AttentionLayerCache(c.num_kv_heads, c.head_dim, dtype, num_rows)
+                for lin in c.is_linear
+            ],
+            num_rows,
+        )
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: that of the embedding's output."""
+        embedding = self.language_model.model.embed_tokens
+        return embedding.scales.dtype if "scales" in embedding else embedding.weight.dtype
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self.language_model.model.embed_tokens(tokens)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        if self._config.tied:
+            return self.language_model.model.embed_tokens.as_linear(hidden)
+        return self.language_model.lm_head(hidden)
+
+    def forward(
+        self,
+        tokens: mx.array,
+        rows: FlatRows,
+        cache: ModelCache,
+        *,
+        facts: bool = False,
+        logits_at: LogitsAt = "all",
+        taps: Sequence[int] = (),
+    ) -> Output:
+        cache.begin(rows, facts=facts)
+        layers = self.language_model.model.layers
+        starts = np.concatenate([np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)])
+        cos, sin = self._rotary.table(mx.array(starts.astype(np.int32)))
+        layout = _pack_layout(rows, cache)
+        fused = device.backend() != "cpu"
+        x, attended, gate, found = self.embed(tokens), None, None, {}
+        for s, segment in enumerate(self._segments):
+            past = [_pack_state(cache.layers[i].current) for i in segment.linear]
+            run = self._runner(s, rows, facts, tuple(taps))
+            x, out, future, tapped = run(x, attended, gate, cos, sin, past, layout)
+            for i, state in zip(segment.linear, future, strict=True):
+                cache.layers[i].append(_unpack_state(state))
+            found |= dict(zip([t for t in taps if t in _layers_of(segment)], tapped, strict=True))
+            if segment.head is not None:
+                q, k, v, gate = out
+                core = layers[segment.head].self_attn.core
+                attended = core(q, k, v, rows, cache.layers[segment.head], cache.lengths, fused=fused)
+        hidden = out[0]
+        return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
+
+    def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
+        if logits_at == "none":
+            return None
+        if logits_at == "last" and rows.num_tokens > rows.num_rows:
+            hidden = hidden[last_indices(rows)]
+        return self.head(hidden)
+
+    def _runner(self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...]) -> Callable[..., Any]:
+        """The s-th segment as a function of arrays; compiled where shapes repeat."""
+        segment = self._segments[s]
+
+        def run(x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
+            return self._run(segment, facts, taps, rows, x, attended, gate, cos, sin, past, layout)
+
+        if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
+            return run
+        key = (s, facts, taps, rows.widths if facts or rows.is_uniform else (rows.num_rows, rows.max_width))
+        return self._runners.setdefault(key, mx.compile(run))
+
+    def _run(self, segment, facts, taps, rows, x, attended, gate, cos, sin, past, packed):  # type: ignore[no-untyped-def]
+        layers = self.language_model.model.layers
+        layout = _unpack_layout(rows, facts, packed)
+        tapped, future = [], []
+
+        def tap(i: int) -> None:
+            if i in taps:
+                tapped.append(x)
+
+        if segment.tail is not None:
+            layer = layers[segment.tail]
+            x = layer.leave(x, layer.self_attn.finish(attended, gate))
+            tap(segment.tail)
+        for i, state in zip(segment.linear, past, strict=True):
+            layer = layers[i]
+            mixed, state = layer.linear_attn(layer.enter(x), _unpack_state(state), layout)
+            x = layer.leave(x, mixed)
+            future.append(_pack_state(state))
+            tap(i)
+        if segment.head is not None:
+            layer = layers[segment.head]
+            out = layer.self_attn.project(layer.enter(x), cos, sin)
+        else:
+            out = (rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps),)
+        return x, out, future, tapped
+
+
+def _layers_of(segment: Segment) -> tuple[int, ...]:
+    return (*(() if segment.tail is None else (segment.tail,)), *segment.linear)
+
+
+# Compiled functions take and give plain lists and tuples of arrays; these translate.
+
+
+def _pack_state(s: RecurrentState) -> list[mx.array]:
+    return [s.state, s.window] if s.tape is None or s.inputs is None else [s.state, s.window, s.inputs, *s.tape]
+
+
+def _unpack_state(packed: Sequence[mx.array]) -> RecurrentState:
+    state, window, *rest = packed
+    return RecurrentState(state, window, rest[0], Tape(*rest[1:])) if rest else RecurrentState(state, window)
+
+
+def _pack_layout(rows: FlatRows, cache: ModelCache) -> dict[str, Any]:
+    packed: dict[str, Any] = {"starts": rows.starts_array}
+    if rows.index is not None:
+        packed["index"] = rows.index.arrays
+    if cache.kept is not None and cache.tape_rows is not None:
+        packed["kept"] = cache.kept
+        if cache.tape_rows.index is not None:
+            packed["last_index"] = cache.tape_rows.index.arrays
+    return packed
+
+
+def _unpack_layout(rows: FlatRows, facts: bool, packed: dict[str, Any]) -> RoundLayout:
+    def index(name: str) -> RaggedIndex | None:
+        return RaggedIndex(*packed[name]) if name in packed else None
+
+    return RoundLayout(rows, facts, packed["starts"], index("index"), packed.get("kept"), index("last_index"))

@@ -1,0 +1,140 @@
+"""Shape of a Qwen3.5 / 3.6 / 3.8 text model, read from config.json and checked.
+
+Knows both dialects of the config (Hugging Face's `layer_types`, mlx-lm's `full_attention_interval`); knows no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlxspec.errors import ModelError
+
+_MAX = {"num_hidden_layers": 1024, "vocab_size": 1 << 22, "hidden_size": 1 << 16, "num_experts": 1 << 14}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35Config:
+    """Sizes in elements; is_linear[i] tells whether layer i is Gated DeltaNet (True) or full attention."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    is_linear: tuple[bool, ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_k_heads: int
+    num_v_heads: int
+    k_head_dim: int
+    v_head_dim: int
+    conv_kernel: int
+    rms_eps: float
+    rope_theta: float
+    rope_dims: int
+    max_context: int
+    tied: bool
+    num_experts: int
+    num_experts_per_token: int
+    expert_size: int
+    shared_expert_size: int
+    norm_topk: bool
+    num_mtp_layers: int
+
+    @property
+    def key_dim(self) -> int:
+        return self.num_k_heads * self.k_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.num_v_heads * self.v_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.key_dim + self.value_dim
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Qwen35Config:
+        """Raises ModelError naming the first key that is missing or out of range."""
+        text = config.get("text_config", config)
+        if not isinstance(text, Mapping):
+            raise ModelError("text_config in config.json is not an object.")
+        get = _Reader(text)
+        num_layers = get.size("num_hidden_layers")
+        num_experts = get.size("num_experts", 0)
+        head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
+        rope = text.get("rope_parameters") or {}
+        if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
+            raise ModelError(f"Rotary positions of kind {rope!r} are not supported; only rope_type 'default' is.")
+        made = cls(
+            vocab_size=get.size("vocab_size"),
+            hidden_size=get.size("hidden_size"),
+            intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
+            is_linear=_layer_kinds(text, get, num_layers),
+            num_heads=get.size("num_attention_heads"),
+            num_kv_heads=get.size("num_key_value_heads"),
+            head_dim=head_dim,
+            num_k_heads=get.size("linear_num_key_heads"),
+            num_v_heads=get.size("linear_num_value_heads"),
+            k_head_dim=get.size("linear_key_head_dim"),
+            v_head_dim=get.size("linear_value_head_dim"),
+            conv_kernel=get.size("linear_conv_kernel_dim", 4),
+            rms_eps=get.number("rms_norm_eps", 1e-6),
+            rope_theta=_Reader(rope).number("rope_theta", get.number("rope_theta", 1e7)),
+            rope_dims=int(head_dim * _Reader(rope).number("partial_rotary_factor", 0.25)),
+            max_context=get.size("max_position_embeddings", 262144),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            num_experts=num_experts,
+            num_experts_per_token=get.size("num_experts_per_tok", 0),
+            expert_size=get.size("moe_intermediate_size", 0),
+            shared_expert_size=get.size("shared_expert_intermediate_size", 0),
+            norm_topk=bool(text.get("norm_topk_prob", True)),
+            num_mtp_layers=get.size("mtp_num_hidden_layers", 0),
+        )
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        for what, a, b in (
+            ("linear_num_value_heads by linear_num_key_heads", self.num_v_heads, self.num_k_heads),
+            ("num_attention_heads by num_key_value_heads", self.num_heads, self.num_kv_heads),
+        ):
+            if b == 0 or a % b:
+                raise ModelError(f"config.json: cannot divide {what} ({a} by {b}).")
+        if self.rope_dims % 2 or not 0 < self.rope_dims <= self.head_dim:
+            raise ModelError(f"config.json: rotary dimensions {self.rope_dims} do not fit heads of {self.head_dim}.")
+        if self.num_experts and not 0 < self.num_experts_per_token <= self.num_experts:
+            raise ModelError("config.json: num_experts_per_tok must be between 1 and num_experts.")
+
+
+class _Reader:
+    """Bounded numbers out of a JSON object."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self._values.get(key)
+        value = default if value is None else value
+        low = 0 if default == 0 else 1
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MAX.get(key, 1 << 24):
+            raise ModelError(f"config.json: {key} is {value!r}, which is no usable size.")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self._values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
+            raise ModelError(f"config.json: {key} is {value!r}, which is no usable number.")
+        return float(value)
+
+
+def _layer_kinds(text: Mapping[str, Any], get: _Reader, num_layers: int) -> tuple[bool, ...]:
+    kinds = text.get("layer_types")
+    if kinds is None:
+        interval = get.size("full_attention_interval", 4)
+        return tuple((i + 1) % interval != 0 for i in range(num_layers))
+    known = {"linear_attention": True, "full_attention": False}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(k not in known for k in kinds):
+        raise ModelError("config.json: layer_types must name linear_attention or full_attention once a layer.")
+    return tuple(known[k] for k in kinds)

@@ -1,0 +1,234 @@
+"""Layers of Qwen3.5 text models: gated full attention, Gated DeltaNet, dense and mixture-of-experts MLPs.
+
+Parameter names are those that mlx-lm writes. Modules are built with separate projections, loaded, then fused in place (`fuse`); only fused
+ones run. Knows no layer order, no caches' transactions, no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.recurrent import RecurrentState
+from mlxspec.kernels.conv_ops import GdnShape, conv_qkv_ops, conv_window
+from mlxspec.kernels.flat import FlatRows, RaggedIndex
+from mlxspec.kernels.gdn_ops import chunks, replay, steps
+from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate, swiglu
+from mlxspec.models.qwen3_5_config import Qwen35Config
+
+_STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
+
+
+class RoundLayout(NamedTuple):
+    """Where rows lie in this forward, and in the last one whose tapes the states carry.
+
+    starts (B + 1,) int32; index pads this forward's rows, last_index the tapes' (None: a reshape does); kept (B,) int32, None without tapes.
+    """
+
+    rows: FlatRows
+    facts: bool
+    starts: mx.array
+    index: RaggedIndex | None = None
+    kept: mx.array | None = None
+    last_index: RaggedIndex | None = None
+
+
+class Attention(nn.Module):
+    """Full attention with per-head query and key norms and a sigmoid output gate."""
+
+    def __init__(self, c: Qwen35Config) -> None:
+        super().__init__()
+        self._c = c
+        self._scale = c.head_dim**-0.5
+        self.q_proj = nn.Linear(c.hidden_size, 2 * c.num_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
+        self.q_norm = nn.RMSNorm(c.head_dim)
+        self.k_norm = nn.RMSNorm(c.head_dim)
+
+    def fuse(self, *, transpose: bool) -> None:
+        self.qkv = FusedLinear([self.q_proj, self.k_proj, self.v_proj], transpose=transpose)
+        self.out = FusedLinear([self.o_proj], transpose=transpose)
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            delattr(self, name)
+
+    def project(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """x (N, H) -> queries (N, Hq, D), keys and values (N, Hkv, D), gate (N, Hq * D); queries and keys rotated."""
+        c, num = self._c, x.shape[0]
+        q, k, v = self.qkv.split(x)
+        # each head's output is [query | gate], not all queries before all gates
+        q = q.reshape(num, c.num_heads, 2 * c.head_dim)
+        gate = q[..., c.head_dim :].reshape(num, -1)
+        q = rotate(mx.fast.rms_norm(q[..., : c.head_dim], self.q_norm.weight, c.rms_eps), cos, sin)
+        k = rotate(mx.fast.rms_norm(k.reshape(num, c.num_kv_heads, c.head_dim), self.k_norm.weight, c.rms_eps), cos, sin)
+        return q.astype(x.dtype), k.astype(x.dtype), v.reshape(num, c.num_kv_heads, c.head_dim), gate
+
+    def core(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        rows: FlatRows,
+        cache: AttentionLayerCache,
+        lengths: Sequence[int],
+        *,
+        fused: bool,
+    ) -> mx.array:
+        """Write k and v behind each row's `lengths`, attend row by row; returns (N, Hq * D)."""
+        outs = []
+        for r, (keys, values) in enumerate(cache.append(k, v, rows, lengths)):
+            queries = q[rows.starts[r] : rows.starts[r + 1]].swapaxes(0, 1)[None]
+            out = attend(queries, keys, values, self._scale, fused=fused)  # (1, Hq, w, D)
+            outs.append(out[0].swapaxes(0, 1).reshape(rows.widths[r], -1))
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+    def finish(self, attended: mx.array, gate: mx.array) -> mx.array:
+        """(N, Hq * D) twice -> (N, H)"""
+        return self.out(attended * mx.sigmoid(gate))
+
+
+class GatedDeltaNet(nn.Module):
+    """Linear attention with a gated delta rule, behind a short causal convolution."""
+
+    def __init__(self, c: Qwen35Config) -> None:
+        super().__init__()
+        self._c = c
+        self._shape = GdnShape(c.num_k_heads, c.num_v_heads, c.k_head_dim, c.v_head_dim)
+        self.in_proj_qkv = nn.Linear(c.hidden_size, c.conv_dim, bias=False)
+        self.in_proj_z = nn.Linear(c.hidden_size, c.value_dim, bias=False)
+        self.in_proj_b = nn.Linear(c.hidden_size, c.num_v_heads, bias=False)
+        self.in_proj_a = nn.Linear(c.hidden_size, c.num_v_heads, bias=False)
+        self.conv1d = nn.Conv1d(c.conv_dim, c.conv_dim, c.conv_kernel, groups=c.conv_dim, bias=False)
+        self.dt_bias = mx.ones(c.num_v_heads)
+        self.A_log = mx.zeros(c.num_v_heads)
+        self.norm = nn.RMSNorm(c.v_head_dim)
+        self.out_proj = nn.Linear(c.value_dim, c.hidden_size, bias=False)
+
+    def fuse(self, *, transpose: bool) -> None:
+        parts = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]
+        self.in_proj = FusedLinear(parts, transpose=transpose)
+        self.out = FusedLinear([self.out_proj], transpose=transpose)
+        self.conv_weight = mx.contiguous(self.conv1d.weight[:, :, 0].T)  # (K, C)
+        self.neg_a = -mx.exp(self.A_log.astype(mx.float32))
+        self.dt_bias = self.dt_bias.astype(mx.float32)
+        for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "A_log"):
+            delattr(self, name)
+
+    def __call__(self, x: mx.array, past: RecurrentState, layout: RoundLayout) -> tuple[mx.array, RecurrentState]:
+        """x (N, H) -> (N, H), and what the cache is to hold."""
+        qkv, z, b, a = self.in_proj.split(x)
+        state, window = past.state, past.window
+        if past.tape is not None and past.inputs is not None and layout.kept is not None:
+            state = replay(state, past.tape, layout.kept, layout.last_index)
+            window = conv_window(window, past.inputs, layout.kept, layout.last_index)
+        inputs = conv_qkv_ops(
+            qkv, b, a, window, self.conv_weight, self.neg_a, self.dt_bias, self._shape, layout.index
+        )
+        if layout.facts:
+            y, state = self._advance(inputs, state, layout)
+            widths = layout.starts[1:] - layout.starts[:-1]
+            future = RecurrentState(state, conv_window(window, qkv, widths, layout.index))
+        else:
+            y, _, tape = steps(*inputs, state, layout.index)
+            future = RecurrentState(state, window, qkv, tape)
+        return self._output(y, z), future
+
+    def _advance(self, inputs: Sequence[mx.array], state: mx.array, layout: RoundLayout) -> tuple[mx.array, mx.array]:
+        """Tokens that will all stand: no tape is needed."""
+        rows = layout.rows
+        if rows.max_width <= _STEPS_AT_MOST:
+            y, state, _ = steps(*inputs, state, layout.index)
+            return y, state
+        done = [
+            chunks(*(x[rows.starts[r] : rows.starts[r + 1]] for x in inputs), state[r : r + 1])
+            for r in range(rows.num_rows)
+        ]
+        if len(done) == 1:
+            return done[0]
+        return mx.concatenate([y for y, _ in done]), mx.concatenate([s for _, s in done])
+
+    def _output(self, y: mx.array, z: mx.array) -> mx.array:
+        """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""
+        normed = mx.fast.rms_norm(y, self.norm.weight, self._c.rms_eps)
+        gated = swiglu(z.reshape(y.shape).astype(mx.float32), normed)
+        return self.out(gated.astype(z.dtype).reshape(z.shape))
+
+
+class Mlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden_size: int, size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, size, bias=False)
+        self.down_proj = nn.Linear(size, hidden_size, bias=False)
+
+    def fuse(self, *, transpose: bool) -> None:
+        self.gate_up = FusedLinear([self.gate_proj, self.up_proj], transpose=transpose)
+        self.down = FusedLinear([self.down_proj], transpose=transpose)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            delattr(self, name)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down(swiglu(*self.gate_up.split(x)))
+
+
+class SparseMlp(nn.Module):
+    """Top-k of many small MLPs, and one shared by all tokens behind a sigmoid gate."""
+
+    def __init__(self, c: Qwen35Config) -> None:
+        super().__init__()
+        from mlx_lm.models.switch_layers import SwitchGLU  # slow to import, and only experts need it
+
+        self._c = c
+        self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
+        self.switch_mlp = SwitchGLU(c.hidden_size, c.expert_size, c.num_experts)
+        self.shared_expert = Mlp(c.hidden_size, c.shared_expert_size)
+        self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
+
+    def fuse(self, *, transpose: bool) -> None:
+        self.shared_expert.fuse(transpose=transpose)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        probs = mx.softmax(self.gate(x), axis=-1, precise=True)
+        k = self._c.num_experts_per_token
+        chosen = mx.argpartition(probs, kth=-k, axis=-1)[..., -k:]
+        weights = mx.take_along_axis(probs, chosen, axis=-1)
+        if self._c.norm_topk:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        mixed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2)
+        return mixed + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+
+
+class DecoderLayer(nn.Module):
+    """Token mixer and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, c: Qwen35Config, *, linear: bool) -> None:
+        super().__init__()
+        self._eps = c.rms_eps
+        if linear:
+            self.linear_attn = GatedDeltaNet(c)
+        else:
+            self.self_attn = Attention(c)
+        self.input_layernorm = nn.RMSNorm(c.hidden_size)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
+        self.mlp = SparseMlp(c) if c.num_experts else Mlp(c.hidden_size, c.intermediate_size)
+
+    def fuse(self, *, transpose: bool) -> None:
+        mixer = self.linear_attn if "linear_attn" in self else self.self_attn
+        mixer.fuse(transpose=transpose)
+        self.mlp.fuse(transpose=transpose)
+
+    def enter(self, x: mx.array) -> mx.array:
+        """What the mixer sees."""
+        return rms_norm(x, self.input_layernorm.weight, self._eps)
+
+    def leave(self, x: mx.array, mixed: mx.array) -> mx.array:
+        """Residual stream after this layer, given the mixer's output."""
+        x = x + mixed
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight, self._eps))

@@ -1,0 +1,85 @@
+"""The multi-token-prediction head of Qwen3.5 models: one full-attention layer that predicts the token after next.
+
+Cell p takes token x_p and the target's hidden h_{p-1} (after the final norm; zeros before the first token) and predicts x_{p+1}:
+    z = fc([norm_e(embed(x_p)) ; norm_h(h_{p-1})]);  h' = norm(layer(z));  logits = head(h')
+Further steps of one draft feed h' back in place of h. Embedding and language-model head are the target's.
+Knows its weights and its cache; knows nothing of drafts, rows' histories or acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec import device
+from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import LogitsAt, Output, last_indices
+from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
+from mlxspec.models.qwen3_5 import COMPILE_AT_MOST, Qwen35
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_layers import DecoderLayer
+
+
+class Qwen35Mtp(nn.Module):
+    """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w)."""
+
+    def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
+        super().__init__()
+        self._config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
+        self._rotary = Rotary(config.rope_dims, config.rope_theta)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
+        self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
+        self.layers = [DecoderLayer(config, linear=False)]
+        self.norm = nn.RMSNorm(config.hidden_size)
+        self._runners: dict[str, Callable[..., Any]] = {}
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once."""
+        transpose = device.backend() == "cpu"
+        self.layers[0].fuse(transpose=transpose)
+        self.fc = FusedLinear([self.fc], transpose=transpose)
+
+    def make_cache(self, num_rows: int) -> ModelCache:
+        c = self._config
+        return ModelCache([AttentionLayerCache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows)], num_rows)
+
+    def forward(
+        self, tokens: mx.array, hidden: mx.array, rows: FlatRows, cache: ModelCache, *, logits_at: LogitsAt = "last"
+    ) -> Output:
+        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open."""
+        target, layer = self._target[0], self.layers[0]
+        cache.begin(rows, facts=True)
+        positions = np.concatenate([np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)])
+        cos, sin = self._rotary.table(mx.array(positions.astype(np.int32)))
+        compiled = rows.num_tokens <= COMPILE_AT_MOST and device.compile_enabled()
+        x, (q, k, v, gate) = self._runner("before", compiled)(target.embed(tokens), hidden, cos, sin)
+        buffers = cache.layers[0]
+        attended = layer.self_attn.core(q, k, v, rows, buffers, cache.lengths, fused=device.backend() != "cpu")
+        out = self._runner("after", compiled)(x, attended, gate)
+        seen = out
+        if logits_at == "last" and rows.num_tokens > rows.num_rows:
+            seen = out[last_indices(rows)]
+        return Output(logits=None if logits_at == "none" else target.head(seen), hidden=out)
+
+    def _runner(self, name: str, compiled: bool) -> Callable[..., Any]:
+        function = getattr(self, "_" + name)
+        return self._runners.setdefault(name, mx.compile(function)) if compiled else function
+
+    def _before(self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, Any]:
+        eps, layer = self._config.rms_eps, self.layers[0]
+        e = rms_norm(embedded, self.pre_fc_norm_embedding.weight, eps)
+        h = rms_norm(hidden, self.pre_fc_norm_hidden.weight, eps)
+        x = self.fc(mx.concatenate([e, h], axis=-1))
+        return x, layer.self_attn.project(layer.enter(x), cos, sin)
+
+    def _after(self, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
+        layer = self.layers[0]
+        x = layer.leave(x, layer.self_attn.finish(attended, gate))
+        return rms_norm(x, self.norm.weight, self._config.rms_eps)
