@@ -97,9 +97,14 @@ def backend() -> Backend:
     return "metal" if mx.metal.is_available() else "cuda"
 
 
+def has_gpu() -> bool:
+    """Whether MLX computes on a GPU. Imports MLX."""
+    return backend() != "cpu"
+
+
 def has_fused_attention() -> bool:
     """Whether MLX's scaled-dot-product attention is one kernel here. On the CPU it is spelled out, and so can we."""
-    return backend() != "cpu"
+    return has_gpu()
 
 
 def compile_enabled() -> bool:

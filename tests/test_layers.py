@@ -1,0 +1,142 @@
+"""The shape of the source tree: imports point downwards, files stay small, and nothing names a machine.
+
+Reads the source as text; imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "mlxspec"
+MAX_LINES = 400
+
+# Lowest first. A module may import from its own layer and from those below; `cli.main` is loaded by name in `__main__`.
+LAYERS = (
+    ("errors",),
+    ("config",),
+    ("events",),
+    ("folders", "resources", "bundled_blas", "blas", "jit"),
+    ("device",),
+    ("loading",),
+    ("kernels",),
+    ("cache",),
+    ("models",),
+    ("sampling",),
+    ("speculation", "drafters"),
+    ("engine",),
+    ("parsers",),
+    ("server", "cli", "bench", "demo"),
+    ("__init__", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FREE_OF_ARRAYS = ("errors", "config", "events", "folders", "resources", "bundled_blas", "blas", "jit")
+MACHINE_PATHS = re.compile(r"/(?:work|root|farm)/|/tmp/[a-z]")
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def layer_of(module: str) -> str:
+    """`kernels` for "mlxspec.kernels.flat", `__init__` for "mlxspec" itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        yield from runtime_nodes(node)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of what `path` imports: `from mlxspec import x` counts as mlxspec.x."""
+    package = module_of(path).split(".")
+    package = package if path.name == "__init__.py" else package[:-1]
+    for node in runtime_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, node.module] if node.module else base
+            for alias in node.names:
+                yield ".".join([*base, alias.name]) if base in (["mlxspec"], []) else ".".join(base)
+
+
+def label(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_imports_point_downwards(path: Path) -> None:
+    own = layer_of(module_of(path))
+    assert own in LEVEL, f"{label(path)} is in no layer of tests/test_layers.py"
+    for name in imports(path):
+        if name.split(".")[0] == "mlxspec" and name not in ("mlxspec", "mlxspec.__version__"):
+            other = layer_of(name)
+            assert other in LEVEL, f"{label(path)} imports {name}, which is in no layer"
+            assert LEVEL[other] <= LEVEL[own], f"{label(path)} ({own}) imports {name} from a layer above it"
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if layer_of(module_of(p)) in FREE_OF_ARRAYS], ids=label)
+def test_low_layers_know_no_arrays(path: Path) -> None:
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "huggingface_hub"}
+    assert not heavy & {name.split(".")[0] for name in imports(path)}
+
+
+def test_array_packages_load_the_device_layer_first() -> None:
+    """Whoever imports any of them must get the real BLAS before mlx.core comes in."""
+    for init in PACKAGE.glob("*/__init__.py"):
+        users = [
+            p for p in init.parent.rglob("*.py") if any(n.split(".")[0] == "mlx" for n in top_imports(p))
+        ]
+        if users:
+            assert any(name.startswith("mlxspec.device") for name in imports(init)), f"{label(init)} lacks it"
+
+
+def top_imports(path: Path) -> set[str]:
+    """Names imported when the module itself is: those outside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_files_are_small_and_introduced(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= MAX_LINES, (
+        f"{label(path)} has more than {MAX_LINES} lines: is it still one noun?"
+    )
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), f"{label(path)} does not say what it is"
+
+
+def test_nothing_names_a_machine() -> None:
+    """No path of anybody's machine, in sources, scripts or pages."""
+    kinds = {".py", ".md", ".toml", ".sh", ".metal", ".yml", ""}
+    folders = ("mlxspec", "metal", "tests", "scripts", "docs", ".ci")
+    paths = [ROOT / "pyproject.toml", ROOT / "README.md"]
+    paths += [
+        p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in kinds and p.is_file()
+    ]
+    for path in paths:
+        if path.stat().st_size > 1 << 20 or path == Path(__file__).resolve():
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            assert not MACHINE_PATHS.search(line), f"{label(path)}:{number} names a machine's path"
