@@ -131,7 +131,7 @@ def _preloaded(wish: str) -> Blas | None:
 
 def _load_path(wish: str) -> Blas:
     try:
-        return _open(str(Path(wish).expanduser()), "path")
+        return _open(str(Path(wish).expanduser().absolute()), "path")
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"MLXSPEC_BLAS={wish} cannot be used: {error}") from error
 

@@ -33,7 +33,7 @@ def make_private(folder: Path) -> None:
     Libraries are loaded from these folders, so whoever can write to one can run code as us.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = folder.lstat()
+    info = folder.stat()
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError("it is not a folder")
     if info.st_uid != os.geteuid():
