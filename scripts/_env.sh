@@ -21,7 +21,7 @@ check_machine() {
     "Linux x86_64" | "Linux aarch64") ;;
     *) die "mlxspec runs on Macs with Apple Silicon and on Linux (x86-64, arm64), not on $system: MLX has no package for it." ;;
     esac
-    libc=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed -n 's/^glibc //p')
+    libc=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed -n 's/^glibc //p' || true)
     [ -n "$libc" ] ||
         die "mlxspec needs a Linux with glibc 2.35 or newer (Ubuntu 22.04, Debian 12), and this one has another C library."
     [ "$(printf '2.35\n%s\n' "$libc" | sort -V | head -n 1)" = 2.35 ] ||
@@ -45,12 +45,15 @@ find_python() {
     done
 }
 
-# Of all that pip says, the names and sizes of what it downloads; errors go to stderr by themselves.
+# Of all that pip says, the names and sizes of what it downloads; its errors go to stderr by themselves.
 show_downloads() {
     local line
     while IFS= read -r line; do
         case "$line" in
-        *Downloading\ *) say "  ${line##*[ /]Downloading }" | sed 's|[^ ]*/||' ;;
+        *Downloading\ *)
+            line=${line#*Downloading }
+            say "  ${line##*/}"
+            ;;
         "Installing collected packages"*) say "  installing" ;;
         esac
     done
@@ -58,41 +61,51 @@ show_downloads() {
 
 install_with_uv() {
     say "Making .venv with uv: the first time it downloads about 100 MB."
-    uv venv --quiet "$1" --python "${2:->=3.11}" "$VENV" </dev/null || die "uv could not make .venv; see above."
-    uv pip install --python "$PY" --editable "$3" >&2 </dev/null || die "uv could not install the dependencies; see above."
+    python_fits "$PY" || uv venv --quiet --clear --python "$(uv_python)" "$VENV" </dev/null ||
+        die "uv could not make .venv; see above."
+    uv pip install --python "$PY" --editable "$1" >&2 </dev/null || die "uv could not install the dependencies; see above."
+}
+
+# What uv is to build on: a Python that is here, else one that it downloads itself.
+uv_python() {
+    local found
+    found=$(find_python)
+    printf '%s' "${found:->=3.11}"
 }
 
 install_with_pip() {
-    [ -n "$2" ] ||
-        die "mlxspec needs Python 3.11 or newer, and none was found among python3 and python3.11 to python3.14."
-    "$2" -c 'import ensurepip, venv' >/dev/null 2>&1 </dev/null ||
-        die "$2 cannot make environments: install the package python3-venv (Debian, Ubuntu: sudo apt install python3-venv)."
-    say "Making .venv with $("$2" -V): the first time it downloads about 100 MB."
-    "$2" -m venv "$1" "$VENV" </dev/null || die "Python could not make .venv; see above."
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install --progress-bar off --editable "$3" </dev/null | show_downloads ||
+    local base
+    if ! python_fits "$PY" || ! "$PY" -m pip --version >/dev/null 2>&1; then
+        base=$(find_python)
+        [ -n "$base" ] ||
+            die "mlxspec needs Python 3.11 or newer, and none was found among python3 and python3.11 to python3.14."
+        "$base" -c 'import ensurepip, venv' >/dev/null 2>&1 </dev/null ||
+            die "$base cannot make environments: install the package python3-venv (Debian, Ubuntu: sudo apt install python3-venv)."
+        say "Making .venv with $("$base" -V): the first time it downloads about 100 MB."
+        "$base" -m venv --clear "$VENV" </dev/null || die "Python could not make .venv; see above."
+    else
+        say "Bringing .venv up to date."
+    fi
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$PY" -m pip install --progress-bar off --editable "$1" </dev/null | show_downloads ||
         die "pip could not install the dependencies; see above."
 }
 
 # make_env [EXTRA]: installs the checkout into .venv, with the extra `dev` if asked for. A stamp of what was installed makes
-# the next call a matter of milliseconds; an environment with the extra serves those who need none.
+# the next call a matter of milliseconds; an environment with the extra serves those who need none, and keeps it.
 make_env() {
-    local extra=${1:-} spec=$ROOT stamp fresh=--upgrade installed
+    local extra=${1:-} spec=$ROOT stamp
     check_machine
     stamp="$(cksum <"$ROOT/pyproject.toml") $ROOT"
-    installed=$(cat "$STAMP" 2>/dev/null || true)
-    if python_fits "$PY"; then
-        case "$installed" in "$stamp $extra" | "$stamp dev") return ;; esac
-        case "$installed" in *" dev") extra=dev ;; esac
-    else
-        fresh=--clear
-    fi
+    case "$(cat "$STAMP" 2>/dev/null || true)" in
+    "$stamp $extra" | "$stamp dev") if python_fits "$PY"; then return; fi ;;
+    *" dev") extra=dev ;;
+    esac
     [ -z "$extra" ] || spec="$ROOT[$extra]"
     rm -f -- "$STAMP"
     if command -v uv >/dev/null 2>&1; then
-        [ "$fresh" = --clear ] || fresh=--allow-existing
-        install_with_uv "$fresh" "$(find_python)" "$spec"
+        install_with_uv "$spec"
     else
-        install_with_pip "$fresh" "$(find_python)" "$spec"
+        install_with_pip "$spec"
     fi
     printf '%s\n' "$stamp $extra" >"$STAMP"
 }
