@@ -1,0 +1,23 @@
+"""Where the demo family lies: paths of its target, its draft model, its recorded workloads and its measured figures.
+
+Knows paths only; nothing is loaded here. The family is trained by `scripts/train_demo.py`, see `docs/demo.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxspec.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent
+TARGET = ROOT / "target"
+DRAFT = ROOT / "draft"
+FIGURES = ROOT / "figures.json"
+WORKLOADS = ("edit", "explain", "continue", "ask", "sampled")
+
+
+def workload(name: str) -> Path:
+    """Path of a recorded workload, one of WORKLOADS; `ConfigError` for another name."""
+    if name not in WORKLOADS:
+        raise ConfigError(f"There is no workload {name!r}; there are {', '.join(WORKLOADS)}.")
+    return ROOT / "workloads" / f"{name}.json"

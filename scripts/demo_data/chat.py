@@ -1,0 +1,38 @@
+"""ChatML rendering: the one place that knows how turns become text.
+
+Knows roles and markers; not what is said. The shipped chat template renders the same text (a test compares them).
+"""
+
+from __future__ import annotations
+
+START, END, DOCUMENT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+ANSWER = f"{START}assistant\n"
+
+
+def render(*turns: tuple[str, str]) -> str:
+    """Turns of (role, text) as ChatML, closed."""
+    return "".join(f"{START}{role}\n{text}{END}\n" for role, text in turns)
+
+
+def ask(question: str, answer: str) -> str:
+    """One question and its answer."""
+    return render(("user", question), ("assistant", answer))
+
+
+def fenced(code: str) -> str:
+    """Code as a Markdown block."""
+    return f"```python\n{code}\n```"
+
+
+CHAT_TEMPLATE = """\
+{%- if tools %}{{ raise_exception('This demo model was not trained to call tools.') }}{% endif -%}
+{%- for message in messages %}
+{%- if message.content is not string %}{% set ns = namespace(text='') %}
+{%- for part in message.content %}{% if part.type == 'text' %}{% set ns.text = ns.text + part.text %}\
+{% else %}{{ raise_exception('This demo model reads text only.') }}{% endif %}{% endfor %}
+{%- set content = ns.text %}{% else %}{% set content = message.content %}{% endif %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}\
+{{ raise_exception('This demo model knows the roles system, user and assistant only.') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""

@@ -1,0 +1,130 @@
+"""Writes the shipped folders: weights, configuration, tokenizer, chat template, notices. Knows file layouts, not training.
+
+Matrices are bfloat16; norms, A_log and dt_bias stay float32 (adding one to a zero-centred bfloat16 norm costs 2e-2 in the
+logits). Names are those of the Hugging Face text-only checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from demo_data.chat import CHAT_TEMPLATE
+from safetensors.torch import load_file, save_file
+
+from .network import DRAFT, TARGET, LanguageModel, Shape
+
+MAX_POSITIONS = 2048
+
+
+def config(s: Shape) -> dict[str, object]:
+    """config.json of one member."""
+    kinds = ["full_attention" if (i + 1) % s.interval == 0 else "linear_attention" for i in range(s.layers)]
+    quarter = int(s.head_dim * s.rotary_fraction) // 2
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5",
+        "vocab_size": s.vocab,
+        "hidden_size": s.hidden,
+        "intermediate_size": s.ffn,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "linear_num_key_heads": s.linear_heads,
+        "linear_num_value_heads": s.linear_heads,
+        "linear_key_head_dim": s.linear_key_dim,
+        "linear_value_head_dim": s.linear_value_dim,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": s.interval,
+        "layer_types": kinds,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": False,
+        "mtp_num_hidden_layers": int(s.mtp),
+        "mtp_use_dedicated_embeddings": False,
+        "mamba_ssm_dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": s.rope_theta,
+            "partial_rotary_factor": s.rotary_fraction,
+            "mrope_section": [quarter - 2 * (quarter // 3), quarter // 3, quarter // 3],
+            "mrope_interleaved": True,
+        },
+        "dtype": "bfloat16",
+    }
+
+
+def _tensor(name: str, value: torch.Tensor) -> torch.Tensor:
+    keep = name.endswith(("A_log", "dt_bias")) or "norm" in name.split(".")[-2]
+    return (value.float() if keep else value.bfloat16()).contiguous()
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_member(folder: Path, model: LanguageModel, tokenizer: Path) -> None:
+    """One Hugging Face folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: _tensor(name, value) for name, value in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", config(model.s))
+    generation = {"eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": False, "max_new_tokens": 512}
+    _write_json(folder / "generation_config.json", generation)
+    shutil.copy(tokenizer, folder / "tokenizer.json")
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "bos_token": None,
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(folder / "tokenizer_config.json", described)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + "\n")
+
+
+def read_member(folder: Path, s: Shape) -> LanguageModel:
+    """The shipped weights back in the training network, float32, frozen."""
+    model = LanguageModel(s)
+    model.load_state_dict(
+        {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    )
+    return model.requires_grad_(False).eval()
+
+
+def load_states(work: Path) -> tuple[LanguageModel, LanguageModel | None]:
+    """Target (with the tuned MTP head where there is one) and draft model from the checkpoints in `work`."""
+    target = LanguageModel(TARGET)
+    target.load_state_dict(torch.load(work / "main.pt")["model"])
+    if (work / "mtp.pt").exists():
+        target.mtp.load_state_dict(torch.load(work / "mtp.pt")["model"])  # type: ignore[union-attr]
+    draft = None
+    if (work / "draft.pt").exists():
+        draft = LanguageModel(DRAFT)
+        draft.load_state_dict(torch.load(work / "draft.pt")["model"])
+    return target, draft
+
+
+def export(work: Path, out: Path) -> None:
+    """Write `out/target` and, where it is trained, `out/draft`, and the list of sources."""
+    target, draft = load_states(work)
+    write_member(out / "target", target, work / "tokenizer.json")
+    if draft is not None:
+        write_member(out / "draft", draft, work / "tokenizer.json")
+    sources = json.loads((work / "sources.json").read_text())
+    lines = [
+        f"{f['sha256']}  {'held-out' if f['held_out'] else 'training'}  {f['path']}" for f in sources["files"]
+    ]
+    header = f"# CPython {sources['python']} standard library, {sources['licence']}, generator seed {sources['seed']}\n"
+    (out / "SOURCES.txt").write_text(header + "\n".join(lines) + "\n")

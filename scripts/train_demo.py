@@ -1,0 +1,87 @@
+"""Trains the demo family: one command from nothing to the shipped folder, or one phase at a time.
+
+    python scripts/train_demo.py all --work build/demo --out mlxspec/demo
+
+Phases: data, main, mtp, draft, export. Each writes into --work and can be run again; `main`, `mtp` and `draft` resume from
+their checkpoints. Needs torch, numpy, tokenizers and safetensors. Runs on the CPU with one process or two (--processes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Page faults of freed and re-mapped arrays cost more than the arithmetic; idle OpenMP threads must not spin.
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "68719476736",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("phase", choices=["all", "data", "main", "mtp", "draft", "export"])
+    parser.add_argument("--work", type=Path, default=Path("build/demo"))
+    parser.add_argument("--out", type=Path, default=Path("mlxspec/demo"))
+    parser.add_argument("--steps", type=int, default=5000, help="main phase, in steps of 4,096 tokens")
+    parser.add_argument("--mtp-steps", type=int, default=1200, help="MTP phase, in steps of 2,048 tokens")
+    parser.add_argument("--draft-steps", type=int, default=2400, help="draft phase, in steps of 2,048 tokens")
+    parser.add_argument(
+        "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
+    )
+    parser.add_argument("--processes", type=int, choices=[1, 2], default=1)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _main_phase(args: argparse.Namespace) -> None:
+    from demo_training.main_phase import Schedule, train
+
+    work = args.work.resolve()
+    children = []
+    if args.processes > 1 and args.rank == 0:
+        (work / "rendezvous").unlink(missing_ok=True)
+        again = [sys.executable, __file__, "main", "--work", str(work), "--steps", str(args.steps)]
+        children = [subprocess.Popen([*again, "--processes", "2", "--rank", "1"])]
+    train(work, Schedule(total=args.steps), world=args.processes, rank=args.rank)
+    for child in children:
+        child.wait()
+
+
+def main() -> None:
+    args = _arguments()
+    if any(os.environ.get(k) != v for k, v in SETTINGS.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
+    if args.phase in ("data", "all"):
+        from demo_data.build import build
+
+        build(args.work.resolve())
+    if args.phase in ("main", "all"):
+        _main_phase(args)
+    work, out = args.work.resolve(), args.out.resolve()
+    if args.phase in ("mtp", "all"):
+        from demo_training.tuning import Plan, tune_mtp
+
+        tune_mtp(work, Plan(steps=args.mtp_steps, rate=1.5e-3))
+    if args.phase in ("draft", "all"):
+        from demo_training.tuning import Plan, distil_draft
+
+        distil_draft(work, Plan(steps=args.draft_steps, rate=3e-3, curriculum=200, samples=args.samples))
+    if args.phase in ("export", "all"):
+        from demo_training.export import export
+        from demo_training.workloads import write_workloads
+
+        export(work, out)
+        write_workloads(work, out)
+
+
+if __name__ == "__main__":
+    main()
