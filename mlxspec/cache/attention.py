@@ -38,9 +38,10 @@ class AttentionLayerCache:
         for r, (length, width) in enumerate(zip(lengths, rows.widths, strict=True)):
             end = length + width
             self._reserve(r, length, end)
-            span = slice(rows.starts[r], rows.starts[r + 1])
-            self.keys[r][:, :, length:end] = keys[span].swapaxes(0, 1)[None]
-            self.values[r][:, :, length:end] = values[span].swapaxes(0, 1)[None]
+            for buffers, new in ((self.keys, keys), (self.values, values)):
+                new = new if rows.num_rows == 1 else new[rows.starts[r] : rows.starts[r + 1]]
+                new = new.reshape(1, -1, 1, new.shape[2]) if width == 1 else new.swapaxes(0, 1)[None]
+                buffers[r][:, :, length:end] = new
             views.append((self.keys[r][:, :, :end], self.values[r][:, :, :end]))
         return views
 

@@ -48,9 +48,7 @@ def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, index: Ragge
 
     window (B, K - 1, C); inputs (M, C) flat, of the last forward; kept (B,) int32.
     """
-    joined = mx.concatenate([window, pad_rows(inputs, window.shape[0], index)], axis=1)
-    where = kept[:, None] + mx.arange(window.shape[1])[None]
-    return mx.take_along_axis(joined, where[..., None], axis=1)
+    return _pick(mx.concatenate([window, pad_rows(inputs, window.shape[0], index)], axis=1), kept, window.shape[1])
 
 
 def conv_qkv_ops(
@@ -69,28 +67,31 @@ def conv_qkv_ops(
     joined = mx.concatenate([window, pad_rows(qkv, num_rows, index)], axis=1)
     mixed = unpad_rows(_conv_silu(joined, weight), index)
     split = 2 * shape.key_size
-    qk = mixed[:, :split].reshape(num_tokens, 2, shape.num_k_heads, shape.k_dim)
-    qk = mx.fast.rms_norm(qk, None, _L2_EPS / shape.k_dim)
+    qk, v = mx.split(mixed, [split], axis=-1)
+    qk = mx.fast.rms_norm(qk.reshape(num_tokens, 2, shape.num_k_heads, shape.k_dim), None, _L2_EPS / shape.k_dim)
+    q, k = mx.split(qk.reshape(num_tokens, 2 * shape.num_k_heads, shape.k_dim), 2, axis=1)
     scale = shape.k_dim**-0.5
-    log_g, beta = _gates(a, b, neg_a, dt_bias)
     return GdnInputs(
-        qk[:, 0] * (scale * scale),
-        qk[:, 1] * scale,
-        mixed[:, split:].reshape(num_tokens, shape.num_v_heads, shape.v_dim),
-        log_g,
-        beta,
+        q * (scale * scale),
+        k * scale,
+        v.reshape(num_tokens, shape.num_v_heads, shape.v_dim),
+        neg_a * nn.softplus(a.astype(mx.float32) + dt_bias),
+        mx.sigmoid(b.astype(mx.float32)),
     )
 
 
 def _conv_silu(joined: mx.array, weight: mx.array) -> mx.array:
     """joined (B, K - 1 + W, C) -> (B, W, C)"""
-    taps = weight.shape[0]
-    width = joined.shape[1] - taps + 1
-    total = joined[:, :width] * weight[0]
-    for i in range(1, taps):
-        total = total + joined[:, i : i + width] * weight[i]
+    taps = mx.split(weight, weight.shape[0])  # (1, C) each
+    width = joined.shape[1] - len(taps) + 1
+    total = joined[:, :width] * taps[0]
+    for i in range(1, len(taps)):
+        total = total + joined[:, i : i + width] * taps[i]
     return nn.silu(total)
 
 
-def _gates(a: mx.array, b: mx.array, neg_a: mx.array, dt_bias: mx.array) -> tuple[mx.array, mx.array]:
-    return neg_a * nn.softplus(a.astype(mx.float32) + dt_bias), mx.sigmoid(b.astype(mx.float32))
+def _pick(joined: mx.array, first: mx.array, count: int) -> mx.array:
+    """Rows first[b]..first[b] + count - 1 of joined (B, L, C)."""
+    num_rows, length, size = joined.shape
+    where = (first + mx.arange(num_rows) * length)[:, None] + mx.arange(count)
+    return joined.reshape(num_rows * length, size)[where]

@@ -1,7 +1,7 @@
 """Gated delta rule in plain mx operations: the twin of every GDN kernel, and the path of CPU and CUDA.
 
 Per head, with state S (Dv, Dk), decay g = exp(log_g), step size beta:
-    S' = g S;   delta = beta (v - S' k);   S = S' + delta k^T;   y = S q
+    delta = beta (v - g S k);   S = g S + delta k^T;   y = S q
 What one forward did to the state is its tape (k, delta, log_g): applying a tape needs no weights and no reductions (`replay`).
 Two forms of the same rule: steps, whose replay is bitwise the forward, for decode and verify; chunks (the WY form of Yang et al. 2024,
 "Parallelizing Linear Transformers with the Delta Rule", with decay as in "Gated Delta Networks"), all matmuls, for prefill.
@@ -31,16 +31,18 @@ class Tape(NamedTuple):
 
 def replay(state: mx.array, tape: Tape, kept: mx.array, index: RaggedIndex | None) -> mx.array:
     """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did."""
-    num_rows = state.shape[0]
-    k = _per_value_head(pad_rows(tape.k, num_rows, index).astype(mx.float32), state.shape[1])
-    delta = pad_rows(tape.delta, num_rows, index)
-    decay = mx.exp(pad_rows(tape.log_g, num_rows, index))
-    keep = mx.arange(k.shape[1])[None] < kept[:, None]  # (B, W)
-    decay = mx.where(keep[..., None], decay, 1.0)
-    delta = mx.where(keep[..., None, None], delta, 0.0)
-    for t in range(k.shape[1]):
-        state = _advance(state, decay[:, t], delta[:, t], k[:, t])
-    return state
+    num_rows, num_heads, _, k_dim = state.shape
+    k = _per_value_head(pad_rows(tape.k, num_rows, index).astype(mx.float32), num_heads)
+    width = k.shape[1]
+    keep = (mx.arange(width) < kept[:, None]).reshape(num_rows, width, 1, 1, 1)
+    decay = mx.exp(pad_rows(tape.log_g, num_rows, index)).reshape(num_rows, width, num_heads, 1, 1)
+    decay = mx.where(keep, decay, 1.0)
+    delta = mx.where(keep, pad_rows(tape.delta, num_rows, index)[..., None], 0.0)
+    k = k.reshape(num_rows, width, num_heads, 1, k_dim)
+    s = state[:, None]
+    for decay_t, delta_t, k_t in zip(*(_each_step(x) for x in (decay, delta, k)), strict=True):
+        s = s * decay_t + delta_t * k_t
+    return s.reshape(state.shape)
 
 
 def steps(
@@ -52,8 +54,11 @@ def steps(
     state: mx.array,
     index: RaggedIndex | None = None,
 ) -> tuple[mx.array, mx.array, Tape]:
-    """Token by token. Returns y (N, Hv, Dv) float32, the state after all tokens, and the tape. Padded places leave the state alone."""
-    num_rows, num_heads = state.shape[:2]
+    """Token by token. Returns y (N, Hv, Dv) float32, the state after all tokens, and the tape. Padded places leave the state alone.
+
+    Everything is laid out once as (B, W, Hv, rows, columns), so that a step is two matmuls and two fused elementwise operations.
+    """
+    num_rows, num_heads, v_dim, k_dim = state.shape
     tape_k, tape_log_g = k, log_g
     q, k, v = (pad_rows(x, num_rows, index).astype(mx.float32) for x in (q, k, v))
     q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
@@ -61,16 +66,23 @@ def steps(
     if index is not None:
         decay = mx.where(index.valid[..., None], decay, 1.0)
         beta = mx.where(index.valid[..., None], beta, 0.0)
-    ys, deltas = [], []
-    for t in range(q.shape[1]):
-        decayed = state * decay[:, t, :, None, None]
-        memory = (decayed @ k[:, t, :, :, None])[..., 0]  # (B, Hv, Dv)
-        delta = (v[:, t] - memory) * beta[:, t, :, None]
-        state = decayed + delta[..., None] * k[:, t, :, None, :]
-        ys.append((state @ q[:, t, :, :, None])[..., 0])
+    head = (num_rows, q.shape[1], num_heads)
+    shaped = (
+        q.reshape(*head, k_dim, 1),
+        k.reshape(*head, k_dim, 1),
+        k.reshape(*head, 1, k_dim),
+        v.reshape(*head, v_dim, 1),
+        decay.reshape(*head, 1, 1),
+        beta.reshape(*head, 1, 1),
+    )
+    s, ys, deltas = state[:, None], [], []
+    for q_t, k_t, k_row, v_t, decay_t, beta_t in zip(*(_each_step(x) for x in shaped), strict=True):
+        delta = (v_t - (s @ k_t) * decay_t) * beta_t
+        s = s * decay_t + delta * k_row
+        ys.append(s @ q_t)
         deltas.append(delta)
-    y, delta = unpad_rows(_stack(ys), index), unpad_rows(_stack(deltas), index)
-    return y, state, Tape(tape_k, delta, tape_log_g)
+    y, delta = (unpad_rows(_join_steps(x).reshape(*head, v_dim), index) for x in (ys, deltas))
+    return y, s.reshape(state.shape), Tape(tape_k, delta, tape_log_g)
 
 
 def chunks(
@@ -111,19 +123,19 @@ def chunks(
     return y.swapaxes(0, 1)[:num_tokens], memory.swapaxes(-1, -2)[None]
 
 
-def _advance(state: mx.array, decay: mx.array, delta: mx.array, k: mx.array) -> mx.array:
-    """One tape entry: decay (B, Hv), delta (B, Hv, Dv), k (B, Hv, Dk)."""
-    return state * decay[..., None, None] + delta[..., None] * k[:, :, None, :]
-
-
 def _per_value_head(x: mx.array, num_heads: int) -> mx.array:
     """(B, W, Hk, Dk) to (B, W, Hv, Dk)."""
     groups = num_heads // x.shape[2]
     return x if groups == 1 else mx.repeat(x, groups, axis=2)
 
 
-def _stack(parts: list[mx.array]) -> mx.array:
-    return parts[0][:, None] if len(parts) == 1 else mx.stack(parts, axis=1)
+def _each_step(x: mx.array) -> list[mx.array]:
+    """(B, W, ...) to W arrays (B, 1, ...)"""
+    return [x] if x.shape[1] == 1 else mx.split(x, x.shape[1], axis=1)
+
+
+def _join_steps(parts: list[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
 
 def _cut(x: mx.array, num_chunks: int, size: int) -> mx.array:

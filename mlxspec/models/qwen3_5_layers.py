@@ -82,9 +82,12 @@ class Attention(nn.Module):
         """Write k and v behind each row's `lengths`, attend row by row; returns (N, Hq * D)."""
         outs = []
         for r, (keys, values) in enumerate(cache.append(k, v, rows, lengths)):
-            queries = q[rows.starts[r] : rows.starts[r + 1]].swapaxes(0, 1)[None]
+            width = rows.widths[r]
+            queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
+            # one token: the head axis and the token axis trade places without moving a byte
+            queries = queries.reshape(1, -1, 1, q.shape[2]) if width == 1 else queries.swapaxes(0, 1)[None]
             out = attend(queries, keys, values, self._scale, fused=fused)  # (1, Hq, w, D)
-            outs.append(out[0].swapaxes(0, 1).reshape(rows.widths[r], -1))
+            outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
     def finish(self, attended: mx.array, gate: mx.array) -> mx.array:
@@ -131,8 +134,7 @@ class GatedDeltaNet(nn.Module):
         )
         if layout.facts:
             y, state = self._advance(inputs, state, layout)
-            widths = layout.starts[1:] - layout.starts[:-1]
-            future = RecurrentState(state, conv_window(window, qkv, widths, layout.index))
+            future = RecurrentState(state, self._window_after(window, qkv, layout))
         else:
             y, _, tape = steps(*inputs, state, layout.index)
             future = RecurrentState(state, window, qkv, tape)
@@ -151,6 +153,14 @@ class GatedDeltaNet(nn.Module):
         if len(done) == 1:
             return done[0]
         return mx.concatenate([y for y, _ in done]), mx.concatenate([s for _, s in done])
+
+    def _window_after(self, window: mx.array, qkv: mx.array, layout: RoundLayout) -> mx.array:
+        count = window.shape[1]
+        if layout.index is None and layout.rows.max_width >= count:
+            return mx.contiguous(qkv.reshape(window.shape[0], -1, qkv.shape[1])[:, -count:])
+        if layout.index is None:
+            return mx.concatenate([window[:, layout.rows.max_width :], qkv.reshape(window.shape[0], -1, qkv.shape[1])], axis=1)
+        return conv_window(window, qkv, layout.starts[1:] - layout.starts[:-1], layout.index)
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
         """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""
