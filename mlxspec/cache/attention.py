@@ -33,10 +33,14 @@ class AttentionLayerCache:
     def append(
         self, keys: mx.array, values: mx.array, rows: FlatRows, lengths: Sequence[int]
     ) -> list[tuple[mx.array, mx.array]]:
-        """Write keys, values (N, Hkv, D) behind each row's `lengths`; return per row views (1, Hkv, length + width, D)."""
+        """Write keys, values (N, Hkv, D) behind each row's `lengths`; return per row views (1, Hkv, length + width, D),
+        which mean nothing for a row of width 0."""
         views = []
         for r, (length, width) in enumerate(zip(lengths, rows.widths, strict=True)):
             end = length + width
+            if width == 0:
+                views.append((self.keys[r], self.values[r]))
+                continue
             self._reserve(r, length, end)
             for buffers, new in ((self.keys, keys), (self.values, values)):
                 new = new if rows.num_rows == 1 else new[rows.starts[r] : rows.starts[r + 1]]

@@ -14,14 +14,14 @@ import numpy as np
 
 
 class FlatRows:
-    """Widths of B rows on the flat axis, every width at least 1.
+    """Widths of B rows on the flat axis. A row may have width 0: it sits this forward out.
 
     Attributes: widths (B numbers), starts (B + 1 offsets), num_rows B, num_tokens N, max_width W.
     """
 
     def __init__(self, widths: tuple[int, ...]) -> None:
-        if not widths or min(widths) < 1:
-            raise ValueError(f"every row needs at least one token, got widths {widths}")
+        if not widths or min(widths) < 0 or max(widths) < 1:
+            raise ValueError(f"a forward needs at least one token, got widths {widths}")
         self.widths = tuple(widths)
         self.starts = (0, *accumulate(self.widths))
         self.num_rows = len(self.widths)
@@ -32,6 +32,16 @@ class FlatRows:
     def is_uniform(self) -> bool:
         """All rows equally wide: padding is a reshape."""
         return self.num_tokens == self.num_rows * self.max_width
+
+    @property
+    def active(self) -> list[int]:
+        """Rows with at least one token."""
+        return [r for r, width in enumerate(self.widths) if width]
+
+    @cached_property
+    def last_indices(self) -> mx.array:
+        """(number of active rows,) int32: flat index of each active row's last token."""
+        return mx.array(np.asarray([self.starts[r + 1] - 1 for r in self.active], np.int32))
 
     @cached_property
     def starts_array(self) -> mx.array:

@@ -21,7 +21,7 @@ LogitsAt = Literal["all", "last", "none"]
 class Output:
     """What a forward returns, all lazy.
 
-    logits: (N, V) for "all", (B, V) for "last" (each row's last token), None for "none".
+    logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none".
     hidden: (N, H), after the final norm: what the language-model head sees and what an MTP head takes.
     taps: layer index -> (N, H), the residual stream after that layer, for the layers asked for.
     """
@@ -63,8 +63,3 @@ class Model(Protocol):
     def head(self, hidden: mx.array) -> mx.array:
         """(N, H) post-final-norm -> logits (N, V)"""
         ...
-
-
-def last_indices(rows: FlatRows) -> mx.array:
-    """(B,) flat index of each row's last token."""
-    return rows.starts_array[1:] - 1

@@ -23,7 +23,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache, RecurrentState
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_ops import Tape
-from mlxspec.models.base import LogitsAt, Output, last_indices
+from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
@@ -153,8 +153,8 @@ class Qwen35(nn.Module):
     def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
         if logits_at == "none":
             return None
-        if logits_at == "last" and rows.num_tokens > rows.num_rows:
-            hidden = hidden[last_indices(rows)]
+        if logits_at == "last" and rows.num_tokens > len(rows.active):
+            hidden = hidden[rows.last_indices]
         return self.head(hidden)
 
     def _runner(self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...]) -> Callable[..., Any]:

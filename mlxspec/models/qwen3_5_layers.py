@@ -83,6 +83,8 @@ class Attention(nn.Module):
         outs = []
         for r, (keys, values) in enumerate(cache.append(k, v, rows, lengths)):
             width = rows.widths[r]
+            if width == 0:
+                continue
             queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
             # one token: the head axis and the token axis trade places without moving a byte
             queries = queries.reshape(1, -1, 1, q.shape[2]) if width == 1 else queries.swapaxes(0, 1)[None]
@@ -148,11 +150,13 @@ class GatedDeltaNet(nn.Module):
             return y, state
         done = [
             chunks(*(x[rows.starts[r] : rows.starts[r + 1]] for x in inputs), state[r : r + 1])
+            if rows.widths[r]
+            else (None, state[r : r + 1])
             for r in range(rows.num_rows)
         ]
         if len(done) == 1:
             return done[0]
-        return mx.concatenate([y for y, _ in done]), mx.concatenate([s for _, s in done])
+        return mx.concatenate([y for y, _ in done if y is not None]), mx.concatenate([s for _, s in done])
 
     def _window_after(self, window: mx.array, qkv: mx.array, layout: RoundLayout) -> mx.array:
         count = window.shape[1]

@@ -19,7 +19,7 @@ from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.base import LogitsAt, Output, last_indices
+from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
 from mlxspec.models.qwen3_5 import COMPILE_AT_MOST, Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -64,8 +64,8 @@ class Qwen35Mtp(nn.Module):
         attended = layer.self_attn.core(q, k, v, rows, buffers, cache.lengths, fused=device.backend() != "cpu")
         out = self._runner("after", compiled)(x, attended, gate)
         seen = out
-        if logits_at == "last" and rows.num_tokens > rows.num_rows:
-            seen = out[last_indices(rows)]
+        if logits_at == "last" and rows.num_tokens > len(rows.active):
+            seen = out[rows.last_indices]
         return Output(logits=None if logits_at == "none" else target.head(seen), hidden=out)
 
     def _runner(self, name: str, compiled: bool) -> Callable[..., Any]:

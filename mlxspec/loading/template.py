@@ -1,0 +1,82 @@
+"""Chat templates: messages to the text a model was trained on. A template is somebody else's program, so it runs in a sandbox.
+
+Knows Jinja and the few functions templates expect; knows no tokenizer and no model family.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxspec.errors import ConfigError, TokenizerError
+
+_MAX_OUTPUT = 32 << 20  # characters
+
+
+class ChatTemplate:
+    """One model's template. `render` is pure."""
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        """Raises TokenizerError when the template does not compile."""
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise TokenizerError(f"The chat template does not compile: {error}.") from error
+        self._special = dict(special)
+
+    @classmethod
+    def from_folder(cls, folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
+        """chat_template.jinja, else `chat_template` in tokenizer_config.json, else None."""
+        path = folder / "chat_template.jinja"
+        source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+        if isinstance(source, list):  # several named ones
+            named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+            source = named.get("default")
+        if not isinstance(source, str):
+            return None
+        special = {}
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            value = settings.get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                special[name] = value
+        return cls(source, special)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any) -> str:
+        """Raises ConfigError when the template refuses the messages."""
+        from jinja2 import TemplateError
+
+        values = {**self._special, **options, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        pieces, size = [], 0
+        try:
+            for piece in self._template.generate(values):
+                size += len(piece)
+                if size > _MAX_OUTPUT:
+                    raise ConfigError("The chat template writes more text than any prompt may have.")
+                pieces.append(piece)
+        except ConfigError:
+            raise
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError, ArithmeticError) as error:
+            raise ConfigError(f"The chat template refuses these messages: {error}.") from error
+        return "".join(pieces)
+
+
+def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(str(message).rstrip("."))
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)

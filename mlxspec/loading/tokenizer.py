@@ -1,0 +1,114 @@
+"""Text to token ids and back, as the model's own tokenizer.json says; whole or token by token.
+
+Knows special tokens and when a character is complete; knows no chat format (template.py) and no model.
+The `tokenizers` library does the work; importing transformers for the same would take a second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from mlxspec.errors import TokenizerError
+from mlxspec.loading.template import ChatTemplate
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Attributes: eos_ids (ids that end an answer), vocab_size (ids it knows), template (None without a chat template).
+    """
+
+    def __init__(self, inner: _Tokenizer, eos_ids: frozenset[int], template: ChatTemplate | None) -> None:
+        self._inner = inner
+        self.eos_ids = eos_ids
+        self.template = template
+        self.vocab_size = inner.get_vocab_size()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Raises TokenizerError when tokenizer.json is missing or damaged."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerError(f"There is no tokenizer.json in {folder}.")
+        try:
+            inner = _Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"tokenizer.json in {folder} cannot be read: {error}.") from error
+        inner.no_truncation()
+        inner.no_padding()
+        settings = read_json(folder / "tokenizer_config.json")
+        return cls(inner, _eos_ids(folder, inner, settings), ChatTemplate.from_folder(folder, settings))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say); templates write their own."""
+        return list(self._inner.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of whole tokens, special tokens left out."""
+        return str(self._inner.decode(list(tokens), skip_special_tokens=True))
+
+    def token_text(self, token: int) -> str | None:
+        """The vocabulary's own spelling of an id, None for an id it does not know."""
+        return self._inner.id_to_token(token)
+
+    def stream(self) -> TextStream:
+        return TextStream(self._inner)
+
+
+class TextStream:
+    """Text of a growing row of tokens; hands out only whole characters."""
+
+    def __init__(self, inner: _Tokenizer) -> None:
+        self._inner = inner
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._tokens: list[int] = []
+        self._given = ""
+
+    def push(self, token: int) -> str:
+        """The text this token completes, possibly none."""
+        self._tokens.append(token)
+        piece = self._stream.step(self._inner, token) or ""
+        self._given += piece
+        return piece
+
+    def rest(self) -> str:
+        """What is left when no more tokens come: an incomplete character, shown as the replacement character."""
+        whole = str(self._inner.decode(self._tokens, skip_special_tokens=True))
+        left = whole[len(self._given) :] if whole.startswith(self._given) else ""
+        self._given += left
+        return left
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} where the file is absent. Raises TokenizerError when it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path.name} in {path.parent} is no valid JSON.") from error
+    if not isinstance(found, dict):
+        raise TokenizerError(f"{path.name} in {path.parent} is no JSON object.")
+    return found
+
+
+def _eos_ids(folder: Path, inner: _Tokenizer, settings: dict[str, Any]) -> frozenset[int]:
+    """Every id that any of the model's files calls an end of text."""
+    found: set[int] = set()
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    sources = [read_json(folder / "generation_config.json"), config, text if isinstance(text, dict) else {}]
+    for source in sources:
+        ids = source.get("eos_token_id")
+        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)
+    named = settings.get("eos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    if isinstance(named, str) and inner.token_to_id(named) is not None:
+        found.add(inner.token_to_id(named))
+    return frozenset(found)
