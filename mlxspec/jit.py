@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from mlxspec import folders
 
@@ -37,7 +36,7 @@ class KernelFolder:
         self._pid = 0
         self._run: Path | None = None
         self._store = Path()
-        self._held: IO[bytes] | None = None
+        self._lock_fd = -1  # open, and so locked, for as long as the process lives
         self._seen = 0
 
     @property
@@ -69,7 +68,7 @@ class KernelFolder:
         if self._run is None or self._pid != os.getpid() or not self._run.is_dir():
             self._store, self.notice = _find_store()
             _sweep(self._store)
-            self._run, self._held = _make_run(self._store)
+            self._run, self._lock_fd = _make_run(self._store)
             self._pid = os.getpid()
             _link_all(self._store / "mlx", self._run / "mlx")
             self._seen = _changes(self._run)
@@ -116,18 +115,18 @@ def _find_store() -> tuple[Path, str | None]:
     return store, notice
 
 
-def _make_run(store: Path) -> tuple[Path, IO[bytes]]:
-    """A new folder and the lock that says its process lives."""
+def _make_run(store: Path) -> tuple[Path, int]:
+    """A new folder and the descriptor of the lock that says its process lives."""
     import tempfile
 
     while True:
         run = Path(tempfile.mkdtemp(prefix="run-", dir=store))
-        held = (run / _LOCK).open("wb")
+        held = os.open(run / _LOCK, os.O_CREAT | os.O_WRONLY, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks also keeps others from sweeping
             fcntl.flock(held, fcntl.LOCK_EX)
         if (run / _LOCK).exists():  # else another process swept it before it was locked
             return run, held
-        held.close()
+        os.close(held)
 
 
 def _sweep(store: Path) -> None:
