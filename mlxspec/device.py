@@ -81,9 +81,8 @@ def private_kernels() -> AbstractContextManager[None]:
 
     Reentrant and cheap enough for every step. The first use also finds out whether compiling works at all.
     """
-    if not _compiles_for_cpu():
+    if not _compiles_for_cpu() or not _compile_state()[0]:
         return nullcontext()
-    _compile_state()
     return _kernels.entered()
 
 
@@ -132,10 +131,14 @@ def _compile_state() -> tuple[bool, str]:
     try:
         with _kernels.entered():
             mx.eval(trial(mx.zeros(3)))
-    except RuntimeError:
+    except (RuntimeError, OSError) as error:
         mx.disable_compile()
-        return False, "g++ is there but cannot compile MLX's kernels, so compiling was switched off"
+        return False, f"compiling was switched off, as MLX could not compile a kernel with g++: {_first_line(error)}"
     return True, "MLX compiles kernels with g++"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _device_name() -> str:

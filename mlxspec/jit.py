@@ -38,6 +38,9 @@ class KernelFolder:
         self._store = Path()
         self._lock_fd = -1  # open, and so locked, for as long as the process lives
         self._seen = 0
+        self._filled: list[
+            Path
+        ] = []  # where MLX puts libraries: one folder, once it has compiled or found any
 
     @property
     def path(self) -> Path | None:
@@ -71,16 +74,26 @@ class KernelFolder:
             self._run, self._lock_fd = _make_run(self._store)
             self._pid = os.getpid()
             _link_all(self._store / "mlx", self._run / "mlx")
-            self._seen = _changes(self._run)
+            self._filled = []
+            self._seen = self._changes()
             atexit.register(self._close, self._pid, self._run)
         return self._run
 
     def _hand_on(self) -> None:
         """Keep for later runs what was compiled since the last time."""
-        if self._run is not None and self._pid == os.getpid() and _changes(self._run) != self._seen:
-            self._seen = _changes(self._run)
-            with contextlib.suppress(OSError):
+        if self._run is None or self._pid != os.getpid():
+            return
+        with contextlib.suppress(OSError):
+            changes = self._changes()
+            if changes != self._seen:
                 _keep_loaded(self._run / "mlx", self._store / "mlx")
+                self._seen = changes
+
+    def _changes(self) -> int:
+        """A number that changes when a library is added. Raises OSError if the folder was taken away."""
+        if not self._filled and self._run is not None:
+            self._filled = list(self._run.glob("mlx/*/cpu"))
+        return sum(os.stat(folder).st_mtime_ns for folder in self._filled)
 
     def _close(self, pid: int, run: Path) -> None:
         import shutil
@@ -142,11 +155,6 @@ def _sweep(store: Path) -> None:
             except FileNotFoundError:  # just being made, or its maker was killed that very moment
                 if time.time() - run.lstat().st_mtime > _ABANDONED_SECONDS:
                     shutil.rmtree(run, ignore_errors=True)
-
-
-def _changes(run: Path) -> int:
-    """A number that changes when a file is added to one of MLX's folders."""
-    return sum(folder.stat().st_mtime_ns for folder in run.glob("mlx/*/cpu"))
 
 
 def _link_all(source: Path, target: Path) -> None:

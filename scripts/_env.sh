@@ -78,7 +78,9 @@ install_with_pip() {
     if ! python_fits "$PY" || ! "$PY" -m pip --version >/dev/null 2>&1; then
         base=$(find_python)
         [ -n "$base" ] ||
-            die "mlxspec needs Python 3.11 or newer (64-bit, native), and here is only: $(python3 -V 2>&1 || true)"
+            die "mlxspec needs Python 3.11 or newer for this machine's own architecture; here is only: $(
+                python3 -V 2>/dev/null || echo none
+            )."
         "$base" -c 'import ensurepip, venv' >/dev/null 2>&1 </dev/null ||
             die "$base cannot make environments: install the package python3-venv (Debian, Ubuntu: sudo apt install python3-venv)."
         say "Making .venv with $("$base" -V): the first time it downloads about 100 MB."
