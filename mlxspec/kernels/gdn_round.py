@@ -1,0 +1,251 @@
+"""One round of the gated delta rule: replay what stands of the last forward, run this one's tokens, say what they did.
+
+`gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_facts` the state after them (all of them stand),
+`gdn_snapshots` the last few states. Each picks the Metal kernel, the same for all three, or the plain-mx twin. Knows arrays; does not know
+which tokens are accepted, nor that `kept` fits the tape (the cache sees to that).
+
+Shapes: inputs as in `GdnInputs`, float32, float16 or bfloat16; state (B, Hv, Dv, Dk) float32; y (N, Hv, Dv) float32. v-head h uses k-head
+h // (Hv / Hk). A row may have no tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.kernels import launch
+from mlxspec.kernels.conv_ops import GdnInputs
+from mlxspec.kernels.flat import FlatRows, RaggedIndex
+from mlxspec.kernels.gdn_ops import Tape, replay, steps
+
+_kernel = launch.MetalKernel(
+    "gdn_round",
+    inputs=[
+        *GdnInputs._fields,
+        "state",
+        "tape_k",
+        "tape_delta",
+        "tape_log_g",
+        "starts",
+        "tape_starts",
+        "slot",
+        "kept",
+    ],
+    outputs=["y", "state_out", "delta"],
+)
+_MAX_HEAD = 256
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where each row's tokens lie on the flat axis, as arrays: starts (B + 1,) int32 for kernels, index for the twins."""
+
+    starts: mx.array
+    index: RaggedIndex | None
+
+    @classmethod
+    def of(cls, rows: FlatRows) -> RowLayout:
+        return cls(rows.starts_array, rows.index)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32."""
+
+    tape: Tape
+    rows: RowLayout
+    num: mx.array
+
+
+class Round(NamedTuple):
+    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape."""
+
+    y: mx.array
+    state: mx.array
+    tape: Tape
+
+
+def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
+    """Whether the Metal kernel takes these; otherwise the twin does."""
+    return dtype in launch.FLOATS and all(d % 32 == 0 and 32 <= d <= _MAX_HEAD for d in (key_dim, value_dim))
+
+
+def _use_metal(inputs: GdnInputs) -> bool:
+    return supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use("gdn_round")
+
+
+def gdn_round(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
+    """Tokens that may be rejected: replay `last` (None: nothing is deferred) onto `state`, run them, give their tape."""
+    return (gdn_round_metal if _use_metal(inputs) else gdn_round_ops)(inputs, state, rows, last)
+
+
+def gdn_facts(
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+) -> tuple[mx.array, mx.array]:
+    """Tokens that all stand: y and the state after them."""
+    return (gdn_facts_metal if _use_metal(inputs) else gdn_facts_ops)(inputs, state, rows, last)
+
+
+def gdn_snapshots(
+    inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
+) -> tuple[mx.array, mx.array]:
+    """Start each row from states[b, slot[b]] (states (B, P, Hv, Dv, Dk), slot (B,) int32); returns y and the last states
+    (B, num_states, Hv, Dv, Dk): slot s is the state s tokens before the row's end, never older than the row's beginning."""
+    return (gdn_snapshots_metal if _use_metal(inputs) else gdn_snapshots_ops)(
+        inputs, states, slot, rows, num_states
+    )
+
+
+# ---- the twins
+
+
+def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
+    """Plain mx."""
+    if last is not None:
+        state = replay(state, last.tape, last.num, last.rows.index)
+    y, _, tape = steps(*inputs, state, rows.index)
+    return Round(y, state, tape)
+
+
+def gdn_facts_ops(
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+) -> tuple[mx.array, mx.array]:
+    """Plain mx."""
+    if last is not None:
+        state = replay(state, last.tape, last.num, last.rows.index)
+    y, state, _ = steps(*inputs, state, rows.index)
+    return y, state
+
+
+def gdn_snapshots_ops(
+    inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
+) -> tuple[mx.array, mx.array]:
+    """Plain mx: each older state is the beginning with a shorter tape replayed onto it."""
+    state = mx.take_along_axis(states, slot[:, None, None, None, None], axis=1)[:, 0]
+    y, newest, tape = steps(*inputs, state, rows.index)
+    widths = rows.starts[1:] - rows.starts[:-1]
+    older = [replay(state, tape, mx.maximum(widths - s, 0), rows.index) for s in range(1, num_states)]
+    return y, mx.stack([newest, *older], axis=1)
+
+
+# ---- the kernel
+
+
+def gdn_round_metal(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
+    """One launch, the state read and written once."""
+    y, states, delta = _launch(inputs, state[:, None], rows, last, None, 0)
+    return Round(y, states[:, 0], Tape(inputs.k, delta, inputs.log_g))
+
+
+def gdn_facts_metal(
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+) -> tuple[mx.array, mx.array]:
+    """One launch, the state read and written once, no tape."""
+    y, states, _ = _launch(inputs, state[:, None], rows, last, None, 1)
+    return y, states[:, 0]
+
+
+def gdn_snapshots_metal(
+    inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
+) -> tuple[mx.array, mx.array]:
+    """One launch."""
+    y, found, _ = _launch(inputs, states, rows, None, slot, num_states)
+    return y, found
+
+
+def _launch(
+    inputs: GdnInputs,
+    states: mx.array,
+    rows: RowLayout,
+    last: Kept | None,
+    slot: mx.array | None,
+    num_states: int,
+) -> list[mx.array]:
+    q, k, v, log_g, _ = inputs
+    (num_tokens, key_heads, key_dim), (_, value_heads, value_dim) = q.shape, v.shape
+    num_rows, num_slots = states.shape[:2]
+    share, simdgroups = tile(num_tokens / num_rows, key_dim, value_dim)
+    unread = rows.starts  # what stands in for an input that this mode does not read
+    tape = last.tape if last else Tape(k, states, log_g)
+    return _kernel(
+        [
+            *(*inputs, states, *tape, rows.starts),
+            *(
+                (last.rows.starts, unread, last.num)
+                if last
+                else (unread, unread if slot is None else slot, unread)
+            ),
+        ],
+        outputs=[
+            (v.shape, mx.float32),
+            ((num_rows, num_states or 1, value_heads, value_dim, key_dim), mx.float32),
+            ((1,) if num_states else v.shape, mx.float32),
+        ],
+        template={
+            "T": q.dtype,
+            "Hk": key_heads,
+            "Hv": value_heads,
+            "Dk": key_dim,
+            "Dv": value_dim,
+            "P": num_slots,
+            "K": num_states,
+            "REPLAY": int(last is not None),
+            "ROWS": share,
+        },
+        grid=(32, value_dim // (4 * share), num_rows * value_heads),
+        threadgroup=(32, simdgroups, 1),
+    )
+
+
+def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
+    """State rows a lane (at most 32 numbers in registers) and simdgroups a threadgroup.
+
+    Every threadgroup of a head reads that head's keys again, so wide rounds use large threadgroups; narrow ones small ones, which spread
+    better over the cores. Neither changes a bit of the result.
+    """
+    share = max(1, min(4, 256 // key_dim))
+    while value_dim % (4 * share):
+        share //= 2
+    in_head = value_dim // (4 * share)
+    wanted = 4 if width <= 4 else 8 if width <= 16 else 16
+    return share, max(n for n in range(1, wanted + 1) if in_head % n == 0)
+
+
+@launch.self_check("gdn_round")
+def _self_check() -> launch.Check:
+    """Two ragged rounds, the second with parts of the first kept, in every mode."""
+    found = [_check_dtype(dtype) for dtype in (mx.float32, mx.bfloat16)]
+    return launch.Check(error=max(found), limit=1e-5)
+
+
+def _check_dtype(dtype: mx.Dtype) -> float:
+    """Both sides see the same inputs and compute in float32, so one limit serves every dtype."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape, np.float32))
+
+    def tokens(n: int) -> GdnInputs:
+        q, k = (
+            (x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype)
+            for x in (draw(n, 2, 128), draw(n, 2, 128))
+        )
+        return GdnInputs(q, k, draw(n, 4, 64).astype(dtype), -mx.abs(draw(n, 4)), mx.sigmoid(draw(n, 4)))
+
+    rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 5), (2, 4, 1))]
+    first, second, state = tokens(9), tokens(7), draw(3, 4, 64, 128)
+    last = Kept(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
+    slot = mx.array([1, 0, 1], mx.int32)
+    found = []
+    for run, facts, snapshots in (
+        (gdn_round_metal, gdn_facts_metal, gdn_snapshots_metal),
+        (gdn_round_ops, gdn_facts_ops, gdn_snapshots_ops),
+    ):
+        y, base, tape = run(second, state, rows[1], last)
+        states = mx.stack([state, 2 * state], axis=1)
+        more = *facts(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
+        found.append([y, base, tape.delta, *more])
+    return launch.largest_error(*found)

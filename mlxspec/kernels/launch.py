@@ -1,0 +1,206 @@
+"""How our Metal kernels are launched, whether they are used at all, and the report of that.
+
+A kernel is used where Metal is, unless MLXSPEC_KERNELS=off, and only after its self-check (kernel against plain-mx twin on random
+data) has passed in this process; one that competes with an operation of MLX's own also has to win a race on this very device.
+Knows names and callables; knows no kernel, no model, and keeps nothing on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec import device
+from mlxspec.errors import ConfigError
+from mlxspec.resources import metal_source
+
+BODY = "//// body\n"  # in a .metal file: above it helper functions, below it the body of the kernel function
+VARIABLE = "MLXSPEC_KERNELS"
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)  # compute dtypes that kernels take
+_RACE_MARGIN = 1.02  # ours must be this much faster than MLX's own operation
+
+Factory = Callable[..., Any]
+_factory: Factory = mx.fast.metal_kernel
+_is_real = True
+
+
+@contextmanager
+def using(factory: Factory) -> Iterator[None]:
+    """Launch through `factory`, which has the signature of `mx.fast.metal_kernel`, instead of through it."""
+    global _factory, _is_real
+    before = _factory, _is_real
+    _factory, _is_real = factory, False
+    try:
+        yield
+    finally:
+        _factory, _is_real = before
+
+
+class MetalKernel:
+    """One .metal file and how its kernel function is called; read and built at the first call."""
+
+    def __init__(self, name: str, *, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self.name, self._inputs, self._outputs = name, tuple(inputs), tuple(outputs)
+        self._built: dict[Factory, Any] = {}
+
+    def _build(self) -> Any:
+        header, mark, body = metal_source(self.name).partition(BODY)
+        if not mark:
+            raise ConfigError(f"{self.name}.metal has no line {BODY.strip()!r}.")
+        names = {"input_names": list(self._inputs), "output_names": list(self._outputs)}
+        return _factory(name=f"mlxspec_{self.name}", source=body, header=header, **names)
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        *,
+        outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+        template: Mapping[str, Any],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+    ) -> list[mx.array]:
+        """Launch; `outputs` are (shape, dtype) in the order of the output names, `grid` counts threads."""
+        built = self._built.get(_factory)
+        if built is None:
+            built = self._built[_factory] = self._build()
+        return built(
+            inputs=list(inputs),
+            template=list(template.items()),
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=[shape for shape, _ in outputs],
+            output_dtypes=[dtype for _, dtype in outputs],
+        )
+
+
+# ---- whether a kernel is used
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Outcome of a self-check: the largest error found, how large it may be, and what else was learned."""
+
+    error: float
+    limit: float
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReport:
+    """What statistics show of one kernel. `speedups` has, by the width raced, MLX's own time over ours."""
+
+    name: str
+    in_use: bool
+    reason: str
+    note: str = ""
+    speedups: Mapping[str, float] = field(default_factory=dict)
+
+
+_checks: dict[str, Callable[[], Check]] = {}
+_reports: dict[str, KernelReport] = {}
+_speedups: dict[str, dict[str, float]] = {}
+
+
+def self_check(name: str) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
+    """Decorator: this function compares kernel `name` with its twin."""
+
+    def register(function: Callable[[], Check]) -> Callable[[], Check]:
+        _checks[name] = function
+        return function
+
+    return register
+
+
+def in_use(name: str) -> bool:
+    """Whether kernel `name` is to be launched; the first call on a device with Metal runs its self-check."""
+    if name not in _reports:
+        _reports[name] = _decide(name)
+    return _reports[name].in_use
+
+
+def reports() -> tuple[KernelReport, ...]:
+    """One report a kernel, deciding those not asked for so far."""
+    for name in sorted(_checks):
+        in_use(name)
+    return tuple(replace(_reports[n], speedups=dict(_speedups.get(n, {}))) for n in sorted(_reports))
+
+
+def forget() -> None:
+    """Decide everything anew; races are forgotten too."""
+    _reports.clear()
+    _speedups.clear()
+
+
+def _decide(name: str) -> KernelReport:
+    wanted = os.environ.get(VARIABLE, "auto")
+    if wanted not in ("auto", "off"):
+        raise ConfigError(f"{VARIABLE} must be auto or off, not {wanted!r}.")
+    if wanted == "off":
+        return KernelReport(name=name, in_use=False, reason=f"switched off by {VARIABLE}=off")
+    if _is_real and device.backend() != "metal":
+        return KernelReport(
+            name=name, in_use=False, reason="there is no Metal here; plain MLX operations do the same"
+        )
+    try:
+        check = _checks[name]()
+    except Exception as error:
+        # Whatever Apple's compiler or MLX finds wrong with a kernel must cost only that kernel.
+        return KernelReport(
+            name=name, in_use=False, reason=f"did not run on this device: {str(error).splitlines()[0]}"
+        )
+    if not check.error <= check.limit:
+        reason = f"differs from plain MLX operations on this device: error {check.error:.2e}, limit {check.limit:.0e}"
+        return KernelReport(name=name, in_use=False, reason=reason)
+    return KernelReport(
+        name=name,
+        in_use=True,
+        reason=f"agrees with plain MLX operations: error {check.error:.1e}",
+        note=check.note,
+    )
+
+
+def largest_error(got: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
+    """Largest difference over all pairs, each in units of the wanted array's largest value; not-a-number counts as infinite."""
+    worst = 0.0
+    for a, b in zip(got, wanted, strict=True):
+        a, b = a.astype(mx.float32), b.astype(mx.float32)
+        if a.shape != b.shape or not mx.isfinite(a).all().item():
+            return float("inf")
+        worst = max(worst, (mx.abs(a - b).max() / mx.maximum(mx.abs(b).max(), 1e-3)).item())
+    return worst
+
+
+# ---- races against MLX's own operations
+
+
+def wins(name: str, width: str) -> bool:
+    """Whether kernel `name` was faster than MLX's own operation at `width`; unmeasured means no."""
+    return _speedups.get(name, {}).get(width, 0.0) >= _RACE_MARGIN
+
+
+def race(
+    name: str, width: str, ours: Callable[[], Any], theirs: Callable[[], Any], *, num_rounds: int = 15
+) -> float:
+    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours)."""
+    times: tuple[list[float], list[float]] = ([], [])
+    mx.eval(ours(), theirs())
+    for _ in range(num_rounds):
+        for function, found in zip((ours, theirs), times, strict=True):
+            start = time.perf_counter()
+            mx.eval(function())
+            found.append(time.perf_counter() - start)
+    ratio = statistics.median(times[1]) / statistics.median(times[0])
+    set_speedup(name, width, ratio)
+    return ratio
+
+
+def set_speedup(name: str, width: str, ratio: float) -> None:
+    """Remember a ratio measured earlier on the same device."""
+    _speedups.setdefault(name, {})[width] = ratio

@@ -1,0 +1,132 @@
+"""Planted faults: each must be caught by the checks that the kernels' own tests make. What a check cannot see, it does not prove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import emulator
+import pytest
+from checks_gdn import Shape, check_replay_bits, check_snapshots, check_two_rounds
+
+from mlxspec import resources
+from mlxspec.kernels import gdn_round, launch
+
+KERNELS = {"gdn_round": gdn_round._kernel}
+
+
+def check_gdn_round() -> None:
+    shape = Shape(key_dim=64)
+    check_two_rounds(shape, first=(4, 1, 6), kept=(2, 1, 5), second=(1, 3, 2))
+    check_snapshots(shape, widths=(3, 1, 5), num_states=3, num_slots=2)
+    check_replay_bits(shape, width=5)
+
+
+CHECKS: dict[str, Callable[[], None]] = {"gdn_round": check_gdn_round}
+
+# kernel, what is wrong, the right text, the wrong text
+FAULTS = [
+    ("gdn_round", "a reduction step is missing", "  x += simd_shuffle_xor(x, 4);\n", ""),
+    ("gdn_round", "a reduction step twice", "simd_shuffle_xor(x, 4)", "simd_shuffle_xor(x, 2)"),
+    ("gdn_round", "the last token is left out", "t < end; ++t", "t < end - 1; ++t"),
+    ("gdn_round", "one token too many", "t < end; ++t", "t <= end; ++t"),
+    ("gdn_round", "one replayed token too few", "t < begin + kept[b]; ++t", "t < begin + kept[b] - 1; ++t"),
+    ("gdn_round", "a write past the end", "if (age < K) {", "if (age <= K) {"),
+    ("gdn_round", "wrong head mapping", "head / (Hv / Hk)", "head % Hk"),
+    (
+        "gdn_round",
+        "an output left unwritten",
+        "if (lane == r) {\n      y",
+        "if (lane == r && r > 0) {\n      y",
+    ),
+    ("gdn_round", "every lane writes", "if (lane == r) {\n      y", "if (lane >= r) {\n      y"),
+    ("gdn_round", "kept of another row", "t < begin + kept[b]; ++t", "t < begin + kept[0]; ++t"),
+    (
+        "gdn_round",
+        "half-precision accumulation",
+        "sum[r] = fma(s[r][e], share[e], sum[r]);\n    }\n    sum",
+        "sum[r] = float(half(fma(s[r][e], share[e], sum[r])));\n    }\n    sum",
+    ),
+    (
+        "gdn_round",
+        "replay in another order",
+        "tape_log_g[t * Hv + head]",
+        "tape_log_g[(2 * begin + kept[b] - 1 - t) * Hv + head]",
+    ),
+    (
+        "gdn_round",
+        "replay rounds otherwise",
+        "s[r][e] = advance(decayed(s[r][e], decay), d, key[e]);",
+        "s[r][e] = s[r][e] * decay + d * key[e];",
+    ),
+    ("gdn_round", "rows mixed up on the flat axis", "begin = tape_starts[b]", "begin = starts[b]"),
+    (
+        "gdn_round",
+        "rows mixed up in the state",
+        "const ulong place = ulong(b) * P",
+        "const ulong place = ulong(b / 2) * P",
+    ),
+    ("gdn_round", "snapshots counted from the front", "age = end - 1 - t", "age = t - begin"),
+    (
+        "gdn_round",
+        "a short row's snapshots unwritten",
+        "older = end - begin; older < K",
+        "older = K; older < K",
+    ),
+    (
+        "gdn_round",
+        "the state written before the replay",
+        "write_share<SHARE>(s[r], lane, state_out + ((ulong(b) * Hv",
+        "if (kept[b] == 0) write_share<SHARE>(s[r], lane, state_out + ((ulong(b) * Hv",
+    ),
+    (
+        "gdn_round",
+        "lanes diverge at a shuffle",
+        "sum[r] = sum_of_row(sum[r]);\n    const int place",
+        "if (lane < 4) sum[r] = sum_of_row(sum[r]);\n    const int place",
+    ),
+    (
+        "gdn_round",
+        "a read one token ahead",
+        "static_cast<float>(v[place])",
+        "static_cast<float>(v[place] + 0.0f * v[place + Hv * Dv])",
+    ),
+    ("gdn_round", "the gate of another head", "step = beta[t * Hv + head]", "step = beta[t * Hv]"),
+]
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """plant(kernel, old, new): launchers read the changed text until the test ends."""
+
+    def change(name: str, old: str, new: str) -> None:
+        text = resources.metal_source(name)
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}.metal"
+        monkeypatch.setattr(launch, "metal_source", lambda _: text.replace(old, new))
+
+    for kernel in KERNELS.values():
+        monkeypatch.setattr(kernel, "_built", {})
+    return change
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_right_kernel_passes(emulated, name):
+    with emulated():
+        CHECKS[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [(n, o, w) for n, _, o, w in FAULTS],
+    ids=[f"{n}-{what}" for n, what, _, _ in FAULTS],
+)
+def test_a_planted_fault_is_caught(emulated, plant, name, old, new):
+    plant(name, old, new)
+    with emulated(), pytest.raises((AssertionError, emulator.EmulationError)) as caught:
+        CHECKS[name]()
+    assert "the compiler does not take" not in str(caught.value), (
+        f"the fault is caught for the wrong reason: {caught.value}"
+    )
+
+
+def test_at_least_ten_faults_are_planted():
+    assert len(FAULTS) >= 10
