@@ -54,7 +54,9 @@ class SamplingParams:
         check_number("temperature", self.temperature, 0, 100)
         check_number("top_p", self.top_p, 0, 1)
         if self.top_p == 0:
-            raise ConfigError("top_p must be above 0: at 0 no token is left; use temperature 0 for the most likely token.")
+            raise ConfigError(
+                "top_p must be above 0: at 0 no token is left; use temperature 0 for the most likely token."
+            )
         check_number("top_k", self.top_k, 0, 1 << 30, integer=True)
         check_number("min_p", self.min_p, 0, 1)
         check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
@@ -108,7 +110,9 @@ class SpecConfig:
         check_number("ngram_n", self.ngram_n, 1, 64, integer=True)
         check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
         if self.drafters and self.n_min > max(self.n_max, self.ngram_m):
-            raise ConfigError(f"n_min ({self.n_min}) is above n_max ({self.n_max}), so every draft would be dropped.")
+            raise ConfigError(
+                f"n_min ({self.n_min}) is above n_max ({self.n_max}), so every draft would be dropped."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ Knows how loading and models fit together; knows no tokenizer and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -38,10 +38,13 @@ class Assembled(NamedTuple):
     mtp: Qwen35Mtp | None
 
 
-def assemble(config: Mapping[str, Any], weights: Weights, dtype: mx.Dtype | None = None) -> Assembled:
-    """Build, load, fuse and evaluate. `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded."""
+def assemble(config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.Dtype | None = None) -> Assembled:
+    """Build, read, fill, fuse and evaluate. The config is judged before `read` is called.
+
+    `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
+    """
     model, parsed = build(config)
-    trunk, head = split_mtp(weights)
+    trunk, head = split_mtp(read())
     trunk, raw = normalize_trunk(trunk)
     if parsed.tied:
         trunk = {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}

@@ -1,0 +1,82 @@
+"""What a drafter is to the engine: it hears every known token of every row, and proposes continuations for the rows it is asked about.
+
+Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the row's history
+once, in order (prompt included), also those somebody else drafted; `truncate` tells when the history is cut.
+Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens in
+`propose`, `observe` only queues (so that plain rounds pay nothing); an exception ends drafting for the rows asked about, never a request.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a drafter wants to see of the target besides tokens."""
+
+    hidden: bool = False  # the final hidden each token was sampled from
+
+
+class Ask(NamedTuple):
+    """A row to draft for. history: all its known tokens, the last of them not yet seen by the target. limit: at most so many, >= 1."""
+
+    row: int
+    history: Sequence[int]
+    limit: int
+    sampler: RowSampler
+
+
+class Draft(NamedTuple):
+    """A proposal for one row: `length` tokens.
+
+    Either host tokens (a list) or device ones: tokens and confidences (length,), lazy. Confidence is the probability of the drafter's most
+    likely token at that place; None where the drafter has no distribution.
+    """
+
+    length: int
+    tokens: list[int] | mx.array
+    confidences: mx.array | None = None
+
+
+NO_DRAFT = Draft(0, [])
+
+
+class Drafter(ABC):
+    """See the module's invariants. Rows are named by numbers that are never used twice."""
+
+    name: str
+    needs = Needs()
+
+    @abstractmethod
+    def begin(self, row: int) -> None:
+        """A new row."""
+
+    @abstractmethod
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one
+        place before it, zeros before the first), given if `needs.hidden`."""
+
+    @abstractmethod
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
+
+    @abstractmethod
+    def truncate(self, row: int, length: int) -> None:
+        """The row's history is now its first `length` tokens."""
+
+    @abstractmethod
+    def close(self, row: int) -> None:
+        """The row is gone; forget it. Unknown rows are ignored."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of state held for rows."""
+        return 0

@@ -1,0 +1,131 @@
+"""Several drafters as one: facts go to all of them, and for each row the first that proposes anything wins the round.
+
+Knows the users' limits (n_max, n_min, p_min) and applies them; knows no acceptance. A drafter that fails ends for the rows it was asked about,
+with a notice; the request goes on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.config import SpecConfig
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.speculation.verify import trim
+
+
+@dataclass(kw_only=True)
+class ChainRow:
+    """What the chain remembers of a row. room: how many drafted tokens budget and context still allow."""
+
+    row: int
+    spec: SpecConfig
+    sampler: RowSampler
+    notices: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """One row's winning draft; drafter None and length 0 for a plain round."""
+
+    drafter: str | None = None
+    draft: Draft = NO_DRAFT
+
+
+class Chain:
+    """Drafters by name, in the order in which they are asked."""
+
+    def __init__(self, drafters: Iterable[Drafter]) -> None:
+        self.drafters = {d.name: d for d in drafters}
+        self._rows: dict[int, ChainRow] = {}
+        self.seconds: dict[str, float] = dict.fromkeys(self.drafters, 0.0)
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether any drafter in use by any row wants hiddens."""
+        return any(d.needs.hidden for r in self._rows.values() for d in self._of(r))
+
+    def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
+        state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
+        for drafter in self._of(state):
+            self._guard(drafter, [state], lambda d=drafter: d.begin(row))  # type: ignore[misc]
+        return state
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        state = self._rows[row]
+        for drafter in self._of(state):
+            given = hidden if drafter.needs.hidden else None
+            self._guard(drafter, [state], lambda d=drafter, h=given: d.observe(row, tokens, h))  # type: ignore[misc]
+
+    def truncate(self, row: int, length: int) -> None:
+        state = self._rows[row]
+        for drafter in self._of(state):
+            self._guard(drafter, [state], lambda d=drafter: d.truncate(row, length))  # type: ignore[misc]
+
+    def close(self, row: int) -> None:
+        self._rows.pop(row, None)
+        for drafter in self.drafters.values():
+            drafter.close(row)
+
+    def propose(self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int) -> dict[int, Proposal]:
+        """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
+        won: dict[int, Proposal] = {}
+        for name, drafter in self.drafters.items():
+            asks = []
+            for row, room in rooms.items():
+                state = self._rows[row]
+                limit = min(room, _limit(drafter, state.spec))
+                if row not in won and limit > 0 and name in state.spec.drafters and name not in state.ended:
+                    asks.append(Ask(row, histories[row], limit, state.sampler))
+            if not asks:
+                continue
+            started = time.perf_counter()
+            states = [self._rows[a.row] for a in asks]
+            sampler = BatchSampler([a.sampler for a in asks], vocab_size)
+            drafts = self._guard(drafter, states, lambda d=drafter, a=asks, s=sampler: _trimmed(d.propose(a, s), states))  # type: ignore[misc]
+            for ask, draft in zip(asks, drafts or [], strict=drafts is not None):
+                if draft.length:
+                    won[ask.row] = Proposal(drafter=name, draft=draft)
+            self.seconds[name] += time.perf_counter() - started
+        return won
+
+    def _of(self, state: ChainRow) -> list[Drafter]:
+        return [d for n, d in self.drafters.items() if n in state.spec.drafters and n not in state.ended]
+
+    def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work):  # type: ignore[no-untyped-def]
+        """Run `work`; if it fails, this drafter ends for these rows and says so."""
+        try:
+            return work()
+        except Exception as error:  # whatever a drafter does must not end a request
+            for state in states:
+                state.ended.add(drafter.name)
+                state.notices.append(f"{drafter.name} drafting ended: {type(error).__name__}: {error}")
+                drafter.close(state.row)
+            return None
+
+
+def _limit(drafter: Drafter, spec: SpecConfig) -> int:
+    return spec.n_max if isinstance(drafter, ModelDrafter) else spec.ngram_m
+
+
+def _trimmed(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:
+    """p_min and n_min, where a row asks for them. Only then do confidences cost a synchronisation."""
+    wanted = [
+        (i, d.confidences)
+        for i, (d, s) in enumerate(zip(drafts, states, strict=True))
+        if d.confidences is not None and (s.spec.p_min > 0 or s.spec.n_min > 0)
+    ]
+    mx.eval([c for _, c in wanted])
+    out = list(drafts)
+    for i, confidences in wanted:
+        spec, draft = states[i].spec, out[i]
+        length = trim(np.asarray(confidences).tolist(), p_min=spec.p_min, n_min=spec.n_min)
+        out[i] = Draft(length, draft.tokens[:length], None) if length else NO_DRAFT
+    return out

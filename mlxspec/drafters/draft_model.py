@@ -1,0 +1,55 @@
+"""Drafting with a smaller model of the same vocabulary. Knows how two vocabularies are compared; the rest is model_based.py."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.errors import VocabularyError
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.base import LogitsAt, Model, Output
+
+_SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows
+_SHOWN = 5
+
+
+class DraftModel(ModelDrafter):
+    """A small model that follows the rows and runs ahead."""
+
+    name = "draft-model"
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        """vocab_size: the target's; logits are cut or padded to it."""
+        super().__init__(model.max_context)
+        self._model = model
+        self._vocab_size = vocab_size
+
+    def _make_cache(self, num_rows: int) -> ModelCache:
+        return self._model.make_cache(num_rows)
+
+    def _forward(
+        self, tokens: mx.array, hidden: mx.array | None, rows: FlatRows, cache: ModelCache, logits_at: LogitsAt
+    ) -> Output:
+        out = self._model.forward(tokens, rows, cache, facts=True, logits_at=logits_at)
+        missing = self._vocab_size - self._model.vocab_size
+        if out.logits is None or missing == 0:
+            return out
+        logits = out.logits[:, : self._vocab_size]
+        if missing > 0:
+            logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
+        return Output(logits=logits, hidden=out.hidden)
+
+
+def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
+    """Raise VocabularyError, naming ids that differ, unless both models mean the same by every id."""
+    if draft_size > target_size + _SIZE_DIFFERENCE or target_size > draft_size + _SIZE_DIFFERENCE:
+        raise VocabularyError(f"The draft model has {draft_size} token ids and the target {target_size}: not the same vocabulary.")
+    common = max(target.vocab_size, draft.vocab_size)
+    differing = [i for i in range(common) if target.token_text(i) != draft.token_text(i)]
+    if differing:
+        shown = ", ".join(f"{i} ({target.token_text(i)!r} / {draft.token_text(i)!r})" for i in differing[:_SHOWN])
+        raise VocabularyError(f"{len(differing)} token ids mean different things to target and draft model, such as {shown}.")
+    if target.eos_ids != draft.eos_ids and not target.eos_ids & draft.eos_ids:
+        raise VocabularyError(f"Target and draft model end a text with different ids: {set(target.eos_ids)} and {set(draft.eos_ids)}.")

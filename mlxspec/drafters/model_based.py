@@ -1,0 +1,175 @@
+"""What drafters that run a model share: a cache that follows the known tokens, and drafts run ahead on a fork of it.
+
+One cache serves all rows, so each forward is batched over them. Knows queues, rows and forks; subclasses know the forward.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import LogitsAt, Output
+from mlxspec.sampling.sampler import BatchSampler, confidence
+
+_QUEUE_AT_MOST = 512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
+
+
+class _Row:
+    """A row's place in the cache and the tokens its model has not run yet, with their hiddens."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.hidden: list[mx.array] = []
+
+    def take(self) -> tuple[list[int], list[mx.array]]:
+        taken = self.tokens, self.hidden
+        self.tokens, self.hidden = [], []
+        return taken
+
+
+class ModelDrafter(Drafter):
+    """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
+
+    max_context: the drafter ends for a row that would grow past it.
+    """
+
+    def __init__(self, max_context: int) -> None:
+        self.max_context = max_context
+        self._cache: ModelCache | None = None
+        self._order: list[int] = []  # row names in cache order
+        self._rows: dict[int, _Row] = {}
+
+    @abstractmethod
+    def _make_cache(self, num_rows: int) -> ModelCache: ...
+
+    @abstractmethod
+    def _forward(
+        self, tokens: mx.array, hidden: mx.array | None, rows: FlatRows, cache: ModelCache, logits_at: LogitsAt
+    ) -> Output:
+        """Run tokens (N,) as facts and leave the transaction open."""
+
+    def begin(self, row: int) -> None:
+        fresh = self._make_cache(1)
+        if self._cache is None:
+            self._cache = fresh
+        else:
+            self._cache.join(fresh)
+        self._order.append(row)
+        self._rows[row] = _Row()
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        state = self._rows.get(row)
+        if state is None:
+            return
+        state.tokens += tokens
+        if hidden is not None and tokens:
+            state.hidden.append(hidden)
+        if len(state.tokens) >= _QUEUE_AT_MOST and self._length(row) + len(state.tokens) <= self.max_context:
+            cache = self._run({row: state.take()}, "none")[0]
+            mx.eval(cache.arrays)
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        fits = [a for a in asks if a.row in self._rows and len(a.history) + a.limit <= self.max_context]
+        for ask in asks:
+            if ask.row in self._rows and len(ask.history) >= self.max_context:
+                self.close(ask.row)
+        if not fits:
+            return [NO_DRAFT] * len(asks)
+        owners = {a.row: i for i, a in enumerate(asks)}
+        done = self._draft(fits, sampler, owners)
+        return [done.get(a.row, NO_DRAFT) for a in asks]
+
+    def truncate(self, row: int, length: int) -> None:
+        state = self._rows.get(row)
+        if state is None:
+            return
+        done = self._length(row)
+        if length >= done:
+            del state.tokens[length - done :]
+            joined = mx.concatenate(state.hidden)[: length - done] if state.hidden else None
+            state.hidden = [] if joined is None or length == done else [joined]
+            return
+        if self._cache is not None and self._cache.has_recurrent:
+            self.close(row)  # a recurrent state cannot go back; the row drafts no more
+            return
+        state.take()
+        if self._cache is not None:
+            self._cache.truncate(self._order.index(row), length)
+
+    def close(self, row: int) -> None:
+        if self._rows.pop(row, None) is None:
+            return
+        place = self._order.index(row)
+        self._order.pop(place)
+        if not self._order:
+            self._cache = None
+        elif self._cache is not None:
+            self._cache.select([i for i in range(len(self._order) + 1) if i != place])
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._cache is None else self._cache.nbytes
+
+    def _length(self, row: int) -> int:
+        return 0 if self._cache is None else self._cache.lengths[self._order.index(row)]
+
+    def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
+        """Catch up and take the first step in one forward, further steps on a fork. All lazy."""
+        cache, out = self._run({a.row: self._rows[a.row].take() for a in asks}, "last")
+        fork: ModelCache | None = None
+        # the order of logits is the cache's
+        active = sorted(asks, key=lambda a: self._order.index(a.row))
+        tokens: dict[int, list[mx.array]] = {a.row: [] for a in asks}
+        sure: dict[int, list[mx.array]] = {a.row: [] for a in asks}
+        hidden = out.hidden[self._last_rows.last_indices] if out.hidden.shape[0] > len(active) else out.hidden
+        logits, depth = out.logits, 0
+        while logits is not None:
+            positions = [len(a.history) + depth for a in active]
+            chosen = sampler.sample(logits, [owners[a.row] for a in active], positions)
+            sureness = confidence(logits)
+            for i, ask in enumerate(active):
+                tokens[ask.row].append(chosen[i : i + 1])
+                sure[ask.row].append(sureness[i : i + 1])
+            depth += 1
+            going = [i for i, a in enumerate(active) if a.limit > depth]
+            if not going:
+                break
+            if len(going) < len(active):
+                index = mx.array(going)
+                chosen, hidden = chosen[index], hidden[index]
+                active = [active[i] for i in going]
+            fork = fork or cache.fork()
+            names = {a.row for a in active}
+            rows = FlatRows(tuple(1 if name in names else 0 for name in self._order))
+            out = self._forward(chosen, hidden, rows, fork, "last")
+            fork.commit()
+            logits, hidden = out.logits, out.hidden
+        return {a.row: Draft(a.limit, _join(tokens[a.row]), _join(sure[a.row])) for a in asks}
+
+    def _run(self, work: dict[int, tuple[list[int], list[mx.array]]], logits_at: LogitsAt) -> tuple[ModelCache, Output]:
+        """One wide forward over the queued tokens of some rows, committed."""
+        cache = self._cache
+        if cache is None:
+            raise RuntimeError("no rows")  # propose and observe are only reached with rows
+        widths = tuple(len(work[name][0]) if name in work else 0 for name in self._order)
+        rows = FlatRows(widths)
+        flat = [t for name in self._order if name in work for t in work[name][0]]
+        hiddens = [h for name in self._order if name in work for h in work[name][1]]
+        try:
+            out = self._forward(mx.array(np.asarray(flat, np.int32)), _join(hiddens) if hiddens else None, rows, cache, logits_at)
+        except BaseException:
+            cache.abort()
+            raise
+        cache.commit()
+        self._last_rows = rows
+        return cache, out
+
+
+def _join(parts: list[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)

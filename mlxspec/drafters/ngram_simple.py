@@ -1,0 +1,94 @@
+"""Self n-gram drafting, the simple way: the last n tokens have stood here before, so propose what followed them then.
+
+After llama.cpp's ngram-simple and prompt lookup (Saxena 2023), with two differences. Matches are found through an index of every n-gram's latest
+end (llama.cpp scans the history each round), so a token costs O(1); and a match near the end may be continued into itself, so a repeating
+pattern is drafted at full length (llama.cpp drops continuations shorter than n). Needs no model and knows no probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.sampling.sampler import BatchSampler
+
+
+class NgramIndex:
+    """One row's history with, for every n-gram, where it last ended.
+
+    `find` looks for an occurrence that ends before the history does, so the index holds n-grams ending at least one token back.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.history: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> index just behind its latest occurrence
+        self._before: list[int | None] = []  # what each entry replaced, so that truncate can put it back
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        n, history = self.n, self.history
+        for token in tokens:
+            end = len(history)
+            if end >= n:  # the n-gram ending here now has a token behind it
+                key = tuple(history[end - n : end])
+                self._before.append(self._ends.get(key))
+                self._ends[key] = end
+            history.append(token)
+
+    def truncate(self, length: int) -> None:
+        n, history = self.n, self.history
+        while len(history) > length:
+            history.pop()
+            end = len(history)
+            if end >= n:
+                key = tuple(history[end - n : end])
+                before = self._before.pop()
+                if before is None:
+                    del self._ends[key]
+                else:
+                    self._ends[key] = before
+
+    def find(self, limit: int) -> list[int]:
+        """Up to `limit` tokens that followed the latest earlier occurrence of the last n tokens."""
+        history = self.history
+        if len(history) <= self.n:
+            return []
+        start = self._ends.get(tuple(history[-self.n :]))
+        if start is None:
+            return []
+        draft = history[start : start + limit]
+        period = len(history) - start
+        while len(draft) < limit:  # the match runs into the end of the text: go round
+            draft.append(draft[len(draft) - period])
+        return draft
+
+
+class NgramSimple(Drafter):
+    """Drafts up to m tokens when the last n have occurred before."""
+
+    name = "ngram-simple"
+
+    def __init__(self, n: int, m: int) -> None:
+        self.n, self.m = n, m
+        self._rows: dict[int, NgramIndex] = {}
+
+    def begin(self, row: int) -> None:
+        self._rows[row] = NgramIndex(self.n)
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        self._rows[row].extend(tokens)
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        drafts = []
+        for ask in asks:
+            tokens = self._rows[ask.row].find(min(ask.limit, self.m))
+            drafts.append(Draft(len(tokens), tokens) if tokens else NO_DRAFT)
+        return drafts
+
+    def truncate(self, row: int, length: int) -> None:
+        self._rows[row].truncate(length)
+
+    def close(self, row: int) -> None:
+        self._rows.pop(row, None)

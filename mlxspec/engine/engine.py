@@ -1,0 +1,242 @@
+"""The engine: requests come in, rounds run over all rows that decode, events come out.
+
+    step():  admit()   new rows: prefill, first token, join
+             round()   draft -> verify -> accept -> commit, one target forward
+             retire()  rows that ended leave
+
+Batch-native: one chat and eight rows take the same path. Rows join and leave between rounds and change nothing for the others. Not
+thread-safe: one thread owns an engine. Knows tokens in, events out; knows no files, no terminal, no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxspec import device
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.chain import Chain
+from mlxspec.engine.prefill import prefill
+from mlxspec.engine.request import Request
+from mlxspec.engine.round import run_round
+from mlxspec.engine.stats import EngineStats, RequestStats
+from mlxspec.errors import ConfigError, ContextOverflowError
+from mlxspec.events import Event, FinishEvent, FinishReason, TokensEvent
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.base import Model
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished answer. tokens: its ids, without the end token; finish_reason "stop" or "length"."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: RequestStats = field(repr=False)
+
+
+class Engine:
+    """A loaded model with its drafters.
+
+    Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None = None,
+        *,
+        drafters: Sequence[Drafter] = (),
+        spec: SpecConfig | None = None,
+        config: EngineConfig | None = None,
+        name: str = "model",
+    ) -> None:
+        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.config = config or EngineConfig()
+        self.chain = Chain(drafters)
+        self.spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
+        self.stats = EngineStats()
+        self._check_spec(self.spec)
+        self._waiting: deque[Request] = deque()
+        self._rows: list[Request] = []
+        self._cache: ModelCache | None = None
+        self._num_requests = 0
+
+    # --- for one caller who wants answers
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        spec: SpecConfig | None = None,
+    ) -> Any:
+        """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
+
+        A string is continued as it stands; see `chat_prompt` for the model's chat format. Raises MlxspecError subclasses before any work.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
+        each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(several):
+            raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
+        requests = [self._make(p, s or SamplingParams(), spec) for p, s in zip(several, each, strict=True)]
+        self._waiting.extend(requests)
+        self._run_until(requests)
+        results = [self._result(r) for r in requests]
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None) -> Iterator[Event]:
+        """Events of one answer as they happen. Closing the iterator cancels the request."""
+        request = self._make(prompt, params or SamplingParams(), spec)
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[Event]:
+        self._waiting.append(request)
+        try:
+            while request.finish_reason is None:
+                yield from (e for e in self.step() if e.request == request.number)
+        finally:
+            self.cancel(request.number)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of messages ({"role", "content"}) in the model's chat format. Raises ConfigError without a template."""
+        if self.tokenizer is None or self.tokenizer.template is None:
+            raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
+        return self.tokenizer.encode(self.tokenizer.template.render(messages, **options), special=False)
+
+    # --- for a scheduler
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None) -> Request:
+        """Queue a request. Raises ConfigError or ContextOverflowError; nothing is queued then."""
+        request = self._make(prompt, params or SamplingParams(), spec)
+        self._waiting.append(request)
+        return request
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._rows
+
+    def step(self) -> list[Event]:
+        """Admit what fits, run one round, let ended rows go."""
+        with device.private_kernels():
+            events = self._admit()
+            if self._rows and self._cache is not None:
+                events += run_round(self._rows, self.model, self._cache, self.chain, self.stats)
+                self._retire()
+        return events
+
+    def cancel(self, number: int) -> bool:
+        """End a request at any stage; False if it is not running. Its row leaves at once."""
+        for request in [*self._waiting, *self._rows]:
+            if request.number == number and request.finish_reason is None:
+                request.finish_reason = "cancelled"
+                self._waiting = deque(r for r in self._waiting if r.number != number)
+                self._retire()
+                return True
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows' state: the target's and the drafters'."""
+        own = 0 if self._cache is None else self._cache.nbytes
+        return own + sum(d.nbytes for d in self.chain.drafters.values())
+
+    @property
+    def max_context(self) -> int:
+        return min(self.config.max_context or self.model.max_context, self.model.max_context)
+
+    def _make(self, prompt: Prompt, params: SamplingParams, spec: SpecConfig | None) -> Request:
+        spec = self.spec if spec is None else spec
+        self._check_spec(spec)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("Without a tokenizer a prompt must be token ids.")
+            prompt = self.tokenizer.encode(prompt)
+        tokens = list(prompt)
+        if not tokens:
+            raise ConfigError("The prompt is empty.")
+        bad = next((t for t in tokens if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.model.vocab_size), None)
+        if bad is not None:
+            raise ConfigError(f"The prompt holds {bad!r}, which is no token id of this model (0 to {self.model.vocab_size - 1}).")
+        if len(tokens) >= self.max_context:
+            raise ContextOverflowError(len(tokens), self.max_context)
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        return Request(
+            number,
+            tokens,
+            params,
+            spec,
+            max_context=self.max_context,
+            vocab_size=self.model.vocab_size,
+            tokenizer=self.tokenizer,
+        )
+
+    def _check_spec(self, spec: SpecConfig) -> None:
+        for name in spec.drafters:
+            if name not in self.chain.drafters:
+                there = ", ".join(self.chain.drafters) or "none"
+                raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
+
+    def _admit(self) -> list[Event]:
+        events: list[Event] = []
+        while self._waiting and len(self._rows) < self.config.max_rows:
+            request = self._waiting.popleft()
+            try:
+                if request.spec.drafters:
+                    request.stats.notices = self.chain.begin(request.number, request.spec, request.sampler).notices
+                cache, new = prefill(request, self.model, self.chain, self.config.prefill_chunk)
+            except BaseException:
+                self.chain.close(request.number)
+                request.finish_reason = "error"
+                raise
+            events += new
+            if request.finish_reason is not None:
+                self.chain.close(request.number)
+                continue
+            if self._cache is None:
+                self._cache = cache
+            else:
+                self._cache.join(cache)
+            self._rows.append(request)
+        return events
+
+    def _retire(self) -> None:
+        staying = [i for i, r in enumerate(self._rows) if r.finish_reason is None]
+        if len(staying) == len(self._rows):
+            return
+        for request in self._rows:
+            if request.finish_reason is not None:
+                self.chain.close(request.number)
+        if not staying:
+            self._cache = None
+        elif self._cache is not None:
+            self._cache.select(staying)
+        self._rows = [self._rows[i] for i in staying]
+
+    def _run_until(self, requests: Sequence[Request]) -> None:
+        try:
+            while any(r.finish_reason is None for r in requests):
+                self.step()
+        except BaseException:
+            for request in requests:
+                self.cancel(request.number)
+            raise
+
+    def _result(self, request: Request) -> Result:
+        return Result(
+            text=request.answer.text,
+            tokens=tuple(request.history[len(request.prompt) :]),
+            finish_reason=request.finish_reason or "error",
+            stats=request.stats,
+        )
+
+
+__all__ = ["Engine", "FinishEvent", "Result", "TokensEvent"]

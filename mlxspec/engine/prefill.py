@@ -1,0 +1,50 @@
+"""A prompt into a cache of its own, chunk by chunk, up to the first token of the answer. Knows one request; knows no rounds."""
+
+from __future__ import annotations
+
+import time
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec import device
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.chain import Chain
+from mlxspec.engine.request import Request
+from mlxspec.events import Event
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import Model
+from mlxspec.sampling.sampler import BatchSampler
+
+
+def prefill(request: Request, model: Model, chain: Chain, chunk: int) -> tuple[ModelCache, list[Event]]:
+    """Run the whole prompt, tell the drafters of it, sample the first token. Returns a cache of one row."""
+    started = time.perf_counter()
+    device.prefill_threads()
+    cache = model.make_cache(1)
+    prompt, drafts = request.prompt, bool(request.spec.drafters)
+    carry = mx.zeros((1, model.hidden_size))  # what stands before the first token
+    for begin in range(0, len(prompt), chunk):
+        piece = prompt[begin : begin + chunk]
+        last = begin + chunk >= len(prompt)
+        rows = FlatRows((len(piece),))
+        tokens = mx.array(np.asarray(piece, np.int32))
+        out = model.forward(tokens, rows, cache, facts=True, logits_at="last" if last else "none")
+        cache.commit()
+        mx.eval(out.logits if last else out.hidden, cache.arrays)
+        if drafts and chain.needs_hidden:
+            before = mx.concatenate([carry.astype(out.hidden.dtype), out.hidden[:-1]])
+            chain.observe(request.number, piece, before)
+            carry = out.hidden[-1:]
+        elif drafts:
+            chain.observe(request.number, piece, None)
+    device.decode_threads()
+    if out.logits is None:
+        raise ValueError("an empty prompt has no first token")
+    sampler = BatchSampler([request.sampler], model.vocab_size)
+    first = int(sampler.sample(out.logits, [0], [len(prompt)]).item())
+    events = request.accept([first])
+    if drafts and request.finish_reason is None:
+        chain.observe(request.number, [first], carry if chain.needs_hidden else None)
+    request.stats.prefill_seconds = time.perf_counter() - started
+    return cache, events

@@ -1,0 +1,78 @@
+"""What drafting did, counted where it happens: per request, per drafter, and times of the engine. Plain numbers; knows no arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DrafterStats:
+    """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it stood."""
+
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    by_position: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        self.num_rounds += 1
+        self.num_drafted += drafted
+        self.num_accepted += accepted
+        while len(self.by_position) < drafted:
+            self.by_position.append((0, 0))
+        for i in range(drafted):
+            tried, stood = self.by_position[i]
+            self.by_position[i] = (tried + 1, stood + (i < accepted))
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted over drafted tokens, 0 when nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+
+@dataclass
+class RequestStats:
+    """One request. Seconds are wall time: prefill until the first token, decode behind it; rows decoding together share decode time."""
+
+    num_prompt: int = 0
+    num_generated: int = 0
+    num_rounds: int = 0
+    seed: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    drafters: dict[str, DrafterStats] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(d.num_drafted for d in self.drafters.values())
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(d.num_accepted for d in self.drafters.values())
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens a target forward gave behind the first token; 1 is plain decoding."""
+        return (self.num_generated - 1) / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def decode_speed(self) -> float:
+        """Tokens a second behind the first token."""
+        return (self.num_generated - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def prefill_speed(self) -> float:
+        return self.num_prompt / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+
+@dataclass
+class EngineStats:
+    """Totals since the engine was made. num_syncs: how often the host waited for the device in rounds."""
+
+    num_rounds: int = 0
+    num_plain_rounds: int = 0
+    num_verified: int = 0  # tokens the target ran in rounds, over all rows
+    num_emitted: int = 0
+    draft_seconds: float = 0.0
+    round_seconds: float = 0.0

@@ -1,0 +1,57 @@
+"""Text of one answer as it becomes certain: whole characters, and nothing that might still turn out to be a stop string.
+
+Knows tokens and stop strings; knows no events and no budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxspec.loading.tokenizer import TextStream
+
+
+class AnswerText:
+    """Feed it tokens one by one; it hands out text and tells when a stop string is complete."""
+
+    def __init__(self, stream: TextStream | None, stop: Sequence[str]) -> None:
+        self._stream = stream
+        self._stop = tuple(stop)
+        self._held = ""
+        self._stopped = False
+        self.text = ""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """(text that is now certain, whether a stop string was completed). After True, push no more."""
+        if self._stream is None:
+            return "", False
+        return self._give(self._stream.push(token))
+
+    def finish(self) -> tuple[str, bool]:
+        """What is left at the end: held-back text and an incomplete character."""
+        if self._stream is None or self._stopped:
+            return "", self._stopped
+        piece, stopped = self._give(self._stream.rest())
+        if not stopped:
+            self.text += self._held
+            piece, self._held = piece + self._held, ""
+        return piece, stopped
+
+    def _give(self, piece: str) -> tuple[str, bool]:
+        self._held += piece
+        found = [i for s in self._stop if (i := self._held.find(s)) >= 0]
+        if found:
+            certain, self._held, self._stopped = self._held[: min(found)], "", True
+            self.text += certain
+            return certain, True
+        keep = max((_overlap(self._held, s) for s in self._stop), default=0)
+        certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self.text += certain
+        return certain, False
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,179 @@
+"""From a Gated DeltaNet layer's projection to the inputs of its recurrence: convolution from the kept window, SiLU, split, norms, gates.
+
+`conv_qkv` picks the Metal kernel (one launch) or the plain-mx twin. Knows arrays; does not know which tokens are accepted, nor that `kept`
+fits the last forward (the cache sees to that). The projection's columns are q | k | v | z | b | a; C = 2 Hk Dk + Hv Dv stand before z.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.kernels import launch
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape, conv_qkv_ops, conv_window
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_round import RowLayout, supports
+
+_kernel = launch.MetalKernel(
+    "conv_qkv",
+    inputs=[
+        "projected",
+        "window",
+        "last_inputs",
+        "weight",
+        "neg_a",
+        "dt_bias",
+        "starts",
+        "last_starts",
+        "kept",
+    ],
+    outputs=["q", "k", "v", "log_g", "beta", "window_out"],
+)
+_NUM_TAPS = 4
+_SEGMENT = 16  # tokens a simdgroup takes; at most 32, a lane each for the gates
+
+
+@dataclass(frozen=True)
+class ConvWeights:
+    """weight (4, C); neg_a = -exp(A_log) and dt_bias (Hv,) float32."""
+
+    weight: mx.array
+    neg_a: mx.array
+    dt_bias: mx.array
+
+
+@dataclass(frozen=True)
+class KeptInputs:
+    """The last forward's inputs (M, C or more columns: its whole projection will do), its rows, and how many stand, num (B,) int32."""
+
+    inputs: mx.array
+    rows: RowLayout
+    num: mx.array
+
+
+def conv_qkv(
+    projected: mx.array,
+    window: mx.array,
+    weights: ConvWeights,
+    shape: GdnShape,
+    rows: RowLayout,
+    last: KeptInputs | None = None,
+    *,
+    facts: bool = False,
+) -> tuple[GdnInputs, mx.array]:
+    """projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) in one dtype; `last` None: the window stands right before these tokens.
+
+    Returns the recurrence's inputs and the window (B, 3, C): the one before these tokens, or with `facts` (they all stand) after them.
+    """
+    fits = window.shape[1] == _NUM_TAPS - 1 and supports(projected.dtype, shape.k_dim, shape.v_dim)
+    run = conv_qkv_metal if fits and launch.in_use("conv_qkv") else conv_qkv_twin
+    return run(projected, window, weights, shape, rows, last, facts=facts)
+
+
+def conv_qkv_twin(
+    projected: mx.array,
+    window: mx.array,
+    weights: ConvWeights,
+    shape: GdnShape,
+    rows: RowLayout,
+    last: KeptInputs | None = None,
+    *,
+    facts: bool = False,
+) -> tuple[GdnInputs, mx.array]:
+    """Plain mx."""
+    size, heads = shape.conv_size, shape.num_v_heads
+    before_b = size + heads * shape.v_dim
+    qkv, b, a = (
+        projected[:, :size],
+        projected[:, before_b : before_b + heads],
+        projected[:, before_b + heads :],
+    )
+    if last is not None:
+        window = conv_window(window, last.inputs[:, :size], last.num, last.rows.index)
+    inputs = conv_qkv_ops(
+        qkv, b, a, window, weights.weight, weights.neg_a, weights.dt_bias, shape, rows.index
+    )
+    if facts:
+        window = conv_window(window, qkv, rows.starts[1:] - rows.starts[:-1], rows.index)
+    return inputs, window
+
+
+def conv_qkv_metal(
+    projected: mx.array,
+    window: mx.array,
+    weights: ConvWeights,
+    shape: GdnShape,
+    rows: RowLayout,
+    last: KeptInputs | None = None,
+    *,
+    facts: bool = False,
+) -> tuple[GdnInputs, mx.array]:
+    """The kernel."""
+    num_tokens, stride = projected.shape
+    num_rows, dtype = window.shape[0], projected.dtype
+    widest = num_tokens // num_rows if rows.index is None else rows.index.pad.shape[1]
+    segments = -(-widest // _SEGMENT)
+    units = 2 * shape.num_k_heads + shape.num_v_heads
+    keys, values = (num_tokens, shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
+    gates = values[:2], mx.float32
+    last_inputs, last_starts, kept = (
+        (last.inputs, last.rows.starts, last.num) if last else (projected, rows.starts, rows.starts)
+    )
+    *inputs, window = _kernel(
+        [
+            projected,
+            window,
+            last_inputs,
+            weights.weight,
+            weights.neg_a,
+            weights.dt_bias,
+            rows.starts,
+            last_starts,
+            kept,
+        ],
+        outputs=[(keys, dtype), (keys, dtype), (values, dtype), gates, gates, (window.shape, dtype)],
+        template={
+            "T": dtype,
+            "Hk": shape.num_k_heads,
+            "Hv": shape.num_v_heads,
+            "Dk": shape.k_dim,
+            "Dv": shape.v_dim,
+            "STRIDE": stride,
+            "LAST_STRIDE": last_inputs.shape[1],
+            "SEGMENT": _SEGMENT,
+            "SEGMENTS": segments,
+            "REPLAY": int(last is not None),
+            "FACTS": int(facts),
+        },
+        grid=(32, units, num_rows * segments),
+        threadgroup=(32, min(4, units), 1),
+    )
+    return GdnInputs(*inputs), window
+
+
+@launch.self_check("conv_qkv")
+def _self_check() -> launch.Check:
+    """Two ragged forwards, the second with parts of the first kept, tape and facts; float32 only, as the twin rounds between operations."""
+    rng = np.random.default_rng(0)
+    shape = GdnShape(2, 4, 64, 32)
+    rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 20), (2, 4, 1))]
+
+    def draw(*size: int) -> mx.array:
+        return mx.array(rng.standard_normal(size, np.float32))
+
+    columns = shape.conv_size + 4 * 32 + 2 * 4
+    weights = ConvWeights(draw(4, shape.conv_size), -mx.abs(draw(4)), draw(4))
+    window, last = (
+        draw(3, 3, shape.conv_size),
+        KeptInputs(draw(24, columns), rows[0], mx.array([2, 0, 20], mx.int32)),
+    )
+    projected, found = draw(7, columns), []
+    for run in (conv_qkv_metal, conv_qkv_twin):
+        outputs: list[mx.array] = []
+        for facts, kept in ((False, last), (True, last), (True, None)):
+            inputs, after = run(projected, window, weights, shape, rows[1], kept, facts=facts)
+            outputs += [*inputs, after]
+        found.append(outputs)
+    return launch.Check(error=launch.largest_error(*found), limit=1e-5)
