@@ -25,3 +25,31 @@ def gated_delta(
             y[t, h] = s[h] @ query
         states.append(s)
     return y, delta, np.stack(states)
+
+
+def conv_inputs(
+    before: Array,
+    projected: Array,
+    weight: Array,
+    neg_a: Array,
+    dt_bias: Array,
+    shape: tuple[int, int, int, int],
+) -> tuple[Array, Array, Array, Array, Array]:
+    """One row: the 3 inputs before it (3, C), projected (T, columns q | k | v | z | b | a), weight (4, C), shape (Hk, Hv, Dk, Dv).
+
+    Returns q, k (T, Hk, Dk), v (T, Hv, Dv), log_g, beta (T, Hv)."""
+    key_heads, value_heads, key_dim, value_dim = shape
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    channels, num = 2 * keys + values, len(projected)
+    x = np.concatenate([before, projected[:, :channels]]).astype(np.float64)
+    mixed = sum((x[i : i + num] * weight[i].astype(np.float64) for i in range(4)), np.zeros((num, channels)))
+    mixed = mixed / (1 + np.exp(-mixed))
+    q, k = (
+        mixed[:, :keys].reshape(num, key_heads, key_dim),
+        mixed[:, keys : 2 * keys].reshape(num, key_heads, key_dim),
+    )
+    q, k = (y / np.sqrt((y**2).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
+    b, a = projected[:, -2 * value_heads : -value_heads], projected[:, -value_heads:].astype(np.float64)
+    log_g = neg_a * np.logaddexp(a + dt_bias, 0)
+    v = mixed[:, 2 * keys :].reshape(num, value_heads, value_dim)
+    return q / np.sqrt(key_dim), k, v, log_g, 1 / (1 + np.exp(-b.astype(np.float64)))

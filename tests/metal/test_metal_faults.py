@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import emulator
+import mlx.core as mx
 import pytest
+from checks_conv import check_extreme_gates, check_fresh, check_two_forwards
 from checks_gdn import Shape, check_replay_bits, check_snapshots, check_two_rounds
 
 from mlxspec import resources
-from mlxspec.kernels import gdn_round, launch
+from mlxspec.kernels import conv_qkv, gdn_round, launch
 
-KERNELS = {"gdn_round": gdn_round._kernel}
+KERNELS = {"gdn_round": gdn_round._kernel, "conv_qkv": conv_qkv._kernel}
 
 
 def check_gdn_round() -> None:
@@ -21,7 +23,14 @@ def check_gdn_round() -> None:
     check_replay_bits(shape, width=5)
 
 
-CHECKS: dict[str, Callable[[], None]] = {"gdn_round": check_gdn_round}
+def check_conv_qkv() -> None:
+    check_two_forwards(first=(4, 1, 2), kept=(3, 0, 2), second=(1, 20, 2))
+    check_two_forwards(first=(1, 2), kept=(1, 1), second=(3, 1), dtype=mx.float16, whole=False)
+    check_fresh((3, 1, 17))
+    check_extreme_gates()
+
+
+CHECKS: dict[str, Callable[[], None]] = {"gdn_round": check_gdn_round, "conv_qkv": check_conv_qkv}
 
 # kernel, what is wrong, the right text, the wrong text
 FAULTS = [
@@ -89,6 +98,28 @@ FAULTS = [
         "a read one token ahead",
         "static_cast<float>(v[place])",
         "static_cast<float>(v[place] + 0.0f * v[place + Hv * Dv])",
+    ),
+    ("conv_qkv", "kept of another row", "row.kept = REPLAY ? kept[b]", "row.kept = REPLAY ? kept[0]"),
+    ("conv_qkv", "kept ignored", "row.kept = REPLAY ? kept[b] : 0", "row.kept = 0"),
+    ("conv_qkv", "window picked one input late", "row.kept + 3 + at", "row.kept + 2 + at"),
+    ("conv_qkv", "the window's end read as inputs", "if (joined < 3) {", "if (joined < 2) {"),
+    ("conv_qkv", "the last forward's rows mixed up", "REPLAY ? last_starts[b]", "REPLAY ? starts[b]"),
+    ("conv_qkv", "the last forward's stride", "* LAST_STRIDE + channel", "* STRIDE + channel"),
+    ("conv_qkv", "history lost between segments", "row, first - 3 + i, channel", "row, i - 3, channel"),
+    ("conv_qkv", "segments overlap", "first + SEGMENT)", "first + SEGMENT + 1)"),
+    ("conv_qkv", "taps in the wrong order", "weight[i * C", "weight[(3 - i) * C"),
+    ("conv_qkv", "no norm across lanes", "simd_sum(squares)", "squares"),
+    ("conv_qkv", "eps on the mean", "simd_sum(squares) + 1e-6f", "simd_sum(squares) + 1e-6f * Dk * 1000.0f"),
+    ("conv_qkv", "q not scaled", "if (unit < Hk) {\n    scale", "if (unit < 0) {\n    scale"),
+    ("conv_qkv", "b and a exchanged", "projected[gates + Hv]", "projected[gates]"),
+    ("conv_qkv", "the last token's gates unwritten", "first + lane < end", "first + lane < end - 1"),
+    ("conv_qkv", "window after facts one too early", "FACTS ? width - 3 + i", "FACTS ? width - 4 + i"),
+    ("conv_qkv", "every segment writes the window", "if (segment == 0) {", "if (segment >= 0) {"),
+    (
+        "conv_qkv",
+        "softplus loses small values",
+        "u == 1.0f ? e : precise::log(u) * (e / (u - 1.0f))",
+        "precise::log(u)",
     ),
     ("gdn_round", "the gate of another head", "step = beta[t * Hv + head]", "step = beta[t * Hv]"),
 ]
