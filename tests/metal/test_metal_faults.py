@@ -9,11 +9,12 @@ import mlx.core as mx
 import pytest
 from checks_conv import check_extreme_gates, check_fresh, check_two_forwards
 from checks_gdn import Shape, check_replay_bits, check_snapshots, check_two_rounds
+from checks_qmv import check_rows, draw
 
 from mlxspec import resources
-from mlxspec.kernels import conv_qkv, gdn_round, launch
+from mlxspec.kernels import conv_qkv, gdn_round, launch, qmv_rows
 
-KERNELS = {"gdn_round": gdn_round._kernel, "conv_qkv": conv_qkv._kernel}
+KERNELS = {"gdn_round": gdn_round._kernel, "conv_qkv": conv_qkv._kernel, "qmv_rows": qmv_rows._kernel}
 
 
 def check_gdn_round() -> None:
@@ -30,7 +31,16 @@ def check_conv_qkv() -> None:
     check_extreme_gates()
 
 
-CHECKS: dict[str, Callable[[], None]] = {"gdn_round": check_gdn_round, "conv_qkv": check_conv_qkv}
+def check_qmv_rows() -> None:
+    check_rows(*draw(3, 22, 1024, bits=4))
+    check_rows(*draw(2, 9, 512, bits=8, group=32))
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "gdn_round": check_gdn_round,
+    "conv_qkv": check_conv_qkv,
+    "qmv_rows": check_qmv_rows,
+}
 
 # kernel, what is wrong, the right text, the wrong text
 FAULTS = [
@@ -121,6 +131,26 @@ FAULTS = [
         "u == 1.0f ? e : precise::log(u) * (e / (u - 1.0f))",
         "precise::log(u)",
     ),
+    ("qmv_rows", "codes in the wrong order", "BITS * (i % PER_WORD)", "BITS * (PER_WORD - 1 - i % PER_WORD)"),
+    ("qmv_rows", "the second word forgotten", "i < PER_WORD ? packed.x : packed.y", "packed.x"),
+    (
+        "qmv_rows",
+        "a group's scale for the next",
+        "scales[row * (K / GROUP) + at / GROUP]",
+        "scales[row * (K / GROUP) + (at + VALUES) / GROUP]",
+    ),
+    ("qmv_rows", "the bias of one row of x for all", "sum[m] * bias", "sum[0] * bias"),
+    ("qmv_rows", "outputs past the end read", "first + min(r, last)", "first + r"),
+    ("qmv_rows", "outputs past the end stored", "lane == 0 && r <= last", "lane == 0"),
+    (
+        "qmv_rows",
+        "half-precision accumulation",
+        "result[r][m] += scale",
+        "result[r][m] = float(half(result[r][m])) + scale",
+    ),
+    ("qmv_rows", "no sum over lanes", "simd_sum(result[r][m])", "result[r][m]"),
+    ("qmv_rows", "the last block left out", "at < K; at", "at < K - 32 * VALUES; at"),
+    ("qmv_rows", "rows of y exchanged", "y[m * N + first + r]", "y[(M - 1 - m) * N + first + r]"),
     ("gdn_round", "the gate of another head", "step = beta[t * Hv + head]", "step = beta[t * Hv]"),
 ]
 
