@@ -1,0 +1,172 @@
+"""Tiny Qwen3.5 models with random weights, and a tokenizer for them, for tests of everything that meets a model.
+
+Random models are decisive here (the head is scaled up), so that float rounding rarely decides a token. What a layer adds to the residual
+stream is scaled down, so that the last token says much about the next: an MTP head that passes its token's embedding on is then right often,
+but not always. A draft model that is right often is the target with noise on its weights (`echo`).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from mlxspec import device  # noqa: F401  (before mlx)
+
+# isort: split
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from tokenizers import Tokenizer as InnerTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+
+VOCAB = 96
+EOS = 95
+BRANCH = 0.3
+HEAD_SCALE = 12.0  # logits with a spread of several units: decisive, yet not one-hot
+
+STACKS = {
+    "attention": (False, False),
+    "recurrent": (True, True, True),
+    "hybrid": (True, True, False, True, True, False),
+    "ends-linear": (True, False, True, True),
+}
+
+
+def config(
+    is_linear: tuple[bool, ...] = STACKS["hybrid"],
+    *,
+    hidden: int = 64,
+    vocab: int = VOCAB,
+    max_context: int = 2048,
+    tied: bool = False,
+) -> Qwen35Config:
+    """Grouped heads everywhere: 4 query heads on 2, 4 value heads on 2 key heads, of 32 each."""
+    return Qwen35Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        is_linear=is_linear,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        num_k_heads=2,
+        num_v_heads=4,
+        k_head_dim=32,
+        v_head_dim=32,
+        conv_kernel=4,
+        rms_eps=1e-6,
+        rope_theta=1e4,
+        rope_dims=16,
+        max_context=max_context,
+        tied=tied,
+        num_experts=0,
+        num_experts_per_token=0,
+        expert_size=0,
+        shared_expert_size=0,
+        norm_topk=True,
+        num_mtp_layers=1,
+    )
+
+
+def _randomize(module, rng: np.random.Generator, head_scale: float, branch: float = BRANCH) -> None:
+    """Fill with numbers that keep activations around 1; gates with decays from near 0 to near 1. Call before `fuse`."""
+    filled = []
+    for name, value in tree_flatten(module.parameters()):
+        if name.endswith("A_log"):
+            new = rng.uniform(-3.0, 1.5, value.shape)
+        elif name.endswith("dt_bias"):
+            new = rng.uniform(-3.0, 1.0, value.shape)
+        elif value.ndim == 1:
+            new = rng.uniform(0.7, 1.3, value.shape)
+        elif "conv1d" in name:
+            new = rng.normal(0.0, 0.6, value.shape)
+        elif "embed_tokens" in name:
+            new = rng.normal(0.0, 1.0, value.shape)
+        else:
+            new = rng.normal(0.0, value.shape[-1] ** -0.5, value.shape)
+            if "lm_head" in name:
+                new = new * head_scale
+            elif name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+                new = new * branch
+        filled.append((name, mx.array(new.astype(np.float32))))
+    module.update(tree_unflatten(filled))
+
+
+def _finish(module) -> None:
+    module.fuse()
+    mx.eval(module.parameters())
+
+
+def make(c: Qwen35Config, seed: int = 0, *, head_scale: float = HEAD_SCALE, drift: float = 0.0) -> Qwen35:
+    """`drift`: every matrix is off by noise of so many parts of its entries. Equal seeds give equal weights, whatever the vocabulary:
+    rows of embedding and head are cut from, or padded to, those of VOCAB tokens."""
+    whole = Qwen35(replace(c, vocab_size=VOCAB))
+    _randomize(whole, np.random.default_rng(seed), head_scale)
+    rng, values = np.random.default_rng(seed + 1000), []
+    for name, value in tree_flatten(whole.parameters()):
+        new = np.asarray(value)
+        if drift and new.ndim > 1:
+            new = new * (1.0 + drift * rng.standard_normal(new.shape).astype(np.float32))
+        if "embed_tokens" in name or "lm_head" in name:
+            new = np.pad(new[: c.vocab_size], [(0, max(0, c.vocab_size - VOCAB)), (0, 0)])
+        values.append((name, mx.array(new)))
+    model = Qwen35(c)
+    model.update(tree_unflatten(values))
+    _finish(model)
+    return model
+
+
+def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1) -> Qwen35Mtp:
+    """A head that mostly passes its token's embedding on, with a little of the hidden and of its layer."""
+    head = Qwen35Mtp(c, target)
+    rng = np.random.default_rng(seed)
+    _randomize(head, rng, 1.0)
+    size = c.hidden_size
+    fc = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1) + rng.normal(0.0, 0.03, (size, 2 * size))
+    head.fc.weight = mx.array(fc.astype(np.float32))
+    _finish(head)
+    return head
+
+
+@functools.cache
+def stack(name: str, seed: int = 0) -> Qwen35:
+    """One of STACKS, made once."""
+    return make(config(STACKS[name]), seed)
+
+
+@functools.cache
+def target() -> Qwen35:
+    return stack("hybrid")
+
+
+@functools.cache
+def mtp_head() -> Qwen35Mtp:
+    return make_mtp(config(), target())
+
+
+@functools.cache
+def small(vocab: int = VOCAB, max_context: int = 2048) -> Qwen35:
+    """A hybrid draft model of another size, with weights of its own."""
+    return make(config((True, False), hidden=32, vocab=vocab, max_context=max_context), seed=7)
+
+
+@functools.cache
+def echo(vocab: int = VOCAB, max_context: int = 2048, *, drift: float = 0.1) -> Qwen35:
+    """A draft model that mostly agrees with the target; another `vocab` cuts or pads what it knows."""
+    return make(config(vocab=vocab, max_context=max_context), drift=drift)
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """Ids 0..94 are the printable ASCII characters from the space on, 95 ends a text."""
+    vocab = {chr(32 + i): i for i in range(EOS)} | {"<end>": EOS}
+    inner = InnerTokenizer(models.WordLevel(vocab, unk_token=" "))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.add_special_tokens(["<end>"])
+    return Tokenizer(inner, frozenset({EOS}), None)
