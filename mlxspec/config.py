@@ -5,7 +5,6 @@ Plain Python: knows no arrays, no models, no command line. Every class is frozen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
@@ -22,7 +21,7 @@ def check_number(name: str, value: object, low: float, high: float, *, integer: 
     kind = "an integer" if integer else "a number"
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise ConfigError(f"{name} must be {kind}, not {value!r}.")
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # also false for nan; isfinite would choke on integers beyond float
         raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {value!r}.")
 
 

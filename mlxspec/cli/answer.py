@@ -1,0 +1,60 @@
+"""From a prompt to events: what a command needs between its options and its output.
+
+Knows the engine's requests and chat format; knows no stream and no terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mlxspec.cli.interrupt import Interrupt
+from mlxspec.cli.stats_line import Finished
+from mlxspec.errors import ConfigError
+from mlxspec.events import Event
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+    from mlxspec.engine.request import Request
+
+Message = Mapping[str, str]
+
+
+def has_template(engine: Engine) -> bool:
+    """Whether the model has a chat format."""
+    return engine.tokenizer is not None and engine.tokenizer.template is not None
+
+
+def encode(engine: Engine, text: str, *, system: str | None = None, plain: bool = False) -> list[int]:
+    """Token ids of one prompt: in the model's chat format where it has one, as it stands where not, or where `plain` says so.
+
+    Raises ConfigError for a system prompt that has nowhere to go.
+    """
+    if plain or not has_template(engine):
+        if system is not None:
+            raise ConfigError(
+                f"{engine.name} has no chat template, so there is no place for a system prompt."
+            )
+        if engine.tokenizer is None:
+            raise ConfigError(f"{engine.name} has no tokenizer.")
+        return engine.tokenizer.encode(text)
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return engine.chat_prompt(messages)
+
+
+def follow(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> Iterator[Event]:
+    """Events of submitted requests until all have ended, or Ctrl-C ends them between two rounds."""
+    mine = {r.number for r in requests}
+    try:
+        while any(r.finish_reason is None for r in requests) and not interrupt.asked:
+            yield from (e for e in engine.step() if e.request in mine)
+    finally:
+        for request in requests:
+            engine.cancel(request.number)
+
+
+def finished(request: Request) -> Finished:
+    """What the statistics say of a request that has ended."""
+    return Finished(stats=request.stats, reason=request.finish_reason or "cancelled")

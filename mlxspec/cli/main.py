@@ -1,0 +1,82 @@
+"""The `mlxspec` command: which command was asked for, and which exit code an end has.
+
+Knows commands by name and fetches each when it is called; knows no options of theirs, no engine, no MLX.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mlxspec.cli import options, terminal
+from mlxspec.errors import CacheError, MlxspecError
+
+EXAMPLES = """\
+mlxspec: speculative decoding on MLX that never changes the text.
+
+  mlxspec demo                                     watch it on the built-in model, with drafting and without
+  mlxspec generate -p "what does os.path.join do?" one answer from the built-in model
+  mlxspec chat --model owner/name                  a conversation with a model from Hugging Face or a folder
+
+`mlxspec --help` lists the commands, `mlxspec COMMAND --help` their options."""
+
+# First match counts. CacheError is a bug of ours, not of what was asked for.
+EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (CacheError, 1),
+    (MlxspecError, 2),
+    (KeyboardInterrupt, 130),
+    (BrokenPipeError, 141),
+    (BaseException, 1),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Whatever goes wrong ends in one sentence on stderr, with `--debug` after its traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    terminal.prepare_streams()
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # --help and --version
+        return end.code if isinstance(end.code, int) else 0
+    except BaseException as error:
+        return _ended(error, "--debug" in arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments:
+        print(EXAMPLES)
+        return 0
+    args = options.parse(arguments)
+    if args.command == "generate":
+        from mlxspec.cli.generate import run
+    elif args.command == "chat":
+        from mlxspec.cli.chat import run
+    else:
+        from mlxspec.cli.demo import run
+    return run(args)
+
+
+def _ended(error: BaseException, debug: bool) -> int:
+    code = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+    if isinstance(error, BrokenPipeError):
+        terminal.discard_output()
+        return code
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        if terminal.is_terminal(sys.stderr):
+            print(file=sys.stderr)
+    elif code == 2:
+        terminal.complain(str(error))
+    else:
+        hint = "" if debug else " Run it again with --debug to see where."
+        terminal.complain(f"Something unexpected happened: {_described(error)}.{hint}")
+    return code
+
+
+def _described(error: BaseException) -> str:
+    text = str(error).strip().rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

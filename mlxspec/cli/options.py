@@ -1,0 +1,333 @@
+"""The options of every command, the same words everywhere, and the way from them to the checked options of `mlxspec.config`.
+
+Knows flags and argparse; knows no terminal. A default stands in one place only, the config class: an option not given is not passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mlxspec import __version__
+from mlxspec.config import DRAFTER_NAMES, EngineConfig, SamplingParams, SpecConfig
+from mlxspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+COMMANDS = {
+    "generate": "answer one prompt, or several together",
+    "chat": "hold a conversation",
+    "demo": "show drafting at work on the built-in model, off and on",
+}
+DEMO = "demo"
+_DTYPES = ("float32", "float16", "bfloat16")
+
+# Fields of the config classes, and what they are called here.
+_SAMPLING = {
+    "max_tokens": "--max-tokens",
+    "temperature": "--temp",
+    "top_p": "--top-p",
+    "top_k": "--top-k",
+    "min_p": "--min-p",
+    "repetition_penalty": "--repetition-penalty",
+    "presence_penalty": "--presence-penalty",
+    "frequency_penalty": "--frequency-penalty",
+    "seed": "--seed",
+    "stop": "--stop",
+}
+_SPEC = {
+    "n_max": "--draft-max",
+    "n_min": "--draft-min",
+    "p_min": "--draft-p-min",
+    "ngram_n": "--ngram-n",
+    "ngram_m": "--ngram-m",
+}
+_ENGINE = {"max_context": "--max-context"}
+_FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are one sentence of ours, and which never guesses an option from its beginning."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        missing = re.match(r"argument (\S+): expected (?:one|at least one) argument", message)
+        if missing:
+            flag = missing[1].rsplit("/", 1)[-1]
+            raise ConfigError(f"{flag} needs a value (one that begins with a dash is written {flag}=VALUE).")
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command and its options. Raises ConfigError, or SystemExit after --help and --version."""
+    parser = Parser(prog="mlxspec", description="Speculative decoding on MLX that never changes the text.")
+    parser.add_argument("--version", action="version", version=f"mlxspec {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parsers = {
+        name: commands.add_parser(name, help=what, description=_about(name))
+        for name, what in COMMANDS.items()
+    }
+    for name, sub in parsers.items():
+        _BUILDERS[name](sub)
+    first = next((a for a in arguments if not a.startswith("-")), None)
+    if first is not None and first not in COMMANDS:
+        raise ConfigError(f"There is no command {first!r}; there are: {', '.join(COMMANDS)}.")
+    args, extra = parser.parse_known_args(arguments)
+    if args.command is None:
+        raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
+    if extra:
+        _refuse(extra[0], args.command, parsers[args.command])
+    return args
+
+
+def _about(command: str) -> str:
+    return f"{COMMANDS[command][:1].upper()}{COMMANDS[command][1:]}."
+
+
+def _refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
+    if not extra.startswith("-"):
+        raise ConfigError(f"{extra!r} belongs to no option; `mlxspec {command} --help` lists the options.")
+    flag = extra.split("=", 1)[0]
+    known = [s for action in parser._actions for s in action.option_strings]
+    near = [k for k in known if k.startswith(flag)] or difflib.get_close_matches(flag, known, 1)
+    tip = f"did you mean {near[0]}?" if near else f"`mlxspec {command} --help` lists the options."
+    raise ConfigError(f"There is no option {flag}; {tip}")
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="the prompt, - to read stdin; given again, answered together",
+    )
+    _add_model(parser)
+    _add_sampling(parser, SamplingParams.max_tokens)
+    _add_drafting(parser)
+    parser.add_argument("--system-prompt", metavar="TEXT", help="what stands before the conversation")
+    parser.add_argument(
+        "--ignore-chat-template",
+        action="store_true",
+        help="continue the prompt as it stands instead of answering it",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object an answer, on a line of its own")
+    _add_debug(parser)
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="say this, print the answer and end; given again: the next turn",
+    )
+    _add_model(parser)
+    _add_sampling(parser, CHAT_MAX_TOKENS)
+    _add_drafting(parser)
+    parser.add_argument("--system-prompt", metavar="TEXT", help="what stands before the conversation")
+    _add_debug(parser)
+
+
+CHAT_MAX_TOKENS = 1024
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    add = parser.add_argument
+    add(
+        "--max-tokens",
+        type=_number("--max-tokens", int),
+        default=128,
+        metavar="N",
+        help="longest answer in tokens (default 128)",
+    )
+    add(
+        "--draft",
+        action="append",
+        metavar="LIST",
+        help="drafters to compare with plain decoding, separated by commas; given again, compared too",
+    )
+    _add_draft_model(parser)
+    add(
+        "--repeat",
+        type=_number("--repeat", int),
+        default=3,
+        metavar="N",
+        help="measured runs of each, medians count (default 3)",
+    )
+    add("--json", action="store_true", help="everything as one JSON object")
+    _add_debug(parser)
+
+
+_BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "generate": _generate,
+    "chat": _chat,
+    "demo": _demo,
+}
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "--model",
+        default=DEMO,
+        metavar="M",
+        help="demo (the default), a folder, or a Hugging Face id like owner/name",
+    )
+    group.add_argument(
+        "--max-context",
+        type=_number("--max-context", int),
+        metavar="N",
+        help="tokens of context (default: the model's)",
+    )
+    group.add_argument(
+        "--dtype",
+        type=_choice("--dtype", _DTYPES),
+        metavar="TYPE",
+        help=f"{', '.join(_DTYPES)} (default: what fits)",
+    )
+
+
+def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    group = parser.add_argument_group("sampling")
+
+    def add(flag: str, kind: type, metavar: str, text: str) -> None:
+        group.add_argument(flag, type=_number(flag, kind), metavar=metavar, help=text)
+
+    add("--max-tokens", int, "N", f"longest answer in tokens (default {max_tokens})")
+    add("--temp", float, "T", "temperature; 0, the default, always takes the most likely token")
+    add("--top-p", float, "P", "keep the most likely tokens up to this probability (default 1: off)")
+    add("--top-k", int, "K", "keep the K most likely tokens (default 0: off)")
+    add("--min-p", float, "P", "keep tokens at least P times as likely as the likeliest (default 0: off)")
+    add(
+        "--repetition-penalty",
+        float,
+        "R",
+        "above 1: tokens of prompt and answer become less likely (default 1)",
+    )
+    add("--presence-penalty", float, "R", "above 0: tokens of the answer become less likely (default 0)")
+    add("--frequency-penalty", float, "R", "the same for each time a token occurred (default 0)")
+    add("--seed", int, "S", "the same seed gives the same text, with drafting and without")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be given again"
+    )
+
+
+def _add_drafting(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("drafting")
+
+    def add(flag: str, kind: type, metavar: str, text: str) -> None:
+        group.add_argument(flag, type=_number(flag, kind), metavar=metavar, help=text)
+
+    group.add_argument(
+        "--draft",
+        default="auto",
+        metavar="LIST",
+        help=f"off, auto (the default), or names in order: {', '.join(DRAFTER_NAMES)}",
+    )
+    _add_draft_model(group)
+    add("--draft-max", int, "N", f"most tokens a model drafts at once (default {SpecConfig.n_max})")
+    add("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})")
+    add("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)")
+    add("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})")
+    add("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})")
+
+
+def _add_draft_model(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--draft-model", metavar="D", help="folder or id of a small model with the same vocabulary"
+    )
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show the traceback when something goes wrong")
+
+
+def _number(flag: str, kind: type) -> Callable[[str], int | float]:
+    def read(text: str) -> int | float:
+        try:
+            return kind(text)  # type: ignore[no-any-return]
+        except ValueError as error:
+            shown = text if len(text) <= 40 else text[:37] + "..."
+            raise ConfigError(
+                f"{flag} must be {'an integer' if kind is int else 'a number'}, not {shown!r}."
+            ) from error
+
+    return read
+
+
+def _choice(flag: str, choices: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {text!r}.")
+        return text
+
+    return read
+
+
+@contextmanager
+def named_by_flags() -> Iterator[None]:
+    """Errors of the config classes name the flag, not the field."""
+    try:
+        yield
+    except ConfigError as error:
+        names = "|".join(sorted(_FLAGS, key=len, reverse=True))
+        said = re.sub(rf"\b(?:{names})\b(?! drafting)", lambda m: _FLAGS[m[0]], str(error))
+        raise ConfigError(said) from error
+
+
+def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
+    given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SAMPLING.items()}
+    stop = tuple(checked_stop(s) for s in given.pop("stop") or ())
+    with named_by_flags():
+        return SamplingParams(**{**defaults, **_given(given)}, stop=stop)
+
+
+def checked_stop(text: str) -> str:
+    """A stop string. Raises ConfigError for an empty one."""
+    if not text:
+        raise ConfigError("--stop must not be empty.")
+    return text
+
+
+def spec_config(args: argparse.Namespace) -> SpecConfig:
+    """Limits of the drafts. Which drafters run is a matter of loading. Raises ConfigError."""
+    given = _given({field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SPEC.items()})
+    with named_by_flags():
+        SpecConfig(
+            drafters=DRAFTER_NAMES[:1], **given
+        )  # checks what only matters with drafters, before anything is loaded
+        return SpecConfig(**given)
+
+
+def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None) -> Engine:
+    """The engine these options ask for. Raises MlxspecError subclasses."""
+    for flag in ("--model", "--draft-model"):
+        if getattr(args, flag[2:].replace("-", "_")) == "":
+            raise ConfigError(f"{flag} must not be empty.")
+    with named_by_flags():
+        config = EngineConfig(max_context=args.max_context)
+    from mlxspec.engine.load import load
+
+    return load(
+        args.model,
+        draft=args.draft if draft is None else draft,
+        draft_model=args.draft_model,
+        spec=spec,
+        config=config,
+        dtype=args.dtype,
+    )
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in values.items() if v is not None}

@@ -1,0 +1,159 @@
+"""What drafting did, in one line for a person and as plain data for a program.
+
+Knows request statistics and the device report; knows no stream and no colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.events import FinishReason
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+    from mlxspec.engine.stats import DrafterStats, RequestStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """One answer that has ended: its statistics and why it ended."""
+
+    stats: RequestStats
+    reason: FinishReason
+
+
+def summary(answers: Sequence[Finished], decode_seconds: float | None = None) -> str:
+    """One line on one answer or several. `decode_seconds`: wall time of rounds that several rows shared; None adds the rows' own."""
+    all_stats = [a.stats for a in answers]
+    tokens = sum(s.num_generated for s in all_stats)
+    behind_first = sum(max(0, s.num_generated - 1) for s in all_stats)
+    seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
+    prompt, prompt_seconds = sum(s.num_prompt for s in all_stats), sum(s.prefill_seconds for s in all_stats)
+    rounds = sum(s.num_rounds for s in all_stats)
+    parts = [
+        _ending(answers) + f"{_count(tokens, 'token')}{_speed(behind_first, seconds)}",
+        f"prompt {_count(prompt, 'token')}{_speed(prompt, prompt_seconds)}",
+        _count(rounds, "round") + (f", {behind_first / rounds:.2f} tokens a round" if rounds else ""),
+        *drafting(all_stats),
+    ]
+    return " · ".join(parts)
+
+
+def drafting(all_stats: Sequence[RequestStats]) -> list[str]:
+    """`drafted 120, accepted 86 (72 %)` and one part a drafter; ["nothing drafted"] where nothing was."""
+    drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)
+    if not drafted:
+        return ["nothing drafted"]
+    parts = [f"drafted {drafted}, accepted {accepted} ({_percent(accepted, drafted)})"]
+    for name, works in by_drafter(all_stats).items():
+        tried, stood, rounds = (
+            sum(getattr(w, f) for w in works) for f in ("num_drafted", "num_accepted", "num_rounds")
+        )
+        if tried:
+            parts.append(f"{name} {stood}/{tried} ({stood / rounds:.2f} a draft)")
+    return parts
+
+
+def by_drafter(all_stats: Iterable[RequestStats]) -> dict[str, list[DrafterStats]]:
+    """Each drafter's work over several answers, in order of first use."""
+    found: dict[str, list[DrafterStats]] = {}
+    for stats in all_stats:
+        for name, work in stats.drafters.items():
+            found.setdefault(name, []).append(work)
+    return found
+
+
+def machine() -> str:
+    """`peak memory 28 MB · OpenBLAS 0.3.21, bundled`; off Linux without the BLAS, on a GPU with its name."""
+    import mlx.core as mx
+
+    from mlxspec import device
+
+    report = device.report()
+    parts = [f"peak memory {size(mx.get_peak_memory())}"]
+    if report.backend != "cpu":
+        parts.append(f"{report.backend} {report.device}")
+    elif report.blas_kind != "none":
+        parts.append(
+            report.blas
+            + (f", {report.blas_kind}" if report.blas_kind in ("bundled", "path", "preloaded") else "")
+        )
+    return " · ".join(parts)
+
+
+def notices(all_stats: Iterable[RequestStats]) -> list[str]:
+    """Sentences a person should see, each once: drafters that ended, what the machine lacks."""
+    from mlxspec import device
+
+    found = [n for stats in all_stats for n in stats.notices]
+    return list(dict.fromkeys([*found, *device.report().notices]))
+
+
+def as_data(stats: RequestStats) -> dict[str, Any]:
+    """One answer's statistics for JSON: counts, seconds and the figures the line shows."""
+    data = asdict(stats)
+    return data | {
+        "num_drafted": stats.num_drafted,
+        "num_accepted": stats.num_accepted,
+        "tokens_per_round": round(stats.tokens_per_round, 4),
+        "decode_tokens_per_second": round(stats.decode_speed, 2),
+        "prompt_tokens_per_second": round(stats.prefill_speed, 2),
+    }
+
+
+def device_data() -> dict[str, Any]:
+    """Backend, BLAS and memory for JSON."""
+    import mlx.core as mx
+
+    from mlxspec import device
+
+    report = device.report()
+    return {
+        "backend": report.backend,
+        "device": report.device,
+        "blas": report.blas,
+        "blas_kind": report.blas_kind,
+        "compile_enabled": report.compile_enabled,
+        "peak_memory_bytes": mx.get_peak_memory(),
+        "notices": list(report.notices),
+    }
+
+
+def drafters_of(engine: Engine) -> str:
+    """The drafters that answer by default, as a person writes them."""
+    return ", ".join(engine.spec.drafters) or "no drafters"
+
+
+def size(num_bytes: float) -> str:
+    """`28 MB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
+
+
+def _ending(answers: Sequence[Finished]) -> str:
+    """What to say in front when an answer was cut."""
+    cut = sum(a.reason == "length" for a in answers)
+    stopped = sum(a.reason == "cancelled" for a in answers)
+    if len(answers) == 1:
+        return "cut at the token limit: " if cut else "stopped: " if stopped else ""
+    parts = [f"{cut} cut at the token limit"] * bool(cut) + [f"{stopped} stopped"] * bool(stopped)
+    return f"{len(answers)} answers{' (' + ', '.join(parts) + ')' if parts else ''}: "
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _speed(number: int, seconds: float) -> str:
+    return (
+        f", {number / seconds:.{1 if number < 100 * seconds else 0}f} tok/s" if number and seconds > 0 else ""
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %"

@@ -1,0 +1,95 @@
+"""Writing for a person or a pipe: answers to stdout, everything else to stderr, dim where that shows.
+
+Knows streams, colour and control characters; knows no engine. A model's text is somebody else's: on a terminal its control characters
+are left out, so that no answer can move the cursor, set a title or fill the clipboard.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TextIO
+
+from mlxspec.errors import ConfigError
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newline and tab
+_LONGEST = 1500  # characters of one sentence
+
+
+def clean(text: str) -> str:
+    """`text` without control characters other than newline and tab."""
+    return _CONTROL.sub("", text)
+
+
+def sentence(text: str) -> str:
+    """`text` as one line without control characters, cut where it is absurdly long."""
+    line = clean(" ".join(text.split()))
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 4] + " ..."
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person may be looking at `stream`."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def use_colour(stream: TextIO) -> bool:
+    """A terminal that is not dumb, and NO_COLOR (no-color.org) is unset or empty."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def say(text: str) -> None:
+    """A piece of an answer to stdout, at once."""
+    sys.stdout.write(clean(text) if is_terminal(sys.stdout) else text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """One line beside the answer, to stderr, dim on a terminal."""
+    line = sentence(text)
+    print(f"\x1b[2m{line}\x1b[0m" if use_colour(sys.stderr) else line, file=sys.stderr, flush=True)
+
+
+def complain(text: str) -> None:
+    """One line about something that went wrong, to stderr."""
+    print(f"mlxspec: error: {sentence(text)}", file=sys.stderr, flush=True)
+
+
+def prepare_streams() -> None:
+    """A stdout that cannot spell a character shows `?` instead of ending the answer."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def discard_output() -> None:
+    """Nobody reads stdout any more: what is still buffered goes nowhere, and Python's own flush at exit stays quiet."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def read_stdin() -> str:
+    """All of stdin. The newline an editor or `echo` puts at the end is not part of it. Raises ConfigError unless it is UTF-8."""
+    raw = getattr(sys.stdin, "buffer", None)
+    try:
+        text = checked(sys.stdin.read() if raw is None else raw.read().decode("utf-8"), "The standard input")
+    except UnicodeDecodeError as error:
+        raise ConfigError("The standard input is not UTF-8 text.") from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def checked(text: str, what: str) -> str:
+    """`text` if it is whole Unicode. What is no UTF-8 arrives from the shell as lone surrogates; raises ConfigError for those."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} is not UTF-8 text.") from error
+    return text
