@@ -64,8 +64,7 @@ class ModelCache:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
         if rows.num_rows != self.num_rows:
             raise CacheError(f"The forward has {rows.num_rows} rows, the cache has {self.num_rows}.")
-        if self._is_fork and self._family["writer"] != id(self):
-            raise CacheError("This fork is dead: its parent or a younger fork has written since.")
+        self._require_alive()
         self._family["writer"] = id(self)
         self.pending, self.pending_facts = rows, facts
 
@@ -99,8 +98,9 @@ class ModelCache:
         self.pending = None
 
     def fork(self) -> ModelCache:
-        """A cache that may run on from here without our knowing; it dies when we, or a younger fork, begin a forward."""
+        """A cache that may run on from here without our knowing; it dies when we begin a forward, or fork again."""
         self._require_idle("fork")
+        self._require_alive()
         twin = ModelCache([layer.fork() for layer in self.layers], 0)
         twin.lengths, twin.tape_rows, twin.kept = list(self.lengths), self.tape_rows, self.kept
         twin._family, twin._is_fork = self._family, True
@@ -149,6 +149,7 @@ class ModelCache:
     def snapshot(self, row: int) -> Snapshot:
         """A copy of one row's committed state."""
         self._require_idle("snapshot")
+        self._require_alive()
         self.flush()
         return Snapshot(self.lengths[row], [layer.snapshot(row, self.lengths[row]) for layer in self.layers])
 
@@ -174,6 +175,11 @@ class ModelCache:
     def _require_idle(self, what: str) -> None:
         if self.pending is not None:
             raise CacheError(f"Cannot {what} in the middle of a forward: commit or abort first.")
+
+    def _require_alive(self) -> None:
+        """A dead fork's tokens behind its parent's have been written over."""
+        if self._is_fork and self._family["writer"] != id(self):
+            raise CacheError("This fork is dead: its parent or a younger fork has written since.")
 
     def _require_own(self, what: str) -> None:
         self._require_idle(what)
