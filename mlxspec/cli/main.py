@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 
 from mlxspec.cli import options, terminal
 from mlxspec.errors import CacheError, MlxspecError
@@ -50,13 +51,8 @@ def _run(arguments: Sequence[str]) -> int:
         print(EXAMPLES)
         return 0
     args = options.parse(arguments)
-    if args.command == "generate":
-        from mlxspec.cli.generate import run
-    elif args.command == "chat":
-        from mlxspec.cli.chat import run
-    else:
-        from mlxspec.cli.demo import run
-    return run(args)
+    command = import_module(f"mlxspec.cli.{args.command}")  # one of options.COMMANDS
+    return int(command.run(args))
 
 
 def _ended(error: BaseException, debug: bool) -> int:

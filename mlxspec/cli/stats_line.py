@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.events import FinishReason
 
 if TYPE_CHECKING:
-    from mlxspec.engine.engine import Engine
     from mlxspec.engine.stats import DrafterStats, RequestStats
 
 
@@ -28,14 +27,14 @@ def summary(answers: Sequence[Finished], decode_seconds: float | None = None) ->
     """One line on one answer or several. `decode_seconds`: wall time of rounds that several rows shared; None adds the rows' own."""
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
-    behind_first = sum(max(0, s.num_generated - 1) for s in all_stats)
+    decoded = sum(s.num_decoded for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     prompt, prompt_seconds = sum(s.num_prompt for s in all_stats), sum(s.prefill_seconds for s in all_stats)
     rounds = sum(s.num_rounds for s in all_stats)
     parts = [
-        _ending(answers) + f"{_count(tokens, 'token')}{_speed(behind_first, seconds)}",
+        _ending(answers) + f"{_count(tokens, 'token')}{_speed(decoded, seconds)}",
         f"prompt {_count(prompt, 'token')}{_speed(prompt, prompt_seconds)}",
-        _count(rounds, "round") + (f", {behind_first / rounds:.2f} tokens a round" if rounds else ""),
+        _count(rounds, "round") + (f", {decoded / rounds:.2f} tokens a round" if rounds else ""),
         *drafting(all_stats),
     ]
     return " · ".join(parts)
@@ -119,11 +118,6 @@ def device_data() -> dict[str, Any]:
         "peak_memory_bytes": mx.get_peak_memory(),
         "notices": list(report.notices),
     }
-
-
-def drafters_of(engine: Engine) -> str:
-    """The drafters that answer by default, as a person writes them."""
-    return ", ".join(engine.spec.drafters) or "no drafters"
 
 
 def size(num_bytes: float) -> str:

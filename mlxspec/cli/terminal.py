@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 from mlxspec.errors import ConfigError
@@ -49,7 +50,11 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """One line beside the answer, to stderr, dim on a terminal."""
-    line = sentence(text)
+    note_as_is(sentence(text))
+
+
+def note_as_is(line: str) -> None:
+    """One line of ours to stderr, its spacing kept, dim on a terminal."""
     print(f"\x1b[2m{line}\x1b[0m" if use_colour(sys.stderr) else line, file=sys.stderr, flush=True)
 
 
@@ -84,6 +89,15 @@ def read_stdin() -> str:
     except UnicodeDecodeError as error:
         raise ConfigError("The standard input is not UTF-8 text.") from error
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def stdin_lines() -> Iterator[str]:
+    """Lines of stdin as they come, line ends taken off. Raises ConfigError unless they are UTF-8."""
+    try:
+        for line in sys.stdin:
+            yield line.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ConfigError("The standard input is not UTF-8 text.") from error
 
 
 def checked(text: str, what: str) -> str:

@@ -59,6 +59,7 @@ class Request:
         text = ""
         for token in tokens:
             if token in self._eos:
+                self.stats.num_end = 1
                 self.finish_reason = "stop"
                 break
             taken.append(token)

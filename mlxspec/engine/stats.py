@@ -32,10 +32,14 @@ class DrafterStats:
 
 @dataclass
 class RequestStats:
-    """One request. Seconds are wall time: prefill until the first token, decode behind it; rows decoding together share decode time."""
+    """One request. Seconds are wall time: prefill until the first token, decode behind it; rows decoding together share decode time.
+
+    num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it.
+    """
 
     num_prompt: int = 0
     num_generated: int = 0
+    num_end: int = 0
     num_rounds: int = 0
     seed: int = 0
     prefill_seconds: float = 0.0
@@ -52,14 +56,19 @@ class RequestStats:
         return sum(d.num_accepted for d in self.drafters.values())
 
     @property
+    def num_decoded(self) -> int:
+        """Tokens that rounds gave: all but the first, the end token included."""
+        return max(0, self.num_generated + self.num_end - 1)
+
+    @property
     def tokens_per_round(self) -> float:
         """Mean tokens a target forward gave behind the first token; 1 is plain decoding."""
-        return (self.num_generated - 1) / self.num_rounds if self.num_rounds else 0.0
+        return self.num_decoded / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def decode_speed(self) -> float:
         """Tokens a second behind the first token."""
-        return (self.num_generated - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+        return self.num_decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
     def prefill_speed(self) -> float:
