@@ -13,7 +13,15 @@ from mlxspec.errors import ConfigError
 MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
 MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
-DRAFTER_NAMES = ("mtp", "draft-model", "ngram-simple")
+DRAFTER_NAMES = (
+    "mtp",
+    "draft-model",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+)
 
 
 def check_number(name: str, value: object, low: float, high: float, *, integer: bool = False) -> None:
@@ -83,10 +91,14 @@ class SamplingParams:
 class SpecConfig:
     """Which drafters run and how long their drafts may be.
 
-    `drafters` is tried in the order given and the first that proposes anything wins the round; empty means plain decoding.
-    `n_max`, `n_min`, `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it ends before the first token whose
-    probability under the drafter is below p_min; a draft shorter than n_min is dropped. They hold for drafters that run a model;
-    n-gram lookup has lengths of its own: `ngram_n` tokens must repeat, then up to `ngram_m` are drafted.
+    `drafters` is tried in the order given and the first that proposes anything wins the round; empty means plain
+    decoding. `n_max`, `n_min`, `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it
+    ends before the first token whose probability under the drafter is below p_min; a draft shorter than n_min is
+    dropped. n_max holds for drafters that run a model, p_min and n_min for those that know probabilities (models,
+    ngram-map-k4v, ngram-cache). n-gram lookup has lengths of its own: `ngram_n` tokens must repeat (`ngram_mod_n`
+    for ngram-mod, 1 to 4 for ngram-cache), then up to `ngram_m` are drafted. `ngram_min_hits`: how often they
+    must have stood before (ngram-map-*). `ngram_mod_n_min`: ngram-mod drafts only where it could go on for so
+    many tokens. `ngram_dynamic`, `ngram_static`: files of counts for ngram-cache, read when the model is loaded.
     """
 
     drafters: tuple[str, ...] = ()
@@ -95,6 +107,11 @@ class SpecConfig:
     p_min: float = 0.0
     ngram_n: int = 4
     ngram_m: int = 16
+    ngram_min_hits: int = 1
+    ngram_mod_n: int = 24
+    ngram_mod_n_min: int = 0
+    ngram_dynamic: str | None = None
+    ngram_static: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "drafters", tuple(self.drafters))
@@ -108,6 +125,13 @@ class SpecConfig:
         check_number("p_min", self.p_min, 0, 1)
         check_number("ngram_n", self.ngram_n, 1, 64, integer=True)
         check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
+        check_number("ngram_min_hits", self.ngram_min_hits, 1, 1024, integer=True)
+        check_number("ngram_mod_n", self.ngram_mod_n, 1, 64, integer=True)
+        check_number("ngram_mod_n_min", self.ngram_mod_n_min, 0, MAX_DRAFT, integer=True)
+        for name in ("ngram_dynamic", "ngram_static"):
+            path = getattr(self, name)
+            if path is not None and (not isinstance(path, str) or not path):
+                raise ConfigError(f"{name} must be a file's path, not {path!r}.")
         if self.drafters and self.n_min > max(self.n_max, self.ngram_m):
             raise ConfigError(
                 f"n_min ({self.n_min}) is above n_max ({self.n_max}), so every draft would be dropped."

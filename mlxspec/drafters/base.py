@@ -38,12 +38,12 @@ class Draft(NamedTuple):
     """A proposal for one row: `length` tokens.
 
     Either host tokens (a list) or device ones: tokens and confidences (length,), lazy. Confidence is the probability of the drafter's most
-    likely token at that place; None where the drafter has no distribution.
+    likely token at that place (a list where the tokens are one); None where the drafter has no distribution.
     """
 
     length: int
     tokens: list[int] | mx.array
-    confidences: mx.array | None = None
+    confidences: mx.array | list[float] | None = None
 
 
 NO_DRAFT = Draft(0, [])

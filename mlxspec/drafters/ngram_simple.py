@@ -1,8 +1,9 @@
 """Self n-gram drafting, the simple way: the last n tokens have stood here before, so propose what followed them then.
 
-After llama.cpp's ngram-simple and prompt lookup (Saxena 2023), with two differences. Matches are found through an index of every n-gram's latest
-end (llama.cpp scans the history each round), so a token costs O(1); and a match near the end may be continued into itself, so a repeating
-pattern is drafted at full length (llama.cpp drops continuations shorter than n). Needs no model and knows no probabilities.
+After llama.cpp's ngram-simple and prompt lookup (Saxena 2023), with two differences. Matches are found through an
+index of every n-gram's latest end (llama.cpp scans the history each round), so a token costs O(1); and a match near
+the end may be continued into itself, so a repeating pattern is drafted at full length (llama.cpp drops continuations
+shorter than n). Needs no model and knows no probabilities.
 """
 
 from __future__ import annotations

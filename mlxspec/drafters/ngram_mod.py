@@ -1,0 +1,143 @@
+"""Self n-gram drafting by single steps: a long window's hash gives the next token, the window slides over it, and so on.
+
+After llama.cpp's `common/ngram-mod` (#19164, #22168). Long windows (24 tokens) are cheap because a window is one
+number, updated in O(1) as it slides; keys are neither stored nor compared. Since each token is looked up for itself,
+a draft can pass from one earlier place to another. Knows the row's own text only; knows no probabilities. Kept: last
+writer wins, n_min, five poor drafts in a row. Different, and why:
+- One pool a row, growing with its text. llama.cpp's pool of 4 Mi entries serves all requests, so text of one leaks
+  into drafts for another; and it is wiped when a quarter full, taking with it the prompt just read. Here the full 64
+  bits of the hash are the key, so entries do not collide in practice, and nothing needs wiping.
+- Every token is learned as it comes (there up to 32 tokens late), and hashes roll (there each is computed anew).
+- Poor drafts: a fresh pool of the same text would be the same pool, so the reset there (which rids it of foreign
+  text) is here a rest: no drafts for 64 tokens, twice as many each time, until a draft does well again. A draft is
+  poor when under a quarter of it stood, of what was really proposed (there the length before it is cut to the
+  budget).
+- n_min asks how far the pool goes on, not how long the draft may be, so it does not end drafting near the end of the
+  budget. Its default is 0, not 48: that a long verify is dear for a mixture of experts is for whoever knows costs to
+  say.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlxspec.drafters.base import NO_DRAFT, Draft
+from mlxspec.drafters.ngram_rows import Follower, NgramDrafter, NgramRow
+
+POOR_SHARE = 0.25  # a draft of which less stood is poor
+MAX_POOR = 5  # so many in a row lead to a rest
+REST = 64  # tokens of the first rest
+MAX_DOUBLINGS = 6
+
+_FACTOR = 0x5851F42D4C957F2D  # Knuth's MMIX multiplier
+_MASK = (1 << 64) - 1
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
+
+
+class Quality(NamedTuple):
+    """How drafts have done. num_poor: in a row; num_rests: since a good one; resting_until: a history length."""
+
+    num_poor: int = 0
+    num_rests: int = 0
+    resting_until: int = 0
+
+    def after(self, accepted: int, proposed: int, length: int) -> Quality:
+        """With one more verdict, known when the history has `length` tokens."""
+        if accepted >= POOR_SHARE * proposed:
+            return Quality()
+        if self.num_poor + 1 < MAX_POOR:
+            return self._replace(num_poor=self.num_poor + 1)
+        rest = REST << min(self.num_rests, MAX_DOUBLINGS)
+        return Quality(0, self.num_rests + 1, length + rest)
+
+
+class ModRow(NgramRow):
+    """One row's pool: hash of n tokens -> the token that followed last.
+
+    The hash of a window is the sum of token * factor^(distance from its end), modulo 2^64; the factor is odd, so it rolls both ways.
+    """
+
+    def __init__(self, n: int, m: int, n_min: int) -> None:
+        self.n, self.m, self.n_min = n, m, n_min
+        self.history: list[int] = []
+        self.quality = Quality()
+        self._drop_factor = pow(_FACTOR, n, 1 << 64)
+        self._hash = 0  # of the last n tokens, or of all while there are fewer
+        self._pool: dict[int, int] = {}
+        self._replaced: list[int] = []  # what each entry replaced (-1: nothing), for truncate
+        self._follower: Follower[int] = Follower()
+        self._qualities: list[tuple[int, Quality]] = []  # index of the token that decided, quality before
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        n, history, pool = self.n, self.history, self._pool
+        for token in tokens:
+            if self._follower.is_open:
+                self._judge(token)
+            size = len(history)
+            dropped = 0
+            if size >= n:
+                self._replaced.append(pool.get(self._hash, -1))
+                pool[self._hash] = token
+                dropped = history[size - n]
+            history.append(token)
+            self._hash = (self._hash * _FACTOR + token - dropped * self._drop_factor) & _MASK
+
+    def draft(self, limit: int) -> Draft:
+        n, length = self.n, min(limit, self.m)
+        if len(self.history) < max(n, self.quality.resting_until):
+            return NO_DRAFT
+        window, key = self.history[-n:], self._hash
+        for i in range(max(length, self.n_min)):
+            token = self._pool.get(key)
+            if token is None:
+                break
+            window.append(token)
+            key = (key * _FACTOR + token - window[i] * self._drop_factor) & _MASK
+        tokens = window[n : n + length]
+        if not tokens or len(window) - n < self.n_min:
+            return NO_DRAFT
+        self._follower.follow(tokens, 0)
+        return Draft(len(tokens), tokens)
+
+    def truncate(self, length: int) -> None:
+        n, history = self.n, self.history
+        while len(history) > length:
+            token = history.pop()
+            size = len(history)
+            dropped = history[size - n] if size >= n else 0
+            self._hash = ((self._hash - token + dropped * self._drop_factor) * _INVERSE) & _MASK
+            if size >= n:
+                before = self._replaced.pop()
+                if before < 0:
+                    del self._pool[self._hash]
+                else:
+                    self._pool[self._hash] = before
+        while self._qualities and self._qualities[-1][0] >= length:
+            self.quality = self._qualities.pop()[1]
+        self._follower.drop()
+
+    @property
+    def nbytes(self) -> int:
+        key = sys.getsizeof(_MASK)
+        return sum(map(sys.getsizeof, (self.history, self._pool, self._replaced))) + key * len(self._pool)
+
+    def _judge(self, token: int) -> None:
+        verdict = self._follower.hear(token)
+        if verdict is None:
+            return
+        index = len(self.history)
+        after = self.quality.after(verdict.accepted, verdict.proposed, index + 1)
+        if after != self.quality:
+            self._qualities.append((index, self.quality))
+            self.quality = after
+
+
+class NgramMod(NgramDrafter):
+    """ngram-mod. n: tokens that must repeat; m: tokens drafted at most; n_min: how far the pool must go on for a draft at all."""
+
+    name = "ngram-mod"
+
+    def __init__(self, n: int, m: int, n_min: int = 0) -> None:
+        super().__init__(lambda: ModRow(n, m, n_min))
