@@ -13,7 +13,11 @@ from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_cache import NgramCache
+from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
+from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
@@ -107,8 +111,8 @@ def _tokenizer(folder: Path, target: Assembled) -> Tokenizer:
 def _drafter(
     name: str, spec: SpecConfig, target: Assembled, tokenizer: Tokenizer, draft_model: str | None, dtype: str | None
 ) -> Drafter:
-    if name == "ngram-simple":
-        return NgramSimple(spec.ngram_n, spec.ngram_m)
+    if name.startswith("ngram-"):
+        return _ngram_drafter(name, spec, target.model.vocab_size)
     if name == "mtp" and target.mtp is not None:
         return Mtp(target.mtp, target.model.max_context)
     if name == "draft-model" and draft_model is not None:
@@ -116,4 +120,20 @@ def _drafter(
         small = _read(folder, dtype)
         check_vocabularies(tokenizer, _tokenizer(folder, small), target.model.vocab_size, small.model.vocab_size)
         return DraftModel(small.model, target.model.vocab_size)
+    raise ConfigError(f"The drafter {name} cannot be made.")
+
+
+def _ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:
+    if name == "ngram-simple":
+        return NgramSimple(spec.ngram_n, spec.ngram_m)
+    if name == "ngram-map-k":
+        return NgramMapK(spec.ngram_n, spec.ngram_m, spec.ngram_min_hits)
+    if name == "ngram-map-k4v":
+        return NgramMapK4v(spec.ngram_n, spec.ngram_m, spec.ngram_min_hits)
+    if name == "ngram-mod":
+        return NgramMod(spec.ngram_mod_n, spec.ngram_m, spec.ngram_mod_n_min)
+    if name == "ngram-cache":
+        files = (spec.ngram_dynamic, spec.ngram_static)
+        dynamic, static = (NgramTable.load(path, vocab_size) if path else None for path in files)
+        return NgramCache(spec.ngram_m, dynamic, static)
     raise ConfigError(f"The drafter {name} cannot be made.")
