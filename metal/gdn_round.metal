@@ -6,7 +6,7 @@
 // tape_log_g) are applied to it first. Then the row's own tokens run, and
 //   K == 0 (tape): the state before them is given back, and what they do to it as delta;
 //   K > 0 (states): the last K states are given back, slot s being the state s tokens before the row's end (the state at the row's beginning
-//   where the row is shorter), and no delta. K = 1 is plain decoding: all of these tokens stand.
+//   where the row is shorter), and no delta. K = 1 is plain decoding: all of these tokens stand; with FLUSH there are none.
 //
 // q, k (N, Hk, Dk), v (N, Hv, Dv) in T; y, delta (N, Hv, Dv), log_g, beta (N, Hv), state (B, P, Hv, Dv, Dk) in float; starts (B + 1), slot, kept (B).
 // Threads: grid (32, Dv / (4 ROWS), B Hv). 8 lanes share a row of the state, 4 x ROWS rows a simdgroup; the state stays in registers. No
@@ -150,6 +150,12 @@ for (int t = begin; t < end; ++t) {
   }
 }
 
-if (K > 0 && thread_position_in_grid.x == 0 && thread_position_in_grid.y == 0 && thread_position_in_grid.z == 0) {
-  delta[0] = 0.0f;  // no tape here, but nothing given back stays unwritten
+// What this mode does not give back must not stay unwritten: its outputs have one element.
+if (thread_position_in_grid.x == 0 && thread_position_in_grid.y == 0 && thread_position_in_grid.z == 0) {
+  if (K > 0) {
+    delta[0] = 0.0f;
+  }
+  if (FLUSH) {
+    y[0] = 0.0f;
+  }
 }

@@ -1,8 +1,8 @@
 """One round of the gated delta rule: replay what stands of the last forward, run this one's tokens, say what they did.
 
 `gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_facts` the state after them (all of them stand),
-`gdn_snapshots` the last few states. Each picks the Metal kernel, the same for all three, or the plain-mx twin. Knows arrays; does not know
-which tokens are accepted, nor that `kept` fits the tape (the cache sees to that).
+`gdn_snapshots` the last few states, `gdn_flush` the state without any new tokens. Each picks the Metal kernel, the same for all, or the
+plain-mx twin. Knows arrays; does not know which tokens are accepted, nor that `kept` fits the tape (the cache sees to that).
 
 Shapes: inputs as in `GdnInputs`, float32, float16 or bfloat16; state (B, Hv, Dv, Dk) float32; y (N, Hv, Dv) float32. v-head h uses k-head
 h // (Hv / Hk). A row may have no tokens.
@@ -99,6 +99,12 @@ def gdn_snapshots(
     )
 
 
+def gdn_flush(state: mx.array, last: Kept) -> mx.array:
+    """The state with what stands of the last forward in it."""
+    fits = supports(last.tape.k.dtype, state.shape[-1], state.shape[-2])
+    return (gdn_flush_metal if fits and launch.in_use("gdn_round") else gdn_flush_ops)(state, last)
+
+
 # ---- the twins
 
 
@@ -131,6 +137,11 @@ def gdn_snapshots_ops(
     return y, mx.stack([newest, *older], axis=1)
 
 
+def gdn_flush_ops(state: mx.array, last: Kept) -> mx.array:
+    """Plain mx."""
+    return replay(state, last.tape, last.num, last.rows.index)
+
+
 # ---- the kernel
 
 
@@ -156,6 +167,15 @@ def gdn_snapshots_metal(
     return y, found
 
 
+def gdn_flush_metal(state: mx.array, last: Kept) -> mx.array:
+    """One launch."""
+    tape, none = last.tape, np.zeros(state.shape[0] + 1, np.int32)
+    unread = GdnInputs(tape.k, tape.k, tape.delta, tape.log_g, tape.log_g)
+    return _launch(unread, state[:, None], RowLayout(mx.array(none), None), last, None, 1, flush=True)[1][
+        :, 0
+    ]
+
+
 def _launch(
     inputs: GdnInputs,
     states: mx.array,
@@ -163,6 +183,8 @@ def _launch(
     last: Kept | None,
     slot: mx.array | None,
     num_states: int,
+    *,
+    flush: bool = False,
 ) -> list[mx.array]:
     q, k, v, log_g, _ = inputs
     (num_tokens, key_heads, key_dim), (_, value_heads, value_dim) = q.shape, v.shape
@@ -180,7 +202,7 @@ def _launch(
             ),
         ],
         outputs=[
-            (v.shape, mx.float32),
+            ((1,) if flush else v.shape, mx.float32),
             ((num_rows, num_states or 1, value_heads, value_dim, key_dim), mx.float32),
             ((1,) if num_states else v.shape, mx.float32),
         ],
@@ -193,6 +215,7 @@ def _launch(
             "P": num_slots,
             "K": num_states,
             "REPLAY": int(last is not None),
+            "FLUSH": int(flush),
             "ROWS": share,
         },
         grid=(32, value_dim // (4 * share), num_rows * value_heads),
@@ -240,12 +263,12 @@ def _check_dtype(dtype: mx.Dtype) -> float:
     last = Kept(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
     slot = mx.array([1, 0, 1], mx.int32)
     found = []
-    for run, facts, snapshots in (
-        (gdn_round_metal, gdn_facts_metal, gdn_snapshots_metal),
-        (gdn_round_ops, gdn_facts_ops, gdn_snapshots_ops),
+    for run, facts, snapshots, flush in (
+        (gdn_round_metal, gdn_facts_metal, gdn_snapshots_metal, gdn_flush_metal),
+        (gdn_round_ops, gdn_facts_ops, gdn_snapshots_ops, gdn_flush_ops),
     ):
         y, base, tape = run(second, state, rows[1], last)
         states = mx.stack([state, 2 * state], axis=1)
         more = *facts(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
-        found.append([y, base, tape.delta, *more])
+        found.append([y, base, tape.delta, *more, flush(state, last)])
     return launch.largest_error(*found)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import reference
 
+from mlxspec.kernels import gdn_prefill
 from mlxspec.kernels import gdn_round as kernel
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
@@ -46,12 +47,16 @@ class Shape:
     key_dim: int = 32
     value_dim: int = 32
     dtype: mx.Dtype = mx.float32
+    likeness: float = 0.0  # how much all keys share: 0 nothing, large: nearly the same key again and again
+    decay: float = 0.3  # mean of -log_g
 
     def tokens(self, rng: np.random.Generator, widths: Sequence[int]) -> Tokens:
         n = sum(widths)
 
         def unit(heads: int) -> mx.array:
-            x = rng.standard_normal((n, heads, self.key_dim))
+            x = rng.standard_normal((n, heads, self.key_dim)) + self.likeness * rng.standard_normal(
+                self.key_dim
+            )
             return mx.array((x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)).astype(
                 self.dtype
             )
@@ -59,7 +64,7 @@ class Shape:
         v = mx.array(rng.standard_normal((n, self.value_heads, self.value_dim)).astype(np.float32)).astype(
             self.dtype
         )
-        log_g = mx.array(-rng.exponential(0.3, (n, self.value_heads)).astype(np.float32))
+        log_g = mx.array(-rng.exponential(self.decay, (n, self.value_heads)).astype(np.float32))
         beta = mx.array(rng.uniform(0.05, 0.98, (n, self.value_heads)).astype(np.float32))
         return Tokens(GdnInputs(unit(self.key_heads), unit(self.key_heads), v, log_g, beta), layout(*widths))
 
@@ -109,6 +114,9 @@ def check_two_rounds(
     last = Kept(one.tape, t1.rows, ints(kept))
     begun = np.stack([states[n] for (_, _, states), n in zip(rows1, kept, strict=True)])
     two = kernel.gdn_round_metal(t2.inputs, one.state, t2.rows, last)
+    assert same_bits(kernel.gdn_flush_metal(one.state, last), two.state), (
+        "a flush is not bitwise the replay of a round"
+    )
     rows2 = reference_rows(t2, begun)
     assert_close(two.state, begun, "the replayed state")
     assert_close(two.y, np.concatenate([y for y, _, _ in rows2]), "y of the second round")
@@ -156,3 +164,15 @@ def check_replay_bits(shape: Shape, width: int, seed: int = 0) -> None:
             assert same_bits(after.y, one.y[kept:]), (
                 f"y after a rollback to {kept} tokens is not bitwise the forward's"
             )
+
+
+def check_prefill(shape: Shape, widths: Sequence[int], seed: int = 0, tolerance: float = 1e-5) -> None:
+    """All tokens stand: y and the last states against float64."""
+    rng = np.random.default_rng(seed)
+    t, state = shape.tokens(rng, widths), shape.state(rng, len(widths))
+    y, after = gdn_prefill.gdn_prefill_metal(t.inputs, state, FlatRows(tuple(widths)))
+    rows = reference_rows(t, numpy_of(state))
+    assert_close(y, np.concatenate([y for y, _, _ in rows]), "y", tolerance)
+    assert_close(
+        after, np.stack([states[-1] for _, _, states in rows]), "the state after all tokens", tolerance
+    )

@@ -67,6 +67,12 @@ def test_barriers_order_threads(order):
         )
 
 
+def test_reading_and_writing_what_others_read_before_a_barrier_is_fine():
+    barrier = "simdgroup_barrier(mem_flags::mem_threadgroup);\n"
+    source = SHARED + barrier + "float v = a[i ^ 1];\n" + barrier + "a[i] *= 2.0f;\no[i] = v + a[i];"
+    np.testing.assert_array_equal(run(source), (np.arange(64) ^ 1) + 2 * np.arange(64))
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -8,13 +8,18 @@ import emulator
 import mlx.core as mx
 import pytest
 from checks_conv import check_extreme_gates, check_fresh, check_two_forwards
-from checks_gdn import Shape, check_replay_bits, check_snapshots, check_two_rounds
+from checks_gdn import Shape, check_prefill, check_replay_bits, check_snapshots, check_two_rounds
 from checks_qmv import check_rows, draw
 
 from mlxspec import resources
-from mlxspec.kernels import conv_qkv, gdn_round, launch, qmv_rows
+from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows
 
-KERNELS = {"gdn_round": gdn_round._kernel, "conv_qkv": conv_qkv._kernel, "qmv_rows": qmv_rows._kernel}
+KERNELS = {
+    "gdn_round": gdn_round._kernel,
+    "gdn_prefill": gdn_prefill._kernel,
+    "conv_qkv": conv_qkv._kernel,
+    "qmv_rows": qmv_rows._kernel,
+}
 
 
 def check_gdn_round() -> None:
@@ -31,6 +36,10 @@ def check_conv_qkv() -> None:
     check_extreme_gates()
 
 
+def check_gdn_prefill() -> None:
+    check_prefill(Shape(key_dim=64, value_dim=64), (37, 5))
+
+
 def check_qmv_rows() -> None:
     check_rows(*draw(3, 22, 1024, bits=4))
     check_rows(*draw(2, 9, 512, bits=8, group=32))
@@ -38,6 +47,7 @@ def check_qmv_rows() -> None:
 
 CHECKS: dict[str, Callable[[], None]] = {
     "gdn_round": check_gdn_round,
+    "gdn_prefill": check_gdn_prefill,
     "conv_qkv": check_conv_qkv,
     "qmv_rows": check_qmv_rows,
 }
@@ -130,6 +140,80 @@ FAULTS = [
         "softplus loses small values",
         "u == 1.0f ? e : precise::log(u) * (e / (u - 1.0f))",
         "precise::log(u)",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier before the next chunk",
+        "  threadgroup_barrier(mem_flags::mem_threadgroup);  // the last",
+        "  // the last",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier after loading",
+        "  }\n  threadgroup_barrier(mem_flags::mem_threadgroup);\n\n  // k . k",
+        "  }\n\n  // k . k",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier after the products",
+        "  threadgroup_barrier(mem_flags::mem_threadgroup);\n\n  for (int i = thread_index; i",
+        "\n  for (int i = thread_index; i",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier before substitution",
+        "  threadgroup_barrier(mem_flags::mem_threadgroup);\n\n  if (lane < 8)",
+        "\n  if (lane < 8)",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier after substitution",
+        "  simdgroup_barrier(mem_flags::mem_threadgroup);\n\n  UNROLL",
+        "\n  UNROLL",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier before y is written",
+        "  simdgroup_barrier(mem_flags::mem_threadgroup);\n\n  for (int i = lane",
+        "\n  for (int i = lane",
+    ),
+    (
+        "gdn_prefill",
+        "no barrier before the state",
+        "  simdgroup_barrier(mem_flags::mem_threadgroup);\n\n  simdgroup_float8x8 delta",
+        "\n  simdgroup_float8x8 delta",
+    ),
+    (
+        "gdn_prefill",
+        "a barrier of the wrong memory",
+        "threadgroup_barrier(mem_flags::mem_threadgroup);\n\n  if (lane < 8)",
+        "threadgroup_barrier(mem_flags::mem_device);\n\n  if (lane < 8)",
+    ),
+    ("gdn_prefill", "the diagonal left out", "earlier <= t ? scores", "earlier < t ? scores"),
+    (
+        "gdn_prefill",
+        "coupling without its step size",
+        "coupling[i] * decay * steps[t]",
+        "coupling[i] * decay",
+    ),
+    ("gdn_prefill", "the state not decayed", "s[j].thread_elements()[1] *= carry;", ""),
+    (
+        "gdn_prefill",
+        "the rest of the chunk not zeroed",
+        "keys[i + j] = t < num ? static_cast<float>(k[from + j]) : 0.0f",
+        "keys[i + j] = static_cast<float>(k[from + j])",
+    ),
+    (
+        "gdn_prefill",
+        "a matrix not turned",
+        "simdgroup_load(tile, from, row_length, ulong2(0, 0), true)",
+        "simdgroup_load(tile, from, row_length, ulong2(0, 0), false)",
+    ),
+    (
+        "gdn_prefill",
+        "threadgroup memory too large",
+        "threadgroup float keys[C * Dk];",
+        "threadgroup float keys[9 * C * Dk];",
     ),
     ("qmv_rows", "codes in the wrong order", "BITS * (i % PER_WORD)", "BITS * (PER_WORD - 1 - i % PER_WORD)"),
     ("qmv_rows", "the second word forgotten", "i < PER_WORD ? packed.x : packed.y", "packed.x"),

@@ -141,7 +141,12 @@ def test_the_twins_compute_the_same(metal):
     with metal():
         ours = kernel.gdn_round_metal(t2.inputs, state, t2.rows, last)
         got = *kernel.gdn_facts_metal(*facts), *kernel.gdn_snapshots_metal(*states)
-    wanted = *kernel.gdn_facts_ops(*facts), *kernel.gdn_snapshots_ops(*states)
+        got += (kernel.gdn_flush_metal(state, last),)
+    wanted = (
+        *kernel.gdn_facts_ops(*facts),
+        *kernel.gdn_snapshots_ops(*states),
+        kernel.gdn_flush_ops(state, last),
+    )
     for a, b in zip(
         (ours.y, ours.state, ours.tape.delta, *got),
         (twin.y, twin.state, twin.tape.delta, *wanted),

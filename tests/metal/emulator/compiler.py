@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RUNTIME = ("runtime.cpp", "runtime.h", "memory.h", "metal_stdlib")
+RUNTIME = ("runtime.cpp", "runtime.h", "memory.h", "metal_stdlib", "metal_simdgroup_matrix")
 cache = Path(tempfile.gettempdir()) / f"metal-emulator-{os.getuid()}"  # conftest puts it into pytest's cache
 
 # The kernel: contraction as asked for, every memory access and every undefined operation reported to the runtime.

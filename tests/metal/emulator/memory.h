@@ -134,7 +134,7 @@ inline const Fault* Memory::touch_cell(const Actor& actor, Region& region, Cell&
     return nullptr;
   }
   region.bytes_read += read_here ? 0 : kGranule;
-  const bool joins = read_here && cell.read_clock[0] == now[0];
+  const bool joins = read_here && !is_ordered(cell.read_clock, now, cell.reader_simdgroup == actor.simdgroup);
   cell.reader = (unsigned short)(joins && cell.reader != actor.thread ? kMany : actor.thread);
   cell.reader_simdgroup = (unsigned short)(joins && cell.reader_simdgroup != actor.simdgroup ? kMany : actor.simdgroup);
   cell.read_group = actor.threadgroup;

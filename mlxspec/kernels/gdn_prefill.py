@@ -1,0 +1,110 @@
+"""The gated delta rule over many tokens that all stand: chunks of matrix products, in one launch for all rows.
+
+`gdn_prefill` picks the Metal kernel where it won its race (`tune`), else the chunked form in plain mx (the twin); rows too narrow for
+chunks belong to `gdn_facts`. Knows arrays; the state it is given has no tape pending (`gdn_flush` applies one). Shapes as in `gdn_round`.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.kernels import launch
+from mlxspec.kernels.conv_ops import GdnInputs
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_ops import chunks
+from mlxspec.kernels.gdn_round import supports
+
+_NAME = "gdn_prefill"
+_kernel = launch.MetalKernel(
+    _NAME, inputs=[*GdnInputs._fields, "state", "starts"], outputs=["y", "state_out"]
+)
+_SIMDGROUPS = 4  # as in the kernel's threadgroup memory
+
+
+def gdn_prefill(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> tuple[mx.array, mx.array]:
+    """y (N, Hv, Dv) float32 and the state (B, Hv, Dv, Dk) after all tokens."""
+    key_dim, value_dim = inputs.q.shape[-1], inputs.v.shape[-1]
+    if (
+        launch.wins(_NAME, _race_key(inputs))
+        and supports(inputs.q.dtype, key_dim, value_dim)
+        and launch.in_use(_NAME)
+    ):
+        return gdn_prefill_metal(inputs, state, rows)
+    return gdn_prefill_ops(inputs, state, rows)
+
+
+def gdn_prefill_ops(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> tuple[mx.array, mx.array]:
+    """Plain mx, row by row."""
+    ys, states = [], []
+    for r, (begin, end) in enumerate(zip(rows.starts, rows.starts[1:], strict=False)):
+        after = state[r : r + 1]
+        if end > begin:
+            q, k, v, log_g, beta = (x[begin:end] for x in inputs)
+            y, after = chunks(q, k, v, log_g, beta, after)
+            ys.append(y)
+        states.append(after)
+    return (ys[0], states[0]) if len(states) == 1 else (mx.concatenate(ys), mx.concatenate(states))
+
+
+def gdn_prefill_metal(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> tuple[mx.array, mx.array]:
+    """The kernel."""
+    (_, key_heads, key_dim), (_, value_heads, value_dim) = inputs.q.shape, inputs.v.shape
+    y, state_out = _kernel(
+        [*inputs, state, rows.starts_array],
+        outputs=[(inputs.v.shape, mx.float32), (state.shape, mx.float32)],
+        template={
+            "T": inputs.q.dtype,
+            "Hk": key_heads,
+            "Hv": value_heads,
+            "Dk": key_dim,
+            "Dv": value_dim,
+            "C": chunk_size(key_dim),
+        },
+        grid=(32, value_dim // 8, rows.num_rows * value_heads),
+        threadgroup=(32, _SIMDGROUPS, 1),
+    )
+    return y, state_out
+
+
+def chunk_size(key_dim: int) -> int:
+    """Tokens a chunk: what fits 32 KB of threadgroup memory beside keys and queries."""
+    return next(
+        size for size in (16, 8) if 4 * (2 * size * key_dim + 2 * size * size + 66 * size) <= 32 * 1024
+    )
+
+
+def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> float | None:
+    """Race the kernel against the twin on these arrays; the twin's time over ours, or None where the kernel is not in use."""
+    if not (supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use(_NAME)):
+        return None
+    return launch.race(
+        _NAME,
+        _race_key(inputs),
+        lambda: gdn_prefill_metal(inputs, state, rows),
+        lambda: gdn_prefill_ops(inputs, state, rows),
+    )
+
+
+def _race_key(inputs: GdnInputs) -> str:
+    """By head dims and the power of two of the token count."""
+    num_tokens, (_, value_heads, value_dim) = inputs.q.shape[0], inputs.v.shape
+    return f"{value_heads} x {inputs.q.shape[-1]} x {value_dim}, {1 << (num_tokens - 1).bit_length()} tokens"
+
+
+@launch.self_check(_NAME)
+def _self_check() -> launch.Check:
+    """Ragged rows against the twin."""
+    rng, rows = np.random.default_rng(0), FlatRows((19, 1, 40))
+
+    def draw(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape, np.float32))
+
+    n = rows.num_tokens
+    q, k = (x / mx.linalg.norm(x, axis=-1, keepdims=True) for x in (draw(n, 2, 128), draw(n, 2, 128)))
+    inputs, state = (
+        GdnInputs(q, k, draw(n, 4, 64), -mx.abs(draw(n, 4)), mx.sigmoid(draw(n, 4))),
+        draw(3, 4, 64, 128),
+    )
+    found = [run(inputs, state, rows) for run in (gdn_prefill_metal, gdn_prefill_ops)]
+    return launch.Check(error=launch.largest_error(*found), limit=1e-4)
