@@ -47,6 +47,7 @@ class ModelCache:
         self.pending_facts = False
         self.tape_rows: FlatRows | None = None  # layout of the tapes the recurrent layers hold, if they do
         self.kept: mx.array | None = None  # (B,) int32: how much of those tapes stands
+        self.longest_kept = 0  # no entry of kept is above this; a power of two, so that shapes repeat
         self._family: dict[str, int] = {"writer": id(self)}
         self._is_fork = False
 
@@ -87,6 +88,7 @@ class ModelCache:
         facts = self.pending_facts
         self.tape_rows = None if facts else rows
         self.kept = None if facts else mx.array(np.asarray(kept, np.int32))
+        self.longest_kept = 0 if facts else 1 << max(0, max(kept) - 1).bit_length()
         self.lengths = [n + k for n, k in zip(self.lengths, kept, strict=True)]
         self.pending = None
 
@@ -103,6 +105,7 @@ class ModelCache:
         self._require_alive()
         twin = ModelCache([layer.fork() for layer in self.layers], 0)
         twin.lengths, twin.tape_rows, twin.kept = list(self.lengths), self.tape_rows, self.kept
+        twin.longest_kept = self.longest_kept
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
         return twin
@@ -115,6 +118,7 @@ class ModelCache:
                 if isinstance(layer, RecurrentLayerCache):
                     layer.flush(self.kept, self.tape_rows)
         self.tape_rows = self.kept = None
+        self.longest_kept = 0
 
     def join(self, other: ModelCache) -> None:
         """Take over the rows of `other` behind our own; `other` must not be used again."""

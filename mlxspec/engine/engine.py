@@ -1,7 +1,8 @@
 """The engine: requests come in, rounds run over all rows that decode, events come out.
 
     step():  admit()   new rows: prefill, first token, join
-             round()   draft -> verify -> accept -> commit, one target forward
+             launch()  draft, and put one target forward over all rows on its way
+             read()    accept -> commit -> observe -> events
              retire()  rows that ended leave
 
 Batch-native: one chat and eight rows take the same path. Rows join and leave between rounds and change nothing for the others. Not
@@ -10,6 +11,7 @@ thread-safe: one thread owns an engine. Knows tokens in, events out; knows no fi
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.prefill import prefill
 from mlxspec.engine.request import Request
-from mlxspec.engine.round import run_round
+from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.stats import EngineStats, RequestStats
 from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.events import Event, FinishEvent, FinishReason, TokensEvent
@@ -67,6 +69,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._rows: list[Request] = []
         self._cache: ModelCache | None = None
+        self._ahead: Round | None = None  # launched and not read; its rows' tokens are in the cache but not in their histories
         self._num_requests = 0
 
     # --- for one caller who wants answers
@@ -129,9 +132,33 @@ class Engine:
         with device.private_kernels():
             events = self._admit()
             if self._rows and self._cache is not None:
-                events += run_round(self._rows, self.model, self._cache, self.chain, self.stats)
+                started = time.perf_counter()
+                running = list(self._rows)
+                events += self._round(self._cache)
+                self._charge(running, time.perf_counter() - started)
                 self._retire()
         return events
+
+    def _round(self, cache: ModelCache) -> list[Event]:
+        current, self._ahead = self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats), None
+        try:
+            self._ahead = launch_behind(current, self._rows, self.model, cache)
+            return read(current, cache, self.chain, self.stats)
+        except BaseException:
+            self._fail()
+            raise
+
+    def _charge(self, running: Sequence[Request], seconds: float) -> None:
+        self.stats.round_seconds += seconds
+        for request in running:
+            request.stats.decode_seconds += seconds
+
+    def _fail(self) -> None:
+        """Nothing is known of what the device did with the rows: they end."""
+        self._ahead = None
+        for request in self._rows:
+            request.finish_reason = request.finish_reason or "error"
+        self._retire()
 
     def cancel(self, number: int) -> bool:
         """End a request at any stage; False if it is not running. Its row leaves at once."""
@@ -216,7 +243,7 @@ class Engine:
             if request.finish_reason is not None:
                 self.chain.close(request.number)
         if not staying:
-            self._cache = None
+            self._cache = self._ahead = None
         elif self._cache is not None:
             self._cache.select(staying)
         self._rows = [self._rows[i] for i in staying]

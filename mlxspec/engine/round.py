@@ -1,5 +1,7 @@
 """One round over all decoding rows: draft, verify in one target forward, accept, commit. The heart of the engine.
 
+A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another); a plain round may be
+launched on the tokens of one that has not been read yet, so that the host builds while the device works.
 Knows the order of things and who must hear of what; knows no queue, no prompts and no events' audience.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -24,52 +27,111 @@ from mlxspec.speculation.verify import match
 _PLAIN = Proposal()
 
 
-def run_round(
-    requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain, stats: EngineStats
-) -> list[Event]:
-    """Requests in cache order, each with its last token sampled but not in the cache. Every row advances by at least one token.
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A launched target forward. tokens, sampled (N,) and hidden (N, H) are lazy; is_open tells that its cache transaction is."""
 
-    If anything fails on the way the cache is as it was before, and so are the requests.
+    requests: tuple[Request, ...]
+    proposals: tuple[Proposal, ...]
+    rows: FlatRows
+    tokens: mx.array
+    sampled: mx.array
+    hidden: mx.array
+    is_open: bool
+
+
+def launch(requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain, stats: EngineStats) -> Round:
+    """Draft for every row and put the verify on its way. Requests in cache order, each with its last token sampled but not in the cache.
+
+    If anything fails the cache is as it was before.
     """
     started = time.perf_counter()
-    rooms = {r.number: r.room for r in requests if r.room > 0 and r.spec.drafters}
+    rooms = {r.number: r.room for r in requests if r.spec.drafters and r.room > 0}
     won = chain.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
-    proposals = [won.get(r.number, _PLAIN) for r in requests]
-    drafted_at = time.perf_counter()
+    proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
+    stats.draft_seconds += time.perf_counter() - started
+    return _forward(requests, proposals, _flatten(requests, proposals), model, cache, ahead=0)
 
-    rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
-    tokens = _flatten(requests, proposals)
+
+def launch_behind(last: Round, requests: Sequence[Request], model: Model, cache: ModelCache) -> Round | None:
+    """A plain round on the tokens of a plain one that has not been read; None where the host must see those tokens first.
+
+    A row that turns out to have ended gets one token more than it needed, which nobody reads; rows do not see each other.
+    """
+    if last.is_open or any(r.spec.drafters or not r.sampler.is_plain for r in requests):
+        return None
+    places = {r.number: i for i, r in enumerate(last.requests)}
+    if any(r.number not in places for r in requests) or all(r.room == 0 for r in requests):
+        return None
+    if any(len(r.history) + 1 >= r.max_context for r in requests):
+        return None  # the row must not be run past its context
+    tokens = last.sampled
+    if len(requests) < len(last.requests):
+        tokens = tokens[mx.array([places[r.number] for r in requests])]
+    return _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, ahead=1)
+
+
+def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> list[Event]:
+    """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token."""
+    rows = round_.rows
     try:
-        # without drafts every token is a fact, and recurrent states advance directly
-        out = model.forward(tokens, rows, cache, facts=not won)
-        sampled = _sample(requests, rows, tokens, out.logits, model.vocab_size)
-        mx.eval(sampled, tokens, out.hidden, cache.arrays)  # the round's synchronisation
-        chosen, given = np.asarray(sampled).tolist(), np.asarray(tokens).tolist()
-        kept = []
-        for r in range(rows.num_rows):
-            start, end = rows.starts[r], rows.starts[r + 1]
-            kept.append(match(given[start + 1 : end], chosen[start:end]))
+        mx.eval(round_.sampled, round_.tokens)
+        chosen, given = np.asarray(round_.sampled).tolist(), np.asarray(round_.tokens).tolist()
+        spans = list(zip(rows.starts, rows.starts[1:], strict=False))
+        kept = [match(given[start + 1 : end], chosen[start:end]) for start, end in spans]
     except BaseException:
         cache.abort()
         raise
-    cache.commit([k + 1 for k in kept])
-
+    if round_.is_open:
+        cache.commit([k + 1 for k in kept])
     events: list[Event] = []
-    for r, (request, proposal) in enumerate(zip(requests, proposals, strict=True)):
-        start = rows.starts[r]
-        new = chosen[start : start + kept[r] + 1]
-        request.count(proposal.drafter, proposal.draft.length, kept[r])
-        events += request.accept(new, num_drafted=kept[r], drafter=proposal.drafter)
+    for request, proposal, (start, _), stood in zip(round_.requests, round_.proposals, spans, kept, strict=True):
+        if request.finish_reason is not None:
+            continue
+        new = chosen[start : start + stood + 1]
+        request.count(proposal.drafter, proposal.draft.length, stood)
+        events += request.accept(new, num_drafted=stood, drafter=proposal.drafter)
         if request.finish_reason is None and request.spec.drafters:
-            chain.observe(request.number, new, out.hidden[start : start + len(new)] if chain.needs_hidden else None)
+            hidden = round_.hidden[start : start + len(new)] if chain.needs_hidden else None
+            chain.observe(request.number, new, hidden)
         stats.num_emitted += len(new)
     stats.num_rounds += 1
-    stats.num_plain_rounds += not won
+    stats.num_plain_rounds += rows.max_width == 1
     stats.num_verified += rows.num_tokens
-    stats.draft_seconds += drafted_at - started
-    _charge(requests, time.perf_counter() - started)
-    stats.round_seconds += time.perf_counter() - started
     return events
+
+
+def _forward(
+    requests: Sequence[Request],
+    proposals: tuple[Proposal, ...],
+    tokens: mx.array,
+    model: Model,
+    cache: ModelCache,
+    *,
+    ahead: int,
+) -> Round:
+    """ahead: how many tokens of each row are on their way but not in its history yet."""
+    rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
+    plain = rows.max_width == 1
+    try:
+        # without drafts every token is a fact: recurrent states advance directly and there is nothing to decide
+        out = model.forward(tokens, rows, cache, facts=plain)
+        sampled = _sample(requests, rows, tokens, out.logits, model.vocab_size, ahead)
+        mx.async_eval(sampled)
+    except BaseException:
+        cache.abort()
+        raise
+    if plain:
+        cache.commit()
+    return Round(
+        requests=tuple(requests),
+        proposals=proposals,
+        rows=rows,
+        tokens=tokens,
+        sampled=sampled,
+        hidden=out.hidden,
+        is_open=not plain,
+    )
 
 
 def _flatten(requests: Sequence[Request], proposals: Sequence[Proposal]) -> mx.array:
@@ -81,17 +143,22 @@ def _flatten(requests: Sequence[Request], proposals: Sequence[Proposal]) -> mx.a
         return mx.array(np.asarray(flat, np.int32))
     parts = []
     for request, proposal in zip(requests, proposals, strict=True):
-        parts += [mx.array([request.history[-1]], mx.int32), mx.array(proposal.draft.tokens).astype(mx.int32)]
-    return mx.concatenate([p for p in parts if p.size])
+        parts.append(mx.array([request.history[-1]], mx.int32))
+        if proposal.draft.length:
+            parts.append(mx.array(proposal.draft.tokens).astype(mx.int32))
+    return mx.concatenate(parts)
 
 
-def _sample(requests: Sequence[Request], rows: FlatRows, tokens: mx.array, logits: mx.array | None, vocab_size: int) -> mx.array:
+def _sample(
+    requests: Sequence[Request], rows: FlatRows, tokens: mx.array, logits: mx.array | None, vocab_size: int, ahead: int
+) -> mx.array:
     """The target's own choice at every verified position, (N,)."""
     if logits is None:
         raise ValueError("a verify needs logits at every position")
     sampler = BatchSampler([r.sampler for r in requests], vocab_size)
     owners = [r for r, width in enumerate(rows.widths) for _ in range(width)]
-    positions = [len(request.history) + i for request, w in zip(requests, rows.widths, strict=True) for i in range(w)]
+    lengths = [len(r.history) + ahead for r in requests]
+    positions = [n + i for n, width in zip(lengths, rows.widths, strict=True) for i in range(width)]
     drafts = _drafts_before(rows, tokens, vocab_size) if sampler.needs_drafts and rows.max_width > 1 else None
     return sampler.sample(logits, owners, positions, drafts)
 
@@ -104,8 +171,3 @@ def _drafts_before(rows: FlatRows, tokens: mx.array, vocab_size: int) -> mx.arra
             before[i, start + 1 : i + 1] = 1.0
     one_hot = (tokens[:, None] == mx.arange(vocab_size)[None]).astype(mx.float32)
     return mx.array(before) @ one_hot
-
-
-def _charge(requests: Sequence[Request], seconds: float) -> None:
-    for request in requests:
-        request.stats.decode_seconds += seconds

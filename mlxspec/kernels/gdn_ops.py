@@ -29,15 +29,20 @@ class Tape(NamedTuple):
     log_g: mx.array
 
 
-def replay(state: mx.array, tape: Tape, kept: mx.array, index: RaggedIndex | None) -> mx.array:
-    """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did."""
+def replay(
+    state: mx.array, tape: Tape, kept: mx.array, index: RaggedIndex | None, longest: int | None = None
+) -> mx.array:
+    """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
+
+    longest: no row keeps more than this many, so what lies behind need not be looked at.
+    """
     num_rows, num_heads, _, k_dim = state.shape
-    k = _per_value_head(pad_rows(tape.k, num_rows, index).astype(mx.float32), num_heads)
+    k, delta, log_g = (pad_rows(x, num_rows, index)[:, :longest] for x in tape)
+    k = _per_value_head(k.astype(mx.float32), num_heads)
     width = k.shape[1]
     keep = (mx.arange(width) < kept[:, None]).reshape(num_rows, width, 1, 1, 1)
-    decay = mx.exp(pad_rows(tape.log_g, num_rows, index)).reshape(num_rows, width, num_heads, 1, 1)
-    decay = mx.where(keep, decay, 1.0)
-    delta = mx.where(keep, pad_rows(tape.delta, num_rows, index)[..., None], 0.0)
+    decay = mx.where(keep, mx.exp(log_g).reshape(num_rows, width, num_heads, 1, 1), 1.0)
+    delta = mx.where(keep, delta[..., None], 0.0)
     k = k.reshape(num_rows, width, num_heads, 1, k_dim)
     s = state[:, None]
     for decay_t, delta_t, k_t in zip(*(_each_step(x) for x in (decay, delta, k)), strict=True):

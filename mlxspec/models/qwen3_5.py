@@ -81,7 +81,7 @@ class Qwen35(nn.Module):
         self.language_model = LanguageModel(config)
         self._segments = Segment.cut(config.is_linear)
         self._rotary = Rotary(config.rope_dims, config.rope_theta)
-        self._runners: dict[tuple[int, bool, tuple[int, ...]], Callable[..., Any]] = {}
+        self._runners: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.max_context = config.max_context
 
@@ -109,7 +109,10 @@ class Qwen35(nn.Module):
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of the embedding's output."""
         embedding = self.language_model.model.embed_tokens
-        return embedding.scales.dtype if "scales" in embedding else embedding.weight.dtype
+        if "scales" not in embedding:
+            return embedding.weight.dtype
+        kept = embedding.scales.dtype  # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
+        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self.language_model.model.embed_tokens(tokens)
@@ -136,9 +139,10 @@ class Qwen35(nn.Module):
         layout = _pack_layout(rows, cache)
         fused = device.backend() != "cpu"
         x, attended, gate, found = self.embed(tokens), None, None, {}
+        taps = tuple(sorted(set(taps)))  # in the order in which the layers run
         for s, segment in enumerate(self._segments):
             past = [_pack_state(cache.layers[i].current) for i in segment.linear]
-            run = self._runner(s, rows, facts, tuple(taps))
+            run = self._runner(s, rows, facts, taps, cache.longest_kept)
             x, out, future, tapped = run(x, attended, gate, cos, sin, past, layout)
             for i, state in zip(segment.linear, future, strict=True):
                 cache.layers[i].append(_unpack_state(state))
@@ -157,21 +161,28 @@ class Qwen35(nn.Module):
             hidden = hidden[rows.last_indices]
         return self.head(hidden)
 
-    def _runner(self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...]) -> Callable[..., Any]:
+    def _runner(
+        self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], longest: int
+    ) -> Callable[..., Any]:
         """The s-th segment as a function of arrays; compiled where shapes repeat."""
+        shape = rows.widths if facts or rows.is_uniform else (rows.num_rows, rows.max_width)
+        key = (s, facts, taps, longest, shape)
+        found = self._runners.get(key)
+        if found is not None:
+            return found
         segment = self._segments[s]
 
         def run(x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
-            return self._run(segment, facts, taps, rows, x, attended, gate, cos, sin, past, layout)
+            return self._run(segment, facts, taps, rows, longest, x, attended, gate, cos, sin, past, layout)
 
         if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
             return run
-        key = (s, facts, taps, rows.widths if facts or rows.is_uniform else (rows.num_rows, rows.max_width))
-        return self._runners.setdefault(key, mx.compile(run))
+        self._runners[key] = compiled = mx.compile(run)
+        return compiled
 
-    def _run(self, segment, facts, taps, rows, x, attended, gate, cos, sin, past, packed):  # type: ignore[no-untyped-def]
+    def _run(self, segment, facts, taps, rows, longest, x, attended, gate, cos, sin, past, packed):  # type: ignore[no-untyped-def]
         layers = self.language_model.model.layers
-        layout = _unpack_layout(rows, facts, packed)
+        layout = _unpack_layout(rows, facts, longest, packed)
         tapped, future = [], []
 
         def tap(i: int) -> None:
@@ -223,8 +234,8 @@ def _pack_layout(rows: FlatRows, cache: ModelCache) -> dict[str, Any]:
     return packed
 
 
-def _unpack_layout(rows: FlatRows, facts: bool, packed: dict[str, Any]) -> RoundLayout:
+def _unpack_layout(rows: FlatRows, facts: bool, longest: int, packed: dict[str, Any]) -> RoundLayout:
     def index(name: str) -> RaggedIndex | None:
         return RaggedIndex(*packed[name]) if name in packed else None
 
-    return RoundLayout(rows, facts, packed["starts"], index("index"), packed.get("kept"), index("last_index"))
+    return RoundLayout(rows, facts, packed["starts"], index("index"), packed.get("kept"), index("last_index"), longest)

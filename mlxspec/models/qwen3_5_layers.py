@@ -26,7 +26,8 @@ _STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
 class RoundLayout(NamedTuple):
     """Where rows lie in this forward, and in the last one whose tapes the states carry.
 
-    starts (B + 1,) int32; index pads this forward's rows, last_index the tapes' (None: a reshape does); kept (B,) int32, None without tapes.
+    starts (B + 1,) int32; index pads this forward's rows, last_index the tapes' (None: a reshape does); kept (B,) int32, None without tapes,
+    none of them above `longest`.
     """
 
     rows: FlatRows
@@ -35,6 +36,7 @@ class RoundLayout(NamedTuple):
     index: RaggedIndex | None = None
     kept: mx.array | None = None
     last_index: RaggedIndex | None = None
+    longest: int | None = None
 
 
 class Attention(nn.Module):
@@ -129,7 +131,7 @@ class GatedDeltaNet(nn.Module):
         qkv, z, b, a = self.in_proj.split(x)
         state, window = past.state, past.window
         if past.tape is not None and past.inputs is not None and layout.kept is not None:
-            state = replay(state, past.tape, layout.kept, layout.last_index)
+            state = replay(state, past.tape, layout.kept, layout.last_index, layout.longest)
             window = conv_window(window, past.inputs, layout.kept, layout.last_index)
         inputs = conv_qkv_ops(
             qkv, b, a, window, self.conv_weight, self.neg_a, self.dt_bias, self._shape, layout.index

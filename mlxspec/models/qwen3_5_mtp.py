@@ -69,8 +69,12 @@ class Qwen35Mtp(nn.Module):
         return Output(logits=None if logits_at == "none" else target.head(seen), hidden=out)
 
     def _runner(self, name: str, compiled: bool) -> Callable[..., Any]:
-        function = getattr(self, "_" + name)
-        return self._runners.setdefault(name, mx.compile(function)) if compiled else function
+        function: Callable[..., Any] = getattr(self, "_" + name)
+        if not compiled:
+            return function
+        if name not in self._runners:
+            self._runners[name] = mx.compile(function)
+        return self._runners[name]
 
     def _before(self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, Any]:
         eps, layer = self._config.rms_eps, self.layers[0]
