@@ -127,7 +127,9 @@ def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1) -> Qwen35Mtp:
     rng = np.random.default_rng(seed)
     _randomize(head, rng, 1.0)
     size = c.hidden_size
-    fc = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1) + rng.normal(0.0, 0.03, (size, 2 * size))
+    fc = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1) + rng.normal(
+        0.0, 0.03, (size, 2 * size)
+    )
     head.fc.weight = mx.array(fc.astype(np.float32))
     _finish(head)
     return head

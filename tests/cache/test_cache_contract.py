@@ -242,7 +242,9 @@ def test_long_rounds_of_ragged_drafts_leave_no_trace() -> None:
     for n in range(60):
         if n % 20 == 19:
             driver.check_logits(driver.cache, driver.known)
-        pieces = [rng.integers(0, tiny_models.VOCAB, 1 + (r < 2) * rng.integers(0, 5)).tolist() for r in range(3)]
+        pieces = [
+            rng.integers(0, tiny_models.VOCAB, 1 + (r < 2) * rng.integers(0, 5)).tolist() for r in range(3)
+        ]
         driver.draft(pieces, [1 + int(rng.integers(0, 2)), int(rng.integers(0, 3)), 1], False)
     driver.check_states()
 
@@ -250,7 +252,17 @@ def test_long_rounds_of_ragged_drafts_leave_no_trace() -> None:
 @pytest.mark.skipif(EXACT, reason="this process computes with MLX's own BLAS already")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's own BLAS is a Linux matter")
 def test_bit_for_bit_with_a_blas_whose_results_do_not_depend_on_the_number_of_rows() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", str(Path(__file__))]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        str(Path(__file__)),
+    ]
     done = subprocess.run(
         command,
         env={**os.environ, "MLXSPEC_BLAS": "wheel"},

@@ -12,7 +12,9 @@ from mlxspec.kernels.flat import FlatRows
 from tests import tiny_models
 
 
-def forward(cache: ModelCache, widths: tuple[int, ...], *, facts: bool = False, stack: str = "hybrid") -> mx.array:
+def forward(
+    cache: ModelCache, widths: tuple[int, ...], *, facts: bool = False, stack: str = "hybrid"
+) -> mx.array:
     tokens = mx.arange(sum(widths)) % tiny_models.VOCAB
     return tiny_models.stack(stack).forward(tokens, FlatRows(widths), cache, facts=facts).logits
 

@@ -1,0 +1,99 @@
+"""Convolution, norms and gates before the recurrence, in plain mx against numpy; the window that stands before the next token."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxspec.kernels.conv_ops import GdnShape, conv_qkv_ops, conv_window
+from mlxspec.kernels.flat import FlatRows
+
+SHAPE = GdnShape(num_k_heads=2, num_v_heads=4, k_dim=32, v_dim=16)
+
+
+class Case:
+    """Random inputs of one layer for some rows, and what float64 makes of them."""
+
+    def __init__(self, widths: tuple[int, ...], num_taps: int = 4, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows, self.num_taps = FlatRows(widths), num_taps
+        num = self.rows.num_tokens
+        self.qkv = rng.standard_normal((num, SHAPE.conv_size)).astype(np.float32)
+        self.b, self.a = rng.standard_normal((2, num, SHAPE.num_v_heads)).astype(np.float32) * 4
+        self.window = rng.standard_normal((len(widths), num_taps - 1, SHAPE.conv_size)).astype(np.float32)
+        self.weight = rng.standard_normal((num_taps, SHAPE.conv_size)).astype(np.float32)
+        self.neg_a = -np.exp(rng.standard_normal(SHAPE.num_v_heads)).astype(np.float32)
+        self.dt_bias = rng.standard_normal(SHAPE.num_v_heads).astype(np.float32)
+
+    def ops(self, part: slice = slice(None), window: np.ndarray | None = None) -> list[np.ndarray]:
+        alone = window is not None
+        found = conv_qkv_ops(
+            mx.array(self.qkv[part]),
+            mx.array(self.b[part]),
+            mx.array(self.a[part]),
+            mx.array(window if alone else self.window),
+            mx.array(self.weight),
+            mx.array(self.neg_a),
+            mx.array(self.dt_bias),
+            SHAPE,
+            None if alone else self.rows.index,
+        )
+        return [np.asarray(x) for x in found]
+
+    def loop(self) -> list[np.ndarray]:
+        mixed = np.zeros(self.qkv.shape)
+        for r, width in enumerate(self.rows.widths):
+            start = self.rows.starts[r]
+            joined = np.concatenate([self.window[r], self.qkv[start : start + width]]).astype(np.float64)
+            for t in range(width):
+                total = sum(joined[t + i] * self.weight[i] for i in range(self.num_taps))
+                mixed[start + t] = total / (1 + np.exp(-total))
+        num, key = len(mixed), SHAPE.key_size
+        q, k = (
+            x.reshape(num, SHAPE.num_k_heads, SHAPE.k_dim) for x in (mixed[:, :key], mixed[:, key : 2 * key])
+        )
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+        v = mixed[:, 2 * key :].reshape(num, SHAPE.num_v_heads, SHAPE.v_dim)
+        softplus = np.log1p(np.exp(self.a.astype(np.float64) + self.dt_bias))
+        return [
+            q * SHAPE.k_dim**-0.5,
+            k,
+            v,
+            self.neg_a * softplus,
+            1 / (1 + np.exp(-self.b.astype(np.float64))),
+        ]
+
+
+@pytest.mark.parametrize("widths", [(1,), (5,), (20,), (1, 1, 1), (3, 3), (2, 0, 5, 1)])
+@pytest.mark.parametrize("num_taps", [2, 4])
+def test_the_twin_is_what_numpy_computes(widths: tuple[int, ...], num_taps: int) -> None:
+    case = Case(widths, num_taps)
+    for name, got, wanted in zip(("q", "k", "v", "log_g", "beta"), case.ops(), case.loop(), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(widths=st.lists(st.integers(0, 6), min_size=2, max_size=5).filter(any))
+def test_a_row_beside_others_is_the_row_alone(widths: list[int]) -> None:
+    case = Case(tuple(widths), seed=3)
+    together = case.ops()
+    for r, width in enumerate(widths):
+        if width:
+            part = slice(case.rows.starts[r], case.rows.starts[r + 1])
+            for a, b in zip(together, case.ops(part, case.window[r : r + 1]), strict=True):
+                assert np.array_equal(a[part], b)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data(), widths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))
+def test_the_window_is_the_last_inputs_that_stand(data: st.DataObject, widths: list[int]) -> None:
+    kept = [data.draw(st.integers(0, w)) for w in widths]
+    case = Case(tuple(widths), seed=5)
+    got = conv_window(mx.array(case.window), mx.array(case.qkv), mx.array(kept, mx.int32), case.rows.index)
+    for r, count in enumerate(kept):
+        start = case.rows.starts[r]
+        stands = np.concatenate([case.window[r], case.qkv[start : start + count]])
+        assert np.array_equal(np.asarray(got[r]), stands[-3:])
