@@ -1,8 +1,9 @@
 """Tiny Qwen3.5 models with random weights, and a tokenizer for them, for tests of everything that meets a model.
 
-Random models are decisive here (the head is scaled up), so that float rounding rarely decides a token. What a layer adds to the residual
-stream is scaled down, so that the last token says much about the next: an MTP head that passes its token's embedding on is then right often,
-but not always. A draft model that is right often is the target with noise on its weights (`echo`).
+Random models are decisive here (the head is scaled up), so that float rounding rarely decides a token. What a layer
+adds to the residual stream is scaled down, so that the last token says much about the next: an MTP head that passes
+its token's embedding on is then right often, but not always. A draft model that is right often is the target with
+noise on its weights (`echo`).
 """
 
 from __future__ import annotations

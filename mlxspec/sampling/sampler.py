@@ -18,6 +18,8 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.noise import gumbel
 
+_COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
+
 
 class RowSampler:
     """One request's parameters, seed and token counts.
@@ -115,7 +117,7 @@ def _penalize(logits: mx.array, rows: Sequence[RowSampler], drafts: mx.array | N
 
 
 def _temper(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
-    return logits / _column([1.0 if r.is_greedy else float(r.params.temperature) for r in rows])
+    return logits / _column([1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST) for r in rows])
 
 
 def _truncate(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
