@@ -1,0 +1,95 @@
+"""Our Qwen3.5 against mlx-lm's, over every dialect of checkpoint: logits of a prefill and of 20 cached steps, hiddens and taps."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny
+from compare import array, assert_same_logits, load_ours, stepwise, stepwise_mlx_lm, to_numpy, tokens_of
+from zoo import Zoo
+
+from mlxspec import device
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models import assemble
+
+NUM_STEPS = 20
+FLOAT = [(shape, dialect) for shape in tiny.SHAPES for dialect in ("hub", "text", "mlx")]
+QUANTIZED = [
+    ("tied", "mlx-8bit-32"),
+    ("untied", "mlx-4bit-64"),  # 96 attention channels: o_proj stays float
+    ("untied", "mlx-mixed"),
+    ("grouped", "mlx-4bit-64"),
+    ("moe", "mlx-4bit-32"),
+]
+TOKENS = tokens_of(5, 37 + NUM_STEPS, tiny.VOCAB)
+
+
+@pytest.mark.parametrize(("shape", "dialect"), [*FLOAT, ("moe", "text-unfused")])
+def test_float_checkpoints(zoo: Zoo, shape: str, dialect: str) -> None:
+    hub = zoo.mlx_lm(shape)  # mlx-lm refuses text-only folders
+    reference = stepwise_mlx_lm(hub, TOKENS, NUM_STEPS)
+    ours = stepwise(zoo.ours(shape, dialect).model, TOKENS, NUM_STEPS)
+    assert_same_logits(ours, reference, f"{shape}, {dialect}")
+
+
+@pytest.mark.parametrize(("shape", "dialect"), [*QUANTIZED, ("tied", "mlx-mxfp4")])
+def test_quantized_checkpoints(zoo: Zoo, shape: str, dialect: str) -> None:
+    """As they are loaded here: on a CPU their values are unpacked to float32 once."""
+    reference = stepwise_mlx_lm(zoo.mlx_lm(shape, dialect), TOKENS, NUM_STEPS)
+    assert_same_logits(
+        stepwise(zoo.ours(shape, dialect).model, TOKENS, NUM_STEPS), reference, f"{shape}, {dialect}"
+    )
+
+
+@pytest.mark.parametrize(("shape", "dialect"), QUANTIZED)
+def test_quantized_matmuls(zoo: Zoo, shape: str, dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed weights in our own modules, fused where formats agree: the path of GPUs and of models too large to unpack."""
+    monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
+    packed = load_ours(zoo.folder(shape, dialect)).model
+    assert any(x.dtype == mx.uint32 for _, x in assemble.tree_flatten(packed.parameters()))
+    tokens = TOKENS[:24]
+    reference = stepwise_mlx_lm(zoo.mlx_lm(shape, dialect), tokens, 4)
+    assert_same_logits(stepwise(packed, tokens, 4), reference, f"{shape}, {dialect}, packed")
+
+
+def test_packed_microscaling(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales of these formats are bytes and MLX unpacks them to bfloat16, so that is what packed ones compute in: too coarse to compare
+    logits of a random model, but caches must not take the bytes for their dtype."""
+    monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
+    monkeypatch.setattr(device, "compile_enabled", lambda: False)
+    model = load_ours(zoo.folder("tied", "mlx-mxfp4")).model
+    assert model.dtype == mx.bfloat16
+    assert np.isfinite(stepwise(model, TOKENS[:12], 4)).all()
+
+
+@pytest.mark.parametrize("shape", ["tied", "moe"])
+def test_chunks_of_a_prompt(zoo: Zoo, shape: str) -> None:
+    """A prompt in uneven chunks, some through the chunked form and some step by step, equals the prompt in one piece."""
+    model = zoo.ours(shape).model
+    cache, found = model.make_cache(1), []
+    for start, end in ((0, 19), (19, 20), (20, 33), (33, len(TOKENS))):
+        found.append(
+            model.forward(array(TOKENS[start:end]), FlatRows((end - start,)), cache, facts=True).logits
+        )
+        cache.commit()
+    reference = stepwise_mlx_lm(zoo.mlx_lm(shape), TOKENS, 0)
+    assert_same_logits(to_numpy(found), reference, f"{shape}, chunks")
+
+
+@pytest.mark.parametrize("shape", tiny.SHAPES)
+def test_hidden_and_taps(zoo: Zoo, shape: str) -> None:
+    """`hidden` is what the language-model head sees, a tap the residual stream behind its layer, in whatever order taps are asked for."""
+    model, theirs = zoo.ours(shape).model, zoo.mlx_lm(shape)
+    tokens = TOKENS[:21]
+    wanted = (3, 0, 2, 1, 2)
+    out = model.forward(array(tokens), FlatRows((len(tokens),)), model.make_cache(1), facts=True, taps=wanted)
+    residual, seen = theirs.model.embed_tokens(array(tokens)[None]), {}
+    for i, layer in enumerate(theirs.model.layers):
+        residual = layer(residual, mask=None if layer.is_linear else "causal")
+        seen[i] = residual[0]
+    assert set(out.taps) == set(wanted)
+    for i in wanted:
+        np.testing.assert_allclose(to_numpy([out.taps[i]]), to_numpy([seen[i]]), atol=1e-4)
+    np.testing.assert_allclose(to_numpy([out.hidden]), to_numpy([theirs.model.norm(residual)[0]]), atol=1e-4)
+    np.testing.assert_allclose(to_numpy([model.head(out.hidden)]), to_numpy([out.logits]), atol=1e-5)
