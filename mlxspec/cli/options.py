@@ -61,7 +61,9 @@ class Parser(argparse.ArgumentParser):
         missing = re.match(r"argument (\S+): expected (?:one|at least one) argument", message)
         if missing:
             last = missing[1].rsplit("/", 1)[-1]
-            raise ConfigError(f"{missing[1]} needs a value (one that begins with a dash is written {last}=VALUE).")
+            raise ConfigError(
+                f"{missing[1]} needs a value (one that begins with a dash is written {last}=VALUE)."
+            )
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
 
@@ -97,7 +99,9 @@ def _refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoRetu
     flag = extra.split("=", 1)[0]
     known = [s for action in parser._actions for s in action.option_strings]
     near = [k for k in known if k.startswith(flag)] or difflib.get_close_matches(flag, known, 1)
-    tip = f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
+    tip = (
+        f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
+    )
     raise ConfigError(f"There is no option {flag}; {tip}")
 
 

@@ -1,0 +1,177 @@
+"""`mlxspec demo`: the same prompts with drafting off and on, side by side: same text, which speed, who drafted.
+
+Knows options and output; prompts, runs and comparison are demo_prompts.py and demo_runs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlxspec.cli import options, stats_line, terminal
+from mlxspec.cli.demo_prompts import PROMPTS
+from mlxspec.cli.demo_runs import Comparison, Outcome, outcome_data, run_prompt
+from mlxspec.config import SpecConfig, check_number
+from mlxspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlxspec.engine.engine import Engine
+
+DEMO_CHOICES = ("ngram-simple,mtp", "ngram-simple,draft-model")
+_SHOWN_LINES, _SHOWN_WIDTH = 4, 96
+_NO_TERMINAL_WIDTH = 110
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all prompts. Returns 0 only if every answer was identical, else 1."""
+    check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
+    check_number("--repeat", args.repeat, 1, 100, integer=True)
+    started = time.perf_counter()
+    engine, choices = load(args)
+    if not args.json:
+        _introduce(engine, choices)
+    outcomes = []
+    for i, prompt in enumerate(PROMPTS):
+        _progress(f"{i + 1} of {len(PROMPTS)}: {prompt.what} ...")
+        outcomes.append(run_prompt(engine, prompt, choices, max_tokens=args.max_tokens, repeat=args.repeat))
+        _progress("")
+        if not args.json:
+            _show_answer(outcomes[-1])
+    seconds = time.perf_counter() - started
+    same = all(c.is_identical for o in outcomes for c in o.comparisons)
+    if args.json:
+        data = {
+            "model": engine.name,
+            "identical": same,
+            "seconds": round(seconds, 2),
+            "repeat": args.repeat,
+            "prompts": [outcome_data(o) for o in outcomes],
+            "device": stats_line.device_data(),
+        }
+        terminal.say(json.dumps(data) + "\n")
+    else:
+        _report(engine, outcomes, seconds)
+    return 0 if same else 1
+
+
+def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
+    """The engine with every drafter that is to be compared, and the choices of drafters. Raises MlxspecError subclasses."""
+    wanted: Sequence[str] = args.draft or (DEMO_CHOICES if args.model == options.DEMO else ("auto",))
+    if "off" in wanted:
+        raise ConfigError(
+            "The demo compares drafting with plain decoding anyway; --draft off leaves nothing to compare."
+        )
+    if "auto" in wanted and len(wanted) > 1:
+        raise ConfigError("--draft auto stands alone; name the drafters to compare several choices.")
+    if "auto" in wanted:
+        engine = options.load_engine(args, SpecConfig(), draft="auto")
+        return engine, [engine.spec.drafters]
+    choices = [SpecConfig(drafters=tuple(n.strip() for n in names.split(","))).drafters for names in wanted]
+    every = dict.fromkeys(name for choice in choices for name in choice)
+    return options.load_engine(args, SpecConfig(), draft=",".join(every)), choices
+
+
+def _introduce(engine: Engine, choices: Sequence[tuple[str, ...]]) -> None:
+    ways = ", then with ".join(" + ".join(c) for c in choices)
+    terminal.say(f"{len(PROMPTS)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
+
+
+def _progress(text: str) -> None:
+    """A line that is overwritten; only where a person looks on."""
+    if terminal.use_colour(sys.stderr):
+        print(f"\r\x1b[2K\x1b[2m{text}\x1b[0m", end="", file=sys.stderr, flush=True)
+
+
+def _show_answer(outcome: Outcome) -> None:
+    """The beginning of what was said, as proof that there is a text."""
+    lines = [line for line in outcome.result.text.splitlines() if line.strip()]
+    shown = [terminal.clean(line)[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
+    more = ["..."] * (len(lines) > _SHOWN_LINES)
+    terminal.say(
+        f"\n{outcome.prompt.name}: {outcome.prompt.what}\n"
+        + "".join(f"    {line}\n" for line in shown + more)
+    )
+
+
+def _report(engine: Engine, outcomes: Sequence[Outcome], seconds: float) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console = _console()
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("prompt", no_wrap=True)
+    table.add_column("token ids")
+    for heading in ("off\ntok/s", "on\ntok/s", "ratio", "tokens\na round"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("who drafted: accepted/drafted")
+    for outcome in outcomes:
+        for i, c in enumerate(outcome.comparisons):
+            table.add_row(outcome.prompt.name if i == 0 else "", *_cells(c))
+    console.print()
+    console.print(table)
+    _summarize(console, engine, outcomes, seconds)
+
+
+def _cells(c: Comparison) -> list[str]:
+    works = c.stats.drafters
+    who = [
+        f"{name} {works[name].num_accepted}/{works[name].num_drafted}" if name in works else f"{name} 0/0"
+        for name in c.drafters
+    ]
+    ratio = "-" if c.ratio is None else f"{c.ratio:.2f}x"
+    colour = "" if c.ratio is None else "[green]" if c.ratio >= 1 else "[yellow]"
+    return [
+        "identical" if c.is_identical else "[bold red]differ[/]",
+        f"{c.plain_speed:.0f}",
+        f"{c.speed:.0f}",
+        f"{colour}{ratio}",
+        f"{c.stats.tokens_per_round:.2f}",
+        ", ".join(who),
+    ]
+
+
+def _summarize(console: Console, engine: Engine, outcomes: Sequence[Outcome], seconds: float) -> None:
+    pairs = [(o, c) for o in outcomes for c in o.comparisons]
+    for outcome, c in pairs:
+        if c.flip is not None:
+            console.print(_flip(outcome, c), markup=False, highlight=False)
+    differing = sum(not c.is_identical for _, c in pairs)
+    verdict = (
+        f"All {len(pairs)} answers with drafting have the token ids of plain decoding."
+        if not differing
+        else f"{differing} of {len(pairs)} answers with drafting differ from plain decoding."
+    )
+    ratios = sorted(c.ratio for _, c in pairs if c.ratio is not None)
+    speeds = f" Ratios from {ratios[0]:.2f}x to {ratios[-1]:.2f}x." if ratios else ""
+    lines = [verdict + speeds, f"{stats_line.machine()} · {seconds:.0f} s in all."]
+    notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
+    lines += [terminal.sentence(n) for n in notices]
+    if engine.name == options.DEMO:
+        lines.append(
+            "The demo model is tiny: it shows the engine at work, not what a useful model would say, nor the ratios of a large one."
+        )
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+
+
+def _flip(outcome: Outcome, c: Comparison) -> str:
+    flip = c.flip
+    if flip is None:
+        return ""
+    return (
+        f"{outcome.prompt.name} with {' + '.join(c.drafters)}: token {flip.position} of the answer is {flip.plain_token} without"
+        f" drafting and {flip.drafted_token} with it; the best token there leads by {flip.gap:.2g}."
+    )
+
+
+def _console() -> Console:
+    """rich's console on stdout: colour by its own rules (NO_COLOR, TERM), a fixed width where nobody looks on."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if terminal.is_terminal(sys.stdout) else _NO_TERMINAL_WIDTH)

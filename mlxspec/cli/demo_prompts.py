@@ -1,0 +1,82 @@
+"""The prompts of `mlxspec demo`: from what drafters are best at to what they help least with.
+
+Knows texts and sampling; knows no model. All code in them was written for this page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoPrompt:
+    """One prompt. `is_chat`: asked in the model's chat format where it has one; otherwise the text is continued as it stands."""
+
+    name: str
+    what: str
+    text: str
+    is_chat: bool = True
+    temperature: float = 0.0
+    seed: int = 0
+
+
+_PAIRS = '''\
+def parse_pairs(text, separator=","):
+    """Split text into pairs of a name and a value."""
+    pairs = {}
+    for part in text.split(separator):
+        name, value = part.split("=", 1)
+        pairs[name.strip()] = value.strip()
+    return pairs'''
+
+_COUNT = """\
+def count_words(lines):
+    counts = {}
+    for line in lines:
+        for word in line.split():
+            counts[word] = counts.get(word, 0) + 1
+    return counts"""
+
+_READ = '''\
+def read_settings(path):
+    """Read the settings file at path and return its values."""
+    with open(path) as file:
+        text = file.read()
+    return parse_pairs(text, "\\n")'''
+
+_CONTINUE = """\
+def main(args=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="*", help="files to read")"""
+
+_OPEN = """\
+class Reader:
+    def __init__(self, file):
+        self.file = file
+
+    def """
+
+
+def _fenced(request: str, code: str) -> str:
+    return f"{request}:\n```python\n{code}\n```"
+
+
+PROMPTS = (
+    DemoPrompt(
+        name="docstring",
+        what="remove a docstring (most of the answer stands in the prompt)",
+        text=_fenced("remove the docstring", _PAIRS),
+    ),
+    DemoPrompt(name="rename", what="rename a variable", text=_fenced("rename counts to totals", _COUNT)),
+    DemoPrompt(name="explain", what="explain a function", text=_fenced("what does this function do", _READ)),
+    DemoPrompt(name="question", what="answer a question", text="what does os.path.join do?"),
+    DemoPrompt(name="continue", what="continue code", text=_fenced("continue this code", _CONTINUE)),
+    DemoPrompt(
+        name="dice",
+        what="code drawn at temperature 1: chance decides, n-grams never repeat, drafts help least",
+        text=_OPEN,
+        is_chat=False,
+        temperature=1.0,
+        seed=7,
+    ),
+)
