@@ -54,7 +54,9 @@ NEW = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -103,11 +105,15 @@ def _decode(peer, engine: Engine, rounds: int) -> dict[str, float]:  # type: ign
         return count / (time.perf_counter() - started)
 
     def ours() -> float:
-        return float(engine.generate(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True)).stats.decode_speed)
+        return float(
+            engine.generate(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True)).stats.decode_speed
+        )
 
     for turn in range(rounds + 1):
         device.decode_threads()
-        for name, run in (("ours", ours), ("mlx-lm", theirs)) if turn % 2 else (("mlx-lm", theirs), ("ours", ours)):
+        for name, run in (
+            (("ours", ours), ("mlx-lm", theirs)) if turn % 2 else (("mlx-lm", theirs), ("ours", ours))
+        ):
             speed = run()
             if turn:
                 speeds[name].append(speed)
@@ -142,16 +148,22 @@ def _verify(peer, engine: Engine, rounds: int) -> dict[str, float]:  # type: ign
 
         return run
 
-    contestants: dict[str, Callable[[], object]] = {"mlx-lm 1": lambda: mx.eval(peer(mx.array([[5]]), cache=theirs))}
+    contestants: dict[str, Callable[[], object]] = {
+        "mlx-lm 1": lambda: mx.eval(peer(mx.array([[5]]), cache=theirs))
+    }
     contestants |= {f"ours {w}": step(w) for w in (1, *WIDTHS)}
     taken = alternate(contestants, rounds=3 * rounds, warmup=3, inner=4)
-    print(f"plain step     ours {1e3 * median(taken, 'ours 1'):.2f} ms   mlx-lm {1e3 * median(taken, 'mlx-lm 1'):.2f} ms")
+    print(
+        f"plain step     ours {1e3 * median(taken, 'ours 1'):.2f} ms   mlx-lm {1e3 * median(taken, 'mlx-lm 1'):.2f} ms"
+    )
     goals = {4: "(goal: at most 1.70 and 1.15)", 16: "(goal: at most 3.60)"}
     figures = {}
     for width in WIDTHS:
         own, peers = ratio(taken, f"ours {width}", "ours 1"), ratio(taken, f"ours {width}", "mlx-lm 1")
         figures |= {f"verify_{width}_over_own_step": own, f"verify_{width}_over_mlx_lm_step": peers}
-        print(f"verify of {width:2d}   {own:.2f}x our step   {peers:.2f}x mlx-lm's step   {goals.get(width, '')}")
+        print(
+            f"verify of {width:2d}   {own:.2f}x our step   {peers:.2f}x mlx-lm's step   {goals.get(width, '')}"
+        )
     return figures
 
 

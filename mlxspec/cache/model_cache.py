@@ -51,6 +51,20 @@ class ModelCache:
         self._family: dict[str, int] = {"writer": id(self)}
         self._is_fork = False
 
+    def attention(self, layer: int) -> AttentionLayerCache:
+        """Raises CacheError where the layer is recurrent."""
+        found = self.layers[layer]
+        if not isinstance(found, AttentionLayerCache):
+            raise CacheError(f"Layer {layer} has no keys and values: it is recurrent.")
+        return found
+
+    def recurrent(self, layer: int) -> RecurrentLayerCache:
+        """Raises CacheError where the layer is attention."""
+        found = self.layers[layer]
+        if not isinstance(found, RecurrentLayerCache):
+            raise CacheError(f"Layer {layer} has no recurrent state: it is attention.")
+        return found
+
     @property
     def num_rows(self) -> int:
         return len(self.lengths)

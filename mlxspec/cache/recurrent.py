@@ -14,14 +14,15 @@ import mlx.core as mx
 
 from mlxspec.kernels.conv_ops import conv_window
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_ops import Tape, replay
+from mlxspec.kernels.gdn_ops import Tape
+from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_flush
 
 
 class RecurrentState(NamedTuple):
     """What a layer's forward takes and gives.
 
-    state (B, Hv, Dv, Dk) float32 and window (B, K - 1, C): before the tape. tape and inputs (M, C), both of the last forward's flat
-    tokens, are None when nothing is deferred.
+    state (B, Hv, Dv, Dk) float32 and window (B, K - 1, C): before the tape. tape and inputs (M, C or more columns, of which the
+    first C count), both of the last forward's flat tokens, are None when nothing is deferred.
     """
 
     state: mx.array
@@ -35,7 +36,16 @@ class RecurrentLayerCache:
 
     is_recurrent = True
 
-    def __init__(self, num_value_heads: int, value_dim: int, key_dim: int, conv_dim: int, conv_kernel: int, dtype: mx.Dtype, num_rows: int = 0):
+    def __init__(
+        self,
+        num_value_heads: int,
+        value_dim: int,
+        key_dim: int,
+        conv_dim: int,
+        conv_kernel: int,
+        dtype: mx.Dtype,
+        num_rows: int = 0,
+    ):
         self.current = RecurrentState(
             mx.zeros((num_rows, num_value_heads, value_dim, key_dim), mx.float32),
             mx.zeros((num_rows, conv_kernel - 1, conv_dim), dtype),
@@ -65,7 +75,8 @@ class RecurrentLayerCache:
         if tape is None or inputs is None:
             return
         self.current = RecurrentState(
-            replay(state, tape, kept, rows.index), conv_window(window, inputs, kept, rows.index)
+            gdn_flush(state, Kept(tape, RowLayout.of(rows), kept)),
+            conv_window(window, inputs[:, : window.shape[2]], kept, rows.index),
         )
 
     def join(self, other: RecurrentLayerCache) -> None:
@@ -82,7 +93,9 @@ class RecurrentLayerCache:
 
     def snapshot(self, row: int, length: int) -> tuple[mx.array, mx.array]:
         """Copies (1, Hv, Dv, Dk) and (1, K - 1, C); flushed before."""
-        return mx.contiguous(self.current.state[row : row + 1]), mx.contiguous(self.current.window[row : row + 1])
+        return mx.contiguous(self.current.state[row : row + 1]), mx.contiguous(
+            self.current.window[row : row + 1]
+        )
 
     def restore(self, state: tuple[mx.array, mx.array]) -> None:
         self.current = RecurrentState(*state)

@@ -74,7 +74,9 @@ class Chain:
         for drafter in self.drafters.values():
             drafter.close(row)
 
-    def propose(self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int) -> dict[int, Proposal]:
+    def propose(
+        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
+    ) -> dict[int, Proposal]:
         """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
         won: dict[int, Proposal] = {}
         for name, drafter in self.drafters.items():
@@ -89,7 +91,9 @@ class Chain:
             started = time.perf_counter()
             states = [self._rows[a.row] for a in asks]
             sampler = BatchSampler([a.sampler for a in asks], vocab_size)
-            drafts = self._guard(drafter, states, lambda d=drafter, a=asks, s=sampler: _trimmed(d.propose(a, s), states))  # type: ignore[misc]
+            drafts = self._guard(
+                drafter, states, lambda d=drafter, a=asks, s=sampler: _trimmed(d.propose(a, s), states)
+            )  # type: ignore[misc]
             for ask, draft in zip(asks, drafts or [], strict=drafts is not None):
                 if draft.length:
                     won[ask.row] = Proposal(drafter=name, draft=draft)

@@ -30,7 +30,12 @@ class DraftModel(ModelDrafter):
         return self._model.make_cache(num_rows)
 
     def _forward(
-        self, tokens: mx.array, hidden: mx.array | None, rows: FlatRows, cache: ModelCache, logits_at: LogitsAt
+        self,
+        tokens: mx.array,
+        hidden: mx.array | None,
+        rows: FlatRows,
+        cache: ModelCache,
+        logits_at: LogitsAt,
     ) -> Output:
         out = self._model.forward(tokens, rows, cache, facts=True, logits_at=logits_at)
         missing = self._vocab_size - self._model.vocab_size
@@ -45,11 +50,19 @@ class DraftModel(ModelDrafter):
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
     """Raise VocabularyError, naming ids that differ, unless both models mean the same by every id."""
     if draft_size > target_size + _SIZE_DIFFERENCE or target_size > draft_size + _SIZE_DIFFERENCE:
-        raise VocabularyError(f"The draft model has {draft_size} token ids and the target {target_size}: not the same vocabulary.")
+        raise VocabularyError(
+            f"The draft model has {draft_size} token ids and the target {target_size}: not the same vocabulary."
+        )
     common = max(target.vocab_size, draft.vocab_size)
     differing = [i for i in range(common) if target.token_text(i) != draft.token_text(i)]
     if differing:
-        shown = ", ".join(f"{i} ({target.token_text(i)!r} / {draft.token_text(i)!r})" for i in differing[:_SHOWN])
-        raise VocabularyError(f"{len(differing)} token ids mean different things to target and draft model, such as {shown}.")
+        shown = ", ".join(
+            f"{i} ({target.token_text(i)!r} / {draft.token_text(i)!r})" for i in differing[:_SHOWN]
+        )
+        raise VocabularyError(
+            f"{len(differing)} token ids mean different things to target and draft model, such as {shown}."
+        )
     if target.eos_ids != draft.eos_ids and not target.eos_ids & draft.eos_ids:
-        raise VocabularyError(f"Target and draft model end a text with different ids: {set(target.eos_ids)} and {set(draft.eos_ids)}.")
+        raise VocabularyError(
+            f"Target and draft model end a text with different ids: {set(target.eos_ids)} and {set(draft.eos_ids)}."
+        )

@@ -17,7 +17,9 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.sampling.sampler import BatchSampler, confidence
 
-_QUEUE_AT_MOST = 512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
+_QUEUE_AT_MOST = (
+    512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
+)
 
 
 class _Row:
@@ -50,7 +52,12 @@ class ModelDrafter(Drafter):
 
     @abstractmethod
     def _forward(
-        self, tokens: mx.array, hidden: mx.array | None, rows: FlatRows, cache: ModelCache, logits_at: LogitsAt
+        self,
+        tokens: mx.array,
+        hidden: mx.array | None,
+        rows: FlatRows,
+        cache: ModelCache,
+        logits_at: LogitsAt,
     ) -> Output:
         """Run tokens (N,) as facts and leave the transaction open."""
 
@@ -152,7 +159,9 @@ class ModelDrafter(Drafter):
             logits, hidden = out.logits, out.hidden
         return {a.row: Draft(a.limit, _join(tokens[a.row]), _join(sure[a.row])) for a in asks}
 
-    def _run(self, work: dict[int, tuple[list[int], list[mx.array]]], logits_at: LogitsAt) -> tuple[ModelCache, Output]:
+    def _run(
+        self, work: dict[int, tuple[list[int], list[mx.array]]], logits_at: LogitsAt
+    ) -> tuple[ModelCache, Output]:
         """One wide forward over the queued tokens of some rows, committed."""
         cache = self._cache
         if cache is None:
@@ -162,7 +171,13 @@ class ModelDrafter(Drafter):
         flat = [t for name in self._order if name in work for t in work[name][0]]
         hiddens = [h for name in self._order if name in work for h in work[name][1]]
         try:
-            out = self._forward(mx.array(np.asarray(flat, np.int32)), _join(hiddens) if hiddens else None, rows, cache, logits_at)
+            out = self._forward(
+                mx.array(np.asarray(flat, np.int32)),
+                _join(hiddens) if hiddens else None,
+                rows,
+                cache,
+                logits_at,
+            )
         except BaseException:
             cache.abort()
             raise

@@ -29,7 +29,12 @@ class Mtp(ModelDrafter):
         return self._head.make_cache(num_rows)
 
     def _forward(
-        self, tokens: mx.array, hidden: mx.array | None, rows: FlatRows, cache: ModelCache, logits_at: LogitsAt
+        self,
+        tokens: mx.array,
+        hidden: mx.array | None,
+        rows: FlatRows,
+        cache: ModelCache,
+        logits_at: LogitsAt,
     ) -> Output:
         if hidden is None:
             raise ValueError("the MTP head needs the hidden of every token")

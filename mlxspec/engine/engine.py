@@ -69,7 +69,9 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._rows: list[Request] = []
         self._cache: ModelCache | None = None
-        self._ahead: Round | None = None  # launched and not read; its rows' tokens are in the cache but not in their histories
+        self._ahead: Round | None = (
+            None  # launched and not read; its rows' tokens are in the cache but not in their histories
+        )
         self._num_requests = 0
 
     # --- for one caller who wants answers
@@ -87,7 +89,9 @@ class Engine:
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        each = (
+            [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
+        )
         if len(each) != len(several):
             raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
         requests = [self._make(p, s or SamplingParams(), spec) for p, s in zip(several, each, strict=True)]
@@ -96,7 +100,9 @@ class Engine:
         results = [self._result(r) for r in requests]
         return results[0] if single else results
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None) -> Iterator[Event]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+    ) -> Iterator[Event]:
         """Events of one answer as they happen. Closing the iterator cancels the request."""
         request = self._make(prompt, params or SamplingParams(), spec)
         return self._stream(request)
@@ -117,7 +123,9 @@ class Engine:
 
     # --- for a scheduler
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None) -> Request:
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+    ) -> Request:
         """Queue a request. Raises ConfigError or ContextOverflowError; nothing is queued then."""
         request = self._make(prompt, params or SamplingParams(), spec)
         self._waiting.append(request)
@@ -140,7 +148,10 @@ class Engine:
         return events
 
     def _round(self, cache: ModelCache) -> list[Event]:
-        current, self._ahead = self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats), None
+        current, self._ahead = (
+            self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats),
+            None,
+        )
         try:
             self._ahead = launch_behind(current, self._rows, self.model, cache)
             return read(current, cache, self.chain, self.stats)
@@ -190,9 +201,18 @@ class Engine:
         tokens = list(prompt)
         if not tokens:
             raise ConfigError("The prompt is empty.")
-        bad = next((t for t in tokens if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.model.vocab_size), None)
+        bad = next(
+            (
+                t
+                for t in tokens
+                if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.model.vocab_size
+            ),
+            None,
+        )
         if bad is not None:
-            raise ConfigError(f"The prompt holds {bad!r}, which is no token id of this model (0 to {self.model.vocab_size - 1}).")
+            raise ConfigError(
+                f"The prompt holds {bad!r}, which is no token id of this model (0 to {self.model.vocab_size - 1})."
+            )
         if len(tokens) >= self.max_context:
             raise ContextOverflowError(len(tokens), self.max_context)
         number, self._num_requests = self._num_requests, self._num_requests + 1
@@ -218,7 +238,9 @@ class Engine:
             request = self._waiting.popleft()
             try:
                 if request.spec.drafters:
-                    request.stats.notices = self.chain.begin(request.number, request.spec, request.sampler).notices
+                    request.stats.notices = self.chain.begin(
+                        request.number, request.spec, request.sampler
+                    ).notices
                 cache, new = prefill(request, self.model, self.chain, self.config.prefill_chunk)
             except BaseException:
                 self.chain.close(request.number)

@@ -59,7 +59,12 @@ def load(
         names = _names(asked, target, draft_model)
         drafters = [_drafter(name, spec, target, tokenizer, draft_model, dtype) for name in names]
     return Engine(
-        target.model, tokenizer, drafters=drafters, spec=replace(spec, drafters=names), config=config, name=model
+        target.model,
+        tokenizer,
+        drafters=drafters,
+        spec=replace(spec, drafters=names),
+        config=config,
+        name=model,
     )
 
 
@@ -84,7 +89,9 @@ def _names(asked: tuple[str, ...] | None, target: Assembled, draft_model: str | 
             "This model has no MTP head (conversions by mlx-lm drop it); take the original repository, or leave `mtp` out."
         )
     if "draft-model" in asked and draft_model is None:
-        raise ConfigError("Drafting with a draft model needs one: name it with --draft-model (draft_model=...).")
+        raise ConfigError(
+            "Drafting with a draft model needs one: name it with --draft-model (draft_model=...)."
+        )
     return asked
 
 
@@ -109,7 +116,12 @@ def _tokenizer(folder: Path, target: Assembled) -> Tokenizer:
 
 
 def _drafter(
-    name: str, spec: SpecConfig, target: Assembled, tokenizer: Tokenizer, draft_model: str | None, dtype: str | None
+    name: str,
+    spec: SpecConfig,
+    target: Assembled,
+    tokenizer: Tokenizer,
+    draft_model: str | None,
+    dtype: str | None,
 ) -> Drafter:
     if name.startswith("ngram-"):
         return _ngram_drafter(name, spec, target.model.vocab_size)
@@ -118,7 +130,9 @@ def _drafter(
     if name == "draft-model" and draft_model is not None:
         folder = hub.resolve(draft_model)
         small = _read(folder, dtype)
-        check_vocabularies(tokenizer, _tokenizer(folder, small), target.model.vocab_size, small.model.vocab_size)
+        check_vocabularies(
+            tokenizer, _tokenizer(folder, small), target.model.vocab_size, small.model.vocab_size
+        )
         return DraftModel(small.model, target.model.vocab_size)
     raise ConfigError(f"The drafter {name} cannot be made.")
 

@@ -50,7 +50,9 @@ class Request:
         budget = self.params.max_tokens - self.num_generated - 1
         return max(0, min(budget, self.max_context - len(self.history)))
 
-    def accept(self, tokens: Sequence[int], *, num_drafted: int = 0, drafter: str | None = None) -> list[Event]:
+    def accept(
+        self, tokens: Sequence[int], *, num_drafted: int = 0, drafter: str | None = None
+    ) -> list[Event]:
         """Take a round's tokens (drafts that stand, then the round's own) up to whatever ends the answer; returns events.
 
         What stands behind the end is dropped, so the text ends where plain decoding would have ended it.
@@ -84,7 +86,11 @@ class Request:
             stood = min(num_drafted, len(taken))
             events.append(
                 TokensEvent(
-                    request=self.number, tokens=tuple(taken), text=text, num_drafted=stood, drafter=drafter if stood else None
+                    request=self.number,
+                    tokens=tuple(taken),
+                    text=text,
+                    num_drafted=stood,
+                    drafter=drafter if stood else None,
                 )
             )
         if self.finish_reason:

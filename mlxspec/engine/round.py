@@ -40,7 +40,9 @@ class Round:
     is_open: bool
 
 
-def launch(requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain, stats: EngineStats) -> Round:
+def launch(
+    requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain, stats: EngineStats
+) -> Round:
     """Draft for every row and put the verify on its way. Requests in cache order, each with its last token sampled but not in the cache.
 
     If anything fails the cache is as it was before.
@@ -85,7 +87,9 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     if round_.is_open:
         cache.commit([k + 1 for k in kept])
     events: list[Event] = []
-    for request, proposal, (start, _), stood in zip(round_.requests, round_.proposals, spans, kept, strict=True):
+    for request, proposal, (start, _), stood in zip(
+        round_.requests, round_.proposals, spans, kept, strict=True
+    ):
         if request.finish_reason is not None:
             continue
         new = chosen[start : start + stood + 1]
@@ -150,7 +154,12 @@ def _flatten(requests: Sequence[Request], proposals: Sequence[Proposal]) -> mx.a
 
 
 def _sample(
-    requests: Sequence[Request], rows: FlatRows, tokens: mx.array, logits: mx.array | None, vocab_size: int, ahead: int
+    requests: Sequence[Request],
+    rows: FlatRows,
+    tokens: mx.array,
+    logits: mx.array | None,
+    vocab_size: int,
+    ahead: int,
 ) -> mx.array:
     """The target's own choice at every verified position, (N,)."""
     if logits is None:

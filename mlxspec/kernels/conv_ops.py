@@ -48,7 +48,21 @@ def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, index: Ragge
 
     window (B, K - 1, C); inputs (M, C) flat, of the last forward; kept (B,) int32.
     """
-    return _pick(mx.concatenate([window, pad_rows(inputs, window.shape[0], index)], axis=1), kept, window.shape[1])
+    return _pick(
+        mx.concatenate([window, pad_rows(inputs, window.shape[0], index)], axis=1), kept, window.shape[1]
+    )
+
+
+def window_after(window: mx.array, inputs: mx.array, starts: mx.array, index: RaggedIndex | None) -> mx.array:
+    """The window when all inputs (N, C) stand; starts (B + 1,) int32."""
+    if index is not None:
+        return conv_window(window, inputs, starts[1:] - starts[:-1], index)
+    num_rows, count, size = window.shape
+    inputs = inputs.reshape(num_rows, -1, size)
+    width = inputs.shape[1]
+    if width < count:
+        return mx.concatenate([window[:, width:], inputs], axis=1)
+    return mx.contiguous(inputs[:, width - count :])  # a copy: the view would keep a whole prompt alive
 
 
 def conv_qkv_ops(
@@ -68,7 +82,9 @@ def conv_qkv_ops(
     mixed = unpad_rows(_conv_silu(joined, weight), index)
     split = 2 * shape.key_size
     qk, v = mx.split(mixed, [split], axis=-1)
-    qk = mx.fast.rms_norm(qk.reshape(num_tokens, 2, shape.num_k_heads, shape.k_dim), None, _L2_EPS / shape.k_dim)
+    qk = mx.fast.rms_norm(
+        qk.reshape(num_tokens, 2, shape.num_k_heads, shape.k_dim), None, _L2_EPS / shape.k_dim
+    )
     q, k = mx.split(qk.reshape(num_tokens, 2 * shape.num_k_heads, shape.k_dim), 2, axis=1)
     scale = shape.k_dim**-0.5
     return GdnInputs(

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.kernels import launch
-from mlxspec.kernels.conv_ops import GdnInputs, GdnShape, conv_qkv_ops, conv_window
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape, conv_qkv_ops, conv_window, window_after
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout, supports
 
@@ -96,7 +96,7 @@ def conv_qkv_twin(
         qkv, b, a, window, weights.weight, weights.neg_a, weights.dt_bias, shape, rows.index
     )
     if facts:
-        window = conv_window(window, qkv, rows.starts[1:] - rows.starts[:-1], rows.index)
+        window = window_after(window, qkv, rows.starts, rows.index)
     return inputs, window
 
 

@@ -69,7 +69,9 @@ class RaggedIndex:
         column = np.arange(rows.max_width)
         valid = column[None] < np.asarray(rows.widths)[:, None]
         pad = np.where(valid, np.asarray(rows.starts[:-1])[:, None] + column[None], 0)
-        return cls(mx.array(pad.astype(np.int32)), mx.array(valid), mx.array(np.flatnonzero(valid).astype(np.int32)))
+        return cls(
+            mx.array(pad.astype(np.int32)), mx.array(valid), mx.array(np.flatnonzero(valid).astype(np.int32))
+        )
 
     @property
     def arrays(self) -> tuple[mx.array, mx.array, mx.array]:

@@ -53,11 +53,12 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Kept:
-    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32."""
+    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32, none above `longest`."""
 
     tape: Tape
     rows: RowLayout
     num: mx.array
+    longest: int | None = None
 
 
 class Round(NamedTuple):
@@ -111,7 +112,7 @@ def gdn_flush(state: mx.array, last: Kept) -> mx.array:
 def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
     """Plain mx."""
     if last is not None:
-        state = replay(state, last.tape, last.num, last.rows.index)
+        state = replay(state, last.tape, last.num, last.rows.index, last.longest)
     y, _, tape = steps(*inputs, state, rows.index)
     return Round(y, state, tape)
 
@@ -121,7 +122,7 @@ def gdn_facts_ops(
 ) -> tuple[mx.array, mx.array]:
     """Plain mx."""
     if last is not None:
-        state = replay(state, last.tape, last.num, last.rows.index)
+        state = replay(state, last.tape, last.num, last.rows.index, last.longest)
     y, state, _ = steps(*inputs, state, rows.index)
     return y, state
 
@@ -139,7 +140,7 @@ def gdn_snapshots_ops(
 
 def gdn_flush_ops(state: mx.array, last: Kept) -> mx.array:
     """Plain mx."""
-    return replay(state, last.tape, last.num, last.rows.index)
+    return replay(state, last.tape, last.num, last.rows.index, last.longest)
 
 
 # ---- the kernel

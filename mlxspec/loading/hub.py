@@ -41,7 +41,9 @@ def _download(repo: str) -> Path:
     try:
         return Path(snapshot_download(repo, allow_patterns=_PATTERNS))
     except RepositoryNotFoundError as error:
-        raise ModelError(f"There is no folder {repo} here and no model {repo} on Hugging Face (or it is private: set HF_TOKEN).") from error
+        raise ModelError(
+            f"There is no folder {repo} here and no model {repo} on Hugging Face (or it is private: set HF_TOKEN)."
+        ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is not in the local cache and Hugging Face cannot be reached.") from error
     except (HfHubHTTPError, OSError) as error:

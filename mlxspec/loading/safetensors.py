@@ -37,7 +37,9 @@ def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     for name, entry in header.items():
         dtype, shape, begin, end = _entry(path, name, entry)
         if end > size - 8 - length:
-            raise ModelError(f"{path.name} is cut short: tensor {name[:80]!r} ends behind the end of the file.")
+            raise ModelError(
+                f"{path.name} is cut short: tensor {name[:80]!r} ends behind the end of the file."
+            )
         if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
             raise ModelError(f"{path.name}: the bytes of tensor {name[:80]!r} do not match its shape.")
         spans.append((begin, end, name))
@@ -53,7 +55,12 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        good = dtype in _BITS and all(type(n) is int and 0 <= n < 1 << 48 for n in numbers) and begin <= end and len(shape) <= 8
+        good = (
+            dtype in _BITS
+            and all(type(n) is int and 0 <= n < 1 << 48 for n in numbers)
+            and begin <= end
+            and len(shape) <= 8
+        )
     except (TypeError, KeyError, ValueError):
         good = False
     if not good:

@@ -25,7 +25,9 @@ class ChatTemplate:
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -53,11 +55,18 @@ class ChatTemplate:
                 special[name] = value
         return cls(source, special)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+    ) -> str:
         """Raises ConfigError when the template refuses the messages."""
         from jinja2 import TemplateError
 
-        values = {**self._special, **options, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        values = {
+            **self._special,
+            **options,
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
         pieces, size = [], 0
         try:
             for piece in self._template.generate(values):
@@ -67,7 +76,15 @@ class ChatTemplate:
                 pieces.append(piece)
         except ConfigError:
             raise
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError, ArithmeticError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+            ArithmeticError,
+        ) as error:
             raise ConfigError(f"The chat template refuses these messages: {error}.") from error
         return "".join(pieces)
 

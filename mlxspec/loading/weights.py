@@ -19,7 +19,13 @@ from mlxspec.loading.safetensors import check_header
 
 Weights = dict[str, mx.array]
 
-_NORMS = (".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight")
+_NORMS = (
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+    "model.norm.weight",
+    ".q_norm.weight",
+    ".k_norm.weight",
+)
 _MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
 _PREFIXES = (  # longest first
     ("model.language_model.", "language_model.model."),
@@ -67,7 +73,11 @@ def _shards(folder: Path) -> list[Path]:
 
 def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
     """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off)."""
-    head = {k.split("mtp.", 1)[1]: v for k, v in weights.items() if re.match(r"(model\.|language_model\.)*mtp\.", k)}
+    head = {
+        k.split("mtp.", 1)[1]: v
+        for k, v in weights.items()
+        if re.match(r"(model\.|language_model\.)*mtp\.", k)
+    }
     trunk = {k: v for k, v in weights.items() if not re.match(r"(model\.|language_model\.)*mtp\.", k)}
     return trunk, head
 
@@ -133,7 +143,11 @@ def dequantize(weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtyp
     for name in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
         how = format_of(name, quantization)
         out[name + ".weight"] = mx.dequantize(
-            weights[name + ".weight"], weights[name + ".scales"], weights.get(name + ".biases"), dtype=dtype, **how
+            weights[name + ".weight"],
+            weights[name + ".scales"],
+            weights.get(name + ".biases"),
+            dtype=dtype,
+            **how,
         )
     return out
 
@@ -143,7 +157,11 @@ def format_of(name: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
     own = quantization.get(name)
     how = own if isinstance(own, Mapping) else quantization
     try:
-        return {"group_size": int(how["group_size"]), "bits": int(how["bits"]), "mode": str(how.get("mode", "affine"))}
+        return {
+            "group_size": int(how["group_size"]),
+            "bits": int(how["bits"]),
+            "mode": str(how.get("mode", "affine")),
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"config.json does not say how {name} is quantized.") from error
 
@@ -157,7 +175,9 @@ def cast(weights: Weights, dtype: mx.Dtype | None) -> Weights:
         elif value.ndim == 1:
             out[name] = value.astype(mx.float32)
         else:
-            out[name] = value if dtype is None or name.endswith((".scales", ".biases")) else value.astype(dtype)
+            out[name] = (
+                value if dtype is None or name.endswith((".scales", ".biases")) else value.astype(dtype)
+            )
     return out
 
 
@@ -169,7 +189,9 @@ def missing_and_extra(expected: Iterable[str], given: Iterable[str]) -> str | No
         return None
     parts = []
     if missing:
-        parts.append(f"{len(missing)} tensors are missing ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})")
+        parts.append(
+            f"{len(missing)} tensors are missing ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
+        )
     if extra:
         parts.append(f"{len(extra)} are unknown ({', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''})")
     return " and ".join(parts)

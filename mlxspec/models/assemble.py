@@ -29,7 +29,9 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import build
 
-_DEQUANTIZE_AT_MOST = 6 << 30  # float32 bytes: quantized matmul on a CPU is slow at any width, but memory is not endless
+_DEQUANTIZE_AT_MOST = (
+    6 << 30
+)  # float32 bytes: quantized matmul on a CPU is slow at any width, but memory is not endless
 
 
 class Assembled(NamedTuple):
@@ -38,7 +40,9 @@ class Assembled(NamedTuple):
     mtp: Qwen35Mtp | None
 
 
-def assemble(config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.Dtype | None = None) -> Assembled:
+def assemble(
+    config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.Dtype | None = None
+) -> Assembled:
     """Build, read, fill, fuse and evaluate. The config is judged before `read` is called.
 
     `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
@@ -63,15 +67,23 @@ def assemble(config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.D
     return Assembled(model, parsed, mtp)
 
 
-def _fill(module: nn.Module, weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype | None, what: str) -> None:
+def _fill(
+    module: nn.Module, weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype | None, what: str
+) -> None:
     quantized = any(k.endswith(".scales") for k in weights)
-    if quantized and device.backend() == "cpu" and 8 * sum(v.nbytes for v in weights.values()) <= _DEQUANTIZE_AT_MOST:
+    if (
+        quantized
+        and device.backend() == "cpu"
+        and 8 * sum(v.nbytes for v in weights.values()) <= _DEQUANTIZE_AT_MOST
+    ):
         weights, quantized = dequantize(weights, quantization, dtype or mx.float32), False
     if quantized:
         nn.quantize(
             module,
             class_predicate=lambda path, m: (
-                format_of(path, quantization) if hasattr(m, "to_quantized") and f"{path}.scales" in weights else False
+                format_of(path, quantization)
+                if hasattr(m, "to_quantized") and f"{path}.scales" in weights
+                else False
             ),
         )
     weights = cast(weights, dtype)
@@ -81,6 +93,8 @@ def _fill(module: nn.Module, weights: Weights, quantization: Mapping[str, Any], 
         raise ModelError(f"{what} cannot be loaded: {difference}.")
     for name, value in weights.items():
         if value.shape != expected[name].shape:
-            raise ModelError(f"{what} cannot be loaded: {name} has shape {value.shape}, expected {expected[name].shape}.")
+            raise ModelError(
+                f"{what} cannot be loaded: {name} has shape {value.shape}, expected {expected[name].shape}."
+            )
     module.load_weights(list(weights.items()), strict=True)
     module.eval()

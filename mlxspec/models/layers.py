@@ -12,7 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-_QUERY_BLOCK = 256  # queries attended together without a fused kernel: half of a causal square is not worth computing
+_QUERY_BLOCK = (
+    256  # queries attended together without a fused kernel: half of a causal square is not worth computing
+)
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -82,7 +84,9 @@ class Rotary:
     """Angles of rotary positions for the first `dims` of each head."""
 
     def __init__(self, dims: int, theta: float) -> None:
-        self._frequencies = mx.array((theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)).astype(np.float32))
+        self._frequencies = mx.array(
+            (theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)).astype(np.float32)
+        )
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """positions (N,) int32 -> cos, sin (N, 1, dims / 2) float32; made once a forward, used by every layer."""
@@ -113,6 +117,8 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *,
         seen = length - width + end
         block = queries[:, :, start:end]
         outs.append(
-            mx.fast.scaled_dot_product_attention(block, keys[:, :, :seen], values[:, :, :seen], scale=scale, mask="causal")
+            mx.fast.scaled_dot_product_attention(
+                block, keys[:, :, :seen], values[:, :, :seen], scale=scale, mask="causal"
+            )
         )
     return mx.concatenate(outs, axis=2)

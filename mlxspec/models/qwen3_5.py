@@ -23,12 +23,15 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache, RecurrentState
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_ops import Tape
+from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
 
-COMPILE_AT_MOST = 64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
+COMPILE_AT_MOST = (
+    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
+)
 
 
 class Segment:
@@ -97,7 +100,9 @@ class Qwen35(nn.Module):
         c, dtype = self._config, self.dtype
         return ModelCache(
             [
-                RecurrentLayerCache(c.num_v_heads, c.v_head_dim, c.k_head_dim, c.conv_dim, c.conv_kernel, dtype, num_rows)
+                RecurrentLayerCache(
+                    c.num_v_heads, c.v_head_dim, c.k_head_dim, c.conv_dim, c.conv_kernel, dtype, num_rows
+                )
                 if lin
                 else AttentionLayerCache(c.num_kv_heads, c.head_dim, dtype, num_rows)
                 for lin in c.is_linear
@@ -111,7 +116,9 @@ class Qwen35(nn.Module):
         embedding = self.language_model.model.embed_tokens
         if "scales" not in embedding:
             return embedding.weight.dtype
-        kept = embedding.scales.dtype  # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
+        kept = (
+            embedding.scales.dtype
+        )  # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
         return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
 
     def embed(self, tokens: mx.array) -> mx.array:
@@ -134,23 +141,26 @@ class Qwen35(nn.Module):
     ) -> Output:
         cache.begin(rows, facts=facts)
         layers = self.language_model.model.layers
-        starts = np.concatenate([np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)])
+        starts = np.concatenate(
+            [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
+        )
         cos, sin = self._rotary.table(mx.array(starts.astype(np.int32)))
         layout = _pack_layout(rows, cache)
         fused = device.backend() != "cpu"
-        x, attended, gate, found = self.embed(tokens), None, None, {}
+        x, attended, gate = self.embed(tokens), None, None
+        found: dict[int, mx.array] = {}
         taps = tuple(sorted(set(taps)))  # in the order in which the layers run
         for s, segment in enumerate(self._segments):
-            past = [_pack_state(cache.layers[i].current) for i in segment.linear]
+            past = [_pack_state(cache.recurrent(i).current) for i in segment.linear]
             run = self._runner(s, rows, facts, taps, cache.longest_kept)
             x, out, future, tapped = run(x, attended, gate, cos, sin, past, layout)
             for i, state in zip(segment.linear, future, strict=True):
-                cache.layers[i].append(_unpack_state(state))
+                cache.recurrent(i).append(_unpack_state(state))
             found |= dict(zip([t for t in taps if t in _layers_of(segment)], tapped, strict=True))
             if segment.head is not None:
                 q, k, v, gate = out
                 core = layers[segment.head].self_attn.core
-                attended = core(q, k, v, rows, cache.layers[segment.head], cache.lengths, fused=fused)
+                attended = core(q, k, v, rows, cache.attention(segment.head), cache.lengths, fused=fused)
         hidden = out[0]
         return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
 
@@ -215,7 +225,9 @@ def _layers_of(segment: Segment) -> tuple[int, ...]:
 
 
 def _pack_state(s: RecurrentState) -> list[mx.array]:
-    return [s.state, s.window] if s.tape is None or s.inputs is None else [s.state, s.window, s.inputs, *s.tape]
+    return (
+        [s.state, s.window] if s.tape is None or s.inputs is None else [s.state, s.window, s.inputs, *s.tape]
+    )
 
 
 def _unpack_state(packed: Sequence[mx.array]) -> RecurrentState:
@@ -228,14 +240,18 @@ def _pack_layout(rows: FlatRows, cache: ModelCache) -> dict[str, Any]:
     if rows.index is not None:
         packed["index"] = rows.index.arrays
     if cache.kept is not None and cache.tape_rows is not None:
-        packed["kept"] = cache.kept
+        packed["kept"], packed["last_starts"] = cache.kept, cache.tape_rows.starts_array
         if cache.tape_rows.index is not None:
             packed["last_index"] = cache.tape_rows.index.arrays
     return packed
 
 
 def _unpack_layout(rows: FlatRows, facts: bool, longest: int, packed: dict[str, Any]) -> RoundLayout:
-    def index(name: str) -> RaggedIndex | None:
-        return RaggedIndex(*packed[name]) if name in packed else None
+    def layout(starts: str, index: str) -> RowLayout:
+        return RowLayout(packed[starts], RaggedIndex(*packed[index]) if index in packed else None)
 
-    return RoundLayout(rows, facts, packed["starts"], index("index"), packed.get("kept"), index("last_index"), longest)
+    if "kept" not in packed:
+        return RoundLayout(rows, facts, layout("starts", "index"))
+    return RoundLayout(
+        rows, facts, layout("starts", "index"), layout("last_starts", "last_index"), packed["kept"], longest
+    )

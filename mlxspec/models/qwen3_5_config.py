@@ -66,7 +66,9 @@ class Qwen35Config:
         head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
         rope = text.get("rope_parameters") or {}
         if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise ModelError(f"Rotary positions of kind {rope!r} are not supported; only rope_type 'default' is.")
+            raise ModelError(
+                f"Rotary positions of kind {rope!r} are not supported; only rope_type 'default' is."
+            )
         made = cls(
             vocab_size=get.size("vocab_size"),
             hidden_size=get.size("hidden_size"),
@@ -103,7 +105,9 @@ class Qwen35Config:
             if b == 0 or a % b:
                 raise ModelError(f"config.json: cannot divide {what} ({a} by {b}).")
         if self.rope_dims % 2 or not 0 < self.rope_dims <= self.head_dim:
-            raise ModelError(f"config.json: rotary dimensions {self.rope_dims} do not fit heads of {self.head_dim}.")
+            raise ModelError(
+                f"config.json: rotary dimensions {self.rope_dims} do not fit heads of {self.head_dim}."
+            )
         if self.num_experts and not 0 < self.num_experts_per_token <= self.num_experts:
             raise ModelError("config.json: num_experts_per_tok must be between 1 and num_experts.")
 
@@ -118,7 +122,11 @@ class _Reader:
         value = self._values.get(key)
         value = default if value is None else value
         low = 0 if default == 0 else 1
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MAX.get(key, 1 << 24):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not low <= value <= _MAX.get(key, 1 << 24)
+        ):
             raise ModelError(f"config.json: {key} is {value!r}, which is no usable size.")
         return value
 
@@ -136,5 +144,7 @@ def _layer_kinds(text: Mapping[str, Any], get: _Reader, num_layers: int) -> tupl
         return tuple((i + 1) % interval != 0 for i in range(num_layers))
     known = {"linear_attention": True, "full_attention": False}
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(k not in known for k in kinds):
-        raise ModelError("config.json: layer_types must name linear_attention or full_attention once a layer.")
+        raise ModelError(
+            "config.json: layer_types must name linear_attention or full_attention once a layer."
+        )
     return tuple(known[k] for k in kinds)

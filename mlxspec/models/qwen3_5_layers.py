@@ -14,9 +14,11 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.recurrent import RecurrentState
-from mlxspec.kernels.conv_ops import GdnShape, conv_qkv_ops, conv_window
-from mlxspec.kernels.flat import FlatRows, RaggedIndex
-from mlxspec.kernels.gdn_ops import chunks, replay, steps
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
+from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_prefill import gdn_prefill
+from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round
 from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate, swiglu
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
@@ -24,18 +26,16 @@ _STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
 
 
 class RoundLayout(NamedTuple):
-    """Where rows lie in this forward, and in the last one whose tapes the states carry.
+    """Where rows lie in this forward (widths, and as arrays `here`), and in the last one, whose tapes the states carry (`there`).
 
-    starts (B + 1,) int32; index pads this forward's rows, last_index the tapes' (None: a reshape does); kept (B,) int32, None without tapes,
-    none of them above `longest`.
+    kept (B,) int32: how much of the tapes stands, none of it above `longest`; None without tapes.
     """
 
-    rows: FlatRows
+    widths: FlatRows
     facts: bool
-    starts: mx.array
-    index: RaggedIndex | None = None
+    here: RowLayout
+    there: RowLayout | None = None
     kept: mx.array | None = None
-    last_index: RaggedIndex | None = None
     longest: int | None = None
 
 
@@ -59,7 +59,9 @@ class Attention(nn.Module):
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(self, name)
 
-    def project(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    def project(
+        self, x: mx.array, cos: mx.array, sin: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """x (N, H) -> queries (N, Hq, D), keys and values (N, Hkv, D), gate (N, Hq * D); queries and keys rotated."""
         c, num = self._c, x.shape[0]
         q, k, v = self.qkv.split(x)
@@ -67,7 +69,11 @@ class Attention(nn.Module):
         q = q.reshape(num, c.num_heads, 2 * c.head_dim)
         gate = q[..., c.head_dim :].reshape(num, -1)
         q = rotate(mx.fast.rms_norm(q[..., : c.head_dim], self.q_norm.weight, c.rms_eps), cos, sin)
-        k = rotate(mx.fast.rms_norm(k.reshape(num, c.num_kv_heads, c.head_dim), self.k_norm.weight, c.rms_eps), cos, sin)
+        k = rotate(
+            mx.fast.rms_norm(k.reshape(num, c.num_kv_heads, c.head_dim), self.k_norm.weight, c.rms_eps),
+            cos,
+            sin,
+        )
         return q.astype(x.dtype), k.astype(x.dtype), v.reshape(num, c.num_kv_heads, c.head_dim), gate
 
     def core(
@@ -126,47 +132,41 @@ class GatedDeltaNet(nn.Module):
         for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "A_log"):
             delattr(self, name)
 
-    def __call__(self, x: mx.array, past: RecurrentState, layout: RoundLayout) -> tuple[mx.array, RecurrentState]:
+    def __call__(
+        self, x: mx.array, past: RecurrentState, layout: RoundLayout
+    ) -> tuple[mx.array, RecurrentState]:
         """x (N, H) -> (N, H), and what the cache is to hold."""
-        qkv, z, b, a = self.in_proj.split(x)
-        state, window = past.state, past.window
-        if past.tape is not None and past.inputs is not None and layout.kept is not None:
-            state = replay(state, past.tape, layout.kept, layout.last_index, layout.longest)
-            window = conv_window(window, past.inputs, layout.kept, layout.last_index)
-        inputs = conv_qkv_ops(
-            qkv, b, a, window, self.conv_weight, self.neg_a, self.dt_bias, self._shape, layout.index
+        c, last, last_inputs = self._c, None, None
+        if (
+            past.tape is not None
+            and past.inputs is not None
+            and layout.there is not None
+            and layout.kept is not None
+        ):
+            last = Kept(past.tape, layout.there, layout.kept, layout.longest)
+            last_inputs = KeptInputs(past.inputs, layout.there, layout.kept)
+        projected = self.in_proj(x)
+        weights = ConvWeights(self.conv_weight, self.neg_a, self.dt_bias)
+        inputs, window = conv_qkv(
+            projected, past.window, weights, self._shape, layout.here, last_inputs, facts=layout.facts
         )
         if layout.facts:
-            y, state = self._advance(inputs, state, layout)
-            future = RecurrentState(state, self._window_after(window, qkv, layout))
+            y, state = self._advance(inputs, past.state, layout, last)
+            future = RecurrentState(state, window)
         else:
-            y, _, tape = steps(*inputs, state, layout.index)
-            future = RecurrentState(state, window, qkv, tape)
-        return self._output(y, z), future
+            y, state, tape = gdn_round(inputs, past.state, layout.here, last)
+            future = RecurrentState(state, window, projected, tape)
+        return self._output(y, projected[:, c.conv_dim : c.conv_dim + c.value_dim]), future
 
-    def _advance(self, inputs: Sequence[mx.array], state: mx.array, layout: RoundLayout) -> tuple[mx.array, mx.array]:
+    def _advance(
+        self, inputs: GdnInputs, state: mx.array, layout: RoundLayout, last: Kept | None
+    ) -> tuple[mx.array, mx.array]:
         """Tokens that will all stand: no tape is needed."""
-        rows = layout.rows
-        if rows.max_width <= _STEPS_AT_MOST:
-            y, state, _ = steps(*inputs, state, layout.index)
-            return y, state
-        done = [
-            chunks(*(x[rows.starts[r] : rows.starts[r + 1]] for x in inputs), state[r : r + 1])
-            if rows.widths[r]
-            else (None, state[r : r + 1])
-            for r in range(rows.num_rows)
-        ]
-        if len(done) == 1:
-            return done[0]
-        return mx.concatenate([y for y, _ in done if y is not None]), mx.concatenate([s for _, s in done])
-
-    def _window_after(self, window: mx.array, qkv: mx.array, layout: RoundLayout) -> mx.array:
-        count = window.shape[1]
-        if layout.index is None and layout.rows.max_width >= count:
-            return mx.contiguous(qkv.reshape(window.shape[0], -1, qkv.shape[1])[:, -count:])
-        if layout.index is None:
-            return mx.concatenate([window[:, layout.rows.max_width :], qkv.reshape(window.shape[0], -1, qkv.shape[1])], axis=1)
-        return conv_window(window, qkv, layout.starts[1:] - layout.starts[:-1], layout.index)
+        if layout.widths.max_width <= _STEPS_AT_MOST:
+            return gdn_facts(inputs, state, layout.here, last)
+        if last is not None:
+            state = gdn_flush(state, last)
+        return gdn_prefill(inputs, state, layout.widths)
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
         """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""

@@ -48,20 +48,32 @@ class Qwen35Mtp(nn.Module):
 
     def make_cache(self, num_rows: int) -> ModelCache:
         c = self._config
-        return ModelCache([AttentionLayerCache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows)], num_rows)
+        return ModelCache(
+            [AttentionLayerCache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows)], num_rows
+        )
 
     def forward(
-        self, tokens: mx.array, hidden: mx.array, rows: FlatRows, cache: ModelCache, *, logits_at: LogitsAt = "last"
+        self,
+        tokens: mx.array,
+        hidden: mx.array,
+        rows: FlatRows,
+        cache: ModelCache,
+        *,
+        logits_at: LogitsAt = "last",
     ) -> Output:
         """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open."""
         target, layer = self._target[0], self.layers[0]
         cache.begin(rows, facts=True)
-        positions = np.concatenate([np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)])
+        positions = np.concatenate(
+            [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
+        )
         cos, sin = self._rotary.table(mx.array(positions.astype(np.int32)))
         compiled = rows.num_tokens <= COMPILE_AT_MOST and device.compile_enabled()
         x, (q, k, v, gate) = self._runner("before", compiled)(target.embed(tokens), hidden, cos, sin)
-        buffers = cache.layers[0]
-        attended = layer.self_attn.core(q, k, v, rows, buffers, cache.lengths, fused=device.backend() != "cpu")
+        buffers = cache.attention(0)
+        attended = layer.self_attn.core(
+            q, k, v, rows, buffers, cache.lengths, fused=device.backend() != "cpu"
+        )
         out = self._runner("after", compiled)(x, attended, gate)
         seen = out
         if logits_at == "last" and rows.num_tokens > len(rows.active):
@@ -76,7 +88,9 @@ class Qwen35Mtp(nn.Module):
             self._runners[name] = mx.compile(function)
         return self._runners[name]
 
-    def _before(self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, Any]:
+    def _before(
+        self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
+    ) -> tuple[mx.array, Any]:
         eps, layer = self._config.rms_eps, self.layers[0]
         e = rms_norm(embedded, self.pre_fc_norm_embedding.weight, eps)
         h = rms_norm(hidden, self.pre_fc_norm_hidden.weight, eps)

@@ -18,6 +18,8 @@ def build(config: Mapping[str, Any]) -> tuple[Qwen35, Qwen35Config]:
     if not isinstance(kind, str):
         raise ModelError("config.json names no model_type.")
     if kind not in QWEN35_TYPES:
-        raise ModelError(f"Models of type {kind!r} are not supported; supported are: {', '.join(sorted(QWEN35_TYPES))}.")
+        raise ModelError(
+            f"Models of type {kind!r} are not supported; supported are: {', '.join(sorted(QWEN35_TYPES))}."
+        )
     parsed = Qwen35Config.from_dict(config)
     return Qwen35(parsed), parsed

@@ -42,7 +42,9 @@ class RowSampler:
             self.counts = mx.zeros((vocab_size,), mx.float32)
         if params.logit_bias:
             if max(params.logit_bias) >= vocab_size:
-                raise ConfigError(f"logit_bias names token {max(params.logit_bias)}, but the model has {vocab_size}.")
+                raise ConfigError(
+                    f"logit_bias names token {max(params.logit_bias)}, but the model has {vocab_size}."
+                )
             bias = np.zeros(vocab_size, np.float32)
             bias[list(params.logit_bias)] = list(params.logit_bias.values())
             self.bias = mx.array(bias)
@@ -50,7 +52,9 @@ class RowSampler:
     def observe(self, tokens: Sequence[int]) -> None:
         """These tokens of the answer are final."""
         if self.counts is not None and tokens:
-            self.counts = self.counts + mx.array(np.bincount(list(tokens), minlength=self._vocab_size).astype(np.float32))
+            self.counts = self.counts + mx.array(
+                np.bincount(list(tokens), minlength=self._vocab_size).astype(np.float32)
+            )
 
 
 class BatchSampler:
@@ -61,7 +65,11 @@ class BatchSampler:
         self.vocab_size = vocab_size
 
     def sample(
-        self, logits: mx.array, owners: Sequence[int], positions: Sequence[int], drafts: mx.array | None = None
+        self,
+        logits: mx.array,
+        owners: Sequence[int],
+        positions: Sequence[int],
+        drafts: mx.array | None = None,
     ) -> mx.array:
         """Tokens (N,) for logits (N, V), lazily.
 
@@ -117,7 +125,9 @@ def _penalize(logits: mx.array, rows: Sequence[RowSampler], drafts: mx.array | N
 
 
 def _temper(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
-    return logits / _column([1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST) for r in rows])
+    return logits / _column(
+        [1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST) for r in rows]
+    )
 
 
 def _truncate(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
