@@ -2,8 +2,8 @@
 
 Knows committed lengths and which part of the last forward stands; knows no tokens and no model.
 
-Invariant (a property test holds it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what it would
-see had only the committed tokens ever been appended.
+Invariant (a property test holds it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what
+it would see had only the committed tokens ever been appended.
 """
 
 from __future__ import annotations

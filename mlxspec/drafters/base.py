@@ -1,9 +1,10 @@
 """What a drafter is to the engine: it hears every known token of every row, and proposes continuations for the rows it is asked about.
 
-Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the row's history
-once, in order (prompt included), also those somebody else drafted; `truncate` tells when the history is cut.
-Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens in
-`propose`, `observe` only queues (so that plain rounds pay nothing); an exception ends drafting for the rows asked about, never a request.
+Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the
+row's history once, in order (prompt included), also those somebody else drafted; `truncate` tells when the history is cut.
+Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
+in `propose`, `observe` only queues (so that plain rounds pay nothing); an exception ends drafting for the rows asked about, never a
+request.
 """
 
 from __future__ import annotations

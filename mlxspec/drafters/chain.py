@@ -1,14 +1,16 @@
 """Several drafters as one: facts go to all of them, and for each row the first that proposes anything wins the round.
 
-Knows the users' limits (n_max, n_min, p_min) and applies them; knows no acceptance. A drafter that fails ends for the rows it was asked about,
-with a notice; the request goes on without it.
+Knows the users' limits (n_max, n_min, p_min) and applies them; knows no acceptance. A drafter that fails ends for the rows it was
+asked about, with a notice; the request goes on without it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -19,10 +21,12 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.verify import trim
 
+T = TypeVar("T")
+
 
 @dataclass(kw_only=True)
 class ChainRow:
-    """What the chain remembers of a row. room: how many drafted tokens budget and context still allow."""
+    """What the chain remembers of a row. ended: drafters that failed for it, or reached their context's end."""
 
     row: int
     spec: SpecConfig
@@ -55,19 +59,19 @@ class Chain:
     def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
         for drafter in self._of(state):
-            self._guard(drafter, [state], lambda d=drafter: d.begin(row))  # type: ignore[misc]
+            self._guard(drafter, [state], partial(drafter.begin, row))
         return state
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows[row]
         for drafter in self._of(state):
             given = hidden if drafter.needs.hidden else None
-            self._guard(drafter, [state], lambda d=drafter, h=given: d.observe(row, tokens, h))  # type: ignore[misc]
+            self._guard(drafter, [state], partial(drafter.observe, row, tokens, given))
 
     def truncate(self, row: int, length: int) -> None:
         state = self._rows[row]
         for drafter in self._of(state):
-            self._guard(drafter, [state], lambda d=drafter: d.truncate(row, length))  # type: ignore[misc]
+            self._guard(drafter, [state], partial(drafter.truncate, row, length))
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -91,9 +95,7 @@ class Chain:
             started = time.perf_counter()
             states = [self._rows[a.row] for a in asks]
             sampler = BatchSampler([a.sampler for a in asks], vocab_size)
-            drafts = self._guard(
-                drafter, states, lambda d=drafter, a=asks, s=sampler: _trimmed(d.propose(a, s), states)
-            )  # type: ignore[misc]
+            drafts = self._guard(drafter, states, partial(_propose, drafter, asks, sampler, states))
             for ask, draft in zip(asks, drafts or [], strict=drafts is not None):
                 if draft.length:
                     won[ask.row] = Proposal(drafter=name, draft=draft)
@@ -103,7 +105,7 @@ class Chain:
     def _of(self, state: ChainRow) -> list[Drafter]:
         return [d for n, d in self.drafters.items() if n in state.spec.drafters and n not in state.ended]
 
-    def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work):  # type: ignore[no-untyped-def]
+    def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work: Callable[[], T]) -> T | None:
         """Run `work`; if it fails, this drafter ends for these rows and says so."""
         try:
             return work()
@@ -117,6 +119,12 @@ class Chain:
 
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:
     return spec.n_max if isinstance(drafter, ModelDrafter) else spec.ngram_m
+
+
+def _propose(
+    drafter: Drafter, asks: Sequence[Ask], sampler: BatchSampler, states: Sequence[ChainRow]
+) -> list[Draft]:
+    return _trimmed(drafter.propose(asks, sampler), states)
 
 
 def _trimmed(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:

@@ -39,10 +39,10 @@ def load(
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then its MTP head, else the
-    draft model), or names in the order in which they are asked. draft_model: folder or id; the demo brings its own. spec: limits of the drafts
-    (its `drafters` are replaced by `draft` unless that is "auto" and spec names some). dtype: "float32", "float16", "bfloat16" or None, which
-    keeps the stored one on a GPU and takes float32 on a CPU.
+    model: `demo`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then its MTP
+    head, else the draft model), or names in the order in which they are asked. draft_model: folder or id; the demo brings its own.
+    spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some). dtype: "float32",
+    "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 on a CPU.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded.
     """
@@ -145,7 +145,7 @@ def _ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:
     if name == "ngram-map-k4v":
         return NgramMapK4v(spec.ngram_n, spec.ngram_m, spec.ngram_min_hits)
     if name == "ngram-mod":
-        return NgramMod(spec.ngram_mod_n, spec.ngram_m, spec.ngram_mod_n_min)
+        return NgramMod(spec.ngram_mod_n, spec.ngram_m)
     if name == "ngram-cache":
         files = (spec.ngram_dynamic, spec.ngram_static)
         dynamic, static = (NgramTable.load(path, vocab_size) if path else None for path in files)

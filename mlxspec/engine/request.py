@@ -15,7 +15,8 @@ from mlxspec.sampling.sampler import RowSampler
 class Request:
     """A row's owner.
 
-    history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None while running.
+    history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
+    while running.
     """
 
     def __init__(

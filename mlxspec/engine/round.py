@@ -1,8 +1,8 @@
 """One round over all decoding rows: draft, verify in one target forward, accept, commit. The heart of the engine.
 
-A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another); a plain round may be
-launched on the tokens of one that has not been read yet, so that the host builds while the device works.
-Knows the order of things and who must hear of what; knows no queue, no prompts and no events' audience.
+A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another); a plain
+round may be launched on the tokens of one that has not been read yet, so that the host builds while the device works. Knows the
+order of things and who must hear of what; knows no queue, no prompts and no events' audience.
 """
 
 from __future__ import annotations

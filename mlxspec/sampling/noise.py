@@ -1,7 +1,7 @@
 """Gumbel noise keyed by (seed, position): the same place in the same request always draws the same noise, whoever asks.
 
-argmax(logits + Gumbel) is a draw from softmax(logits) (Gumbel 1954; Maddison et al. 2014). A drafter that adds the noise the target will add
-at that position agrees with it far more often than an independent draw would. Knows no logits.
+argmax(logits + Gumbel) is a draw from softmax(logits) (Gumbel 1954; Maddison et al. 2014). A drafter that adds the noise the target
+will add at that position agrees with it far more often than an independent draw would. Knows no logits.
 """
 
 from __future__ import annotations

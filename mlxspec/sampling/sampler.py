@@ -1,8 +1,9 @@
 """The choice of the next token from logits, for many positions of many requests at once.
 
-Order: repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p, then argmax of logits + keyed Gumbel noise.
-A position's result depends on its own logits, request and history alone, never on what else is in the batch; parameters that a row does not
-use are neutral for it, bit for bit. Knows nothing of drafts beyond "these tokens stand before that position".
+Order: repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p, then argmax of logits + keyed
+Gumbel noise. A position's result depends on its own logits, request and history alone, never on what else is in the batch;
+parameters that a row does not use are neutral for it, bit for bit. Knows nothing of drafts beyond "these tokens stand before that
+position".
 """
 
 from __future__ import annotations
