@@ -1,6 +1,6 @@
-"""Measures a demo family on held-out data and writes the figures beside the model card.
+"""Measures a demo family on held-out data and writes the figures and the model cards.
 
-    python scripts/demo_eval.py --work build/demo --out mlxspec/demo [--workloads]
+    python scripts/demo_eval.py --work build/demo --out mlxspec/demo
 
 Knows the PyTorch network only, so the figures do not rest on the engine they later demonstrate. Everything is measured on
 the shipped (bfloat16) weights. Acceptance is the agreement with the target's argmax at true prefixes, conditional on the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import json
 import random
 import re
@@ -23,12 +24,13 @@ from demo_data.chat import ANSWER, END, START
 from demo_data.questions import HELD_OUT_FORMS, known_functions
 from demo_data.smalltalk import HELD_OUT, REFUSAL
 from demo_training.batches import Data, Kind
+from demo_training.card import write_cards
 from demo_training.export import read_member
 from demo_training.generate import END_OF_TURN, complete
 from demo_training.network import DRAFT, TARGET, LanguageModel
 from demo_training.tuning import shifted
 
-WELL_KNOWN = """math.sqrt math.floor math.gcd math.factorial itertools.chain itertools.product itertools.cycle functools.reduce
+WELL_KNOWN = """math.sqrt math.floor math.gcd itertools.count enumerate itertools.product itertools.cycle functools.reduce
 functools.lru_cache functools.partial time.sleep time.time os.getcwd os.listdir os.remove os.path.join os.path.exists
 os.path.basename shutil.copy shutil.rmtree json.dumps json.loads re.sub re.match re.findall random.choice random.shuffle
 random.randint statistics.mean statistics.median glob.glob copy.deepcopy copy.copy heapq.heappush heapq.heappop textwrap.wrap
@@ -127,6 +129,13 @@ def all_acceptance(
         sampled = torch.cat([windows[:, :32], torch.tensor(outputs)], 1)
         result[f"sampled_{temperature}"] = acceptance(target, draft, sampled)
     return result
+
+
+def workload_acceptance(target: LanguageModel, draft: LanguageModel | None, out: Path) -> dict[str, object]:
+    """The same figures on the shipped workload `sampled`, which needs no data set: what the slow test computes again."""
+    items = json.loads((out / "workloads" / "sampled.json").read_text())["items"]
+    rows = [item["prompt_ids"] + item["reference_ids"] for item in items]
+    return acceptance(target, draft, torch.tensor(rows))
 
 
 def _first(kind: Kind, i: int) -> tuple[list[int], list[int]]:
@@ -327,9 +336,13 @@ def evaluate(work: Path, out: Path, *, rows: int) -> dict[str, object]:
     data = Data(work)
     target = read_member(out / "target", TARGET)
     draft = read_member(out / "draft", DRAFT) if (out / "draft").exists() else None
-    figures: dict[str, object] = {}
+    weights = {m: out / m / "model.safetensors" for m in ("target", "draft")}
+    figures: dict[str, object] = {
+        "sha256": {m: hashlib.sha256(p.read_bytes()).hexdigest() for m, p in weights.items() if p.exists()}
+    }
     for name, measure in (
         ("acceptance", lambda: all_acceptance(target, draft, data, rows)),
+        ("workload_sampled", lambda: workload_acceptance(target, draft, out)),
         ("edits", lambda: edits(target, data, rows * 2, rows)),
         ("talk", lambda: talk(target, data)),
         ("lookup", lambda: lookup(data, rows * 2)),
@@ -360,6 +373,7 @@ def main() -> None:
         return
     figures = evaluate(args.work, args.out, rows=args.rows)
     (args.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_cards(args.work, args.out)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def write_member(folder: Path, model: LanguageModel, tokenizer: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: _tensor(name, value) for name, value in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     _write_json(folder / "config.json", config(model.s))
     generation = {"eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": False, "max_new_tokens": 512}
     _write_json(folder / "generation_config.json", generation)

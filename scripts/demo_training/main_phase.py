@@ -27,10 +27,10 @@ MICRO_PER_STEP = 2
 class Schedule:
     """Where the phases lie, in steps of 4,096 tokens."""
 
-    total: int = 5000
+    total: int = 4200
     curriculum: int = 300
     long_share: float = 0.1
-    decay_from: float = 0.5
+    decay_from: float = 0.65
     rate: float = 3e-3
     mtp_weight: float = 0.3
     seed: int = 11
@@ -137,12 +137,12 @@ def train(
     others = [p for p in parameters if p is not embedding]
     groups = [{"params": [embedding], "scale": 4.0}, {"params": others, "scale": 1.0}]
     optimizer = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    first, path = 0, folder / "main.pt"
+    first, before, path = 0, 0.0, folder / "main.pt"
     if path.exists():
         saved = torch.load(path)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        first = saved["step"]
+        first, before = saved["step"], saved["seconds"]
     model.compile_layers()
     mixtures = {"curriculum": CURRICULUM, "mix": MIX, "long": LONG}
     samplers: dict[tuple[str, int], Sampler] = {}
@@ -179,6 +179,7 @@ def train(
         if rank == 0 and (done or time.time() - last_save > save_seconds):
             last_save = time.time()
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            state["seconds"] = before + time.time() - began
             torch.save(state, folder / "main.tmp")
             os.replace(folder / "main.tmp", path)
         if rank == 0 and (done or time.time() - last_report > 300):

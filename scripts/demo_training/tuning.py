@@ -70,12 +70,12 @@ def _optimise(
     loss_at: Callable[[int], tuple[torch.Tensor, str]],
 ) -> None:  # type: ignore[type-arg]
     optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    first = 0
+    first, before = 0, 0.0
     if path.exists():
         saved = torch.load(path)
         module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        first = saved["step"]
+        first, before = saved["step"], saved["seconds"]
     began = last_save = time.time()
     for step in range(first, plan.steps):
         loss, note = loss_at(step)
@@ -94,6 +94,7 @@ def _optimise(
         if step + 1 == plan.steps or time.time() - last_save > 120:
             last_save = time.time()
             state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            state["seconds"] = before + time.time() - began
             torch.save(state, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
 
