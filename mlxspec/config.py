@@ -97,8 +97,8 @@ class SpecConfig:
     dropped. n_max holds for drafters that run a model, p_min and n_min for those that know probabilities (models,
     ngram-map-k4v, ngram-cache). n-gram lookup has lengths of its own: `ngram_n` tokens must repeat (`ngram_mod_n`
     for ngram-mod, 1 to 4 for ngram-cache), then up to `ngram_m` are drafted. `ngram_min_hits`: how often they
-    must have stood before (ngram-map-*). `ngram_mod_n_min`: ngram-mod drafts only where it could go on for so
-    many tokens. `ngram_dynamic`, `ngram_static`: files of counts for ngram-cache, read when the model is loaded.
+    must have stood before (ngram-map-*). `ngram_dynamic`, `ngram_static`: files of counts for ngram-cache, read
+    when the model is loaded.
     """
 
     drafters: tuple[str, ...] = ()
@@ -109,7 +109,6 @@ class SpecConfig:
     ngram_m: int = 16
     ngram_min_hits: int = 1
     ngram_mod_n: int = 24
-    ngram_mod_n_min: int = 0
     ngram_dynamic: str | None = None
     ngram_static: str | None = None
 
@@ -127,7 +126,6 @@ class SpecConfig:
         check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
         check_number("ngram_min_hits", self.ngram_min_hits, 1, 1024, integer=True)
         check_number("ngram_mod_n", self.ngram_mod_n, 1, 64, integer=True)
-        check_number("ngram_mod_n_min", self.ngram_mod_n_min, 0, MAX_DRAFT, integer=True)
         for name in ("ngram_dynamic", "ngram_static"):
             path = getattr(self, name)
             if path is not None and (not isinstance(path, str) or not path):

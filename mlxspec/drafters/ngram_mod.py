@@ -3,7 +3,7 @@
 After llama.cpp's `common/ngram-mod` (#19164, #22168). Long windows (24 tokens) are cheap because a window is one
 number, updated in O(1) as it slides; keys are neither stored nor compared. Since each token is looked up for itself,
 a draft can pass from one earlier place to another. Knows the row's own text only; knows no probabilities. Kept: last
-writer wins, n_min, five poor drafts in a row. Different, and why:
+writer wins, five poor drafts in a row. Different, and why:
 - One pool a row, growing with its text. llama.cpp's pool of 4 Mi entries serves all requests, so text of one leaks
   into drafts for another; and it is wiped when a quarter full, taking with it the prompt just read. Here the full 64
   bits of the hash are the key, so entries do not collide in practice, and nothing needs wiping.
@@ -12,9 +12,9 @@ writer wins, n_min, five poor drafts in a row. Different, and why:
   text) is here a rest: no drafts for 64 tokens, twice as many each time, until a draft does well again. A draft is
   poor when under a quarter of it stood, of what was really proposed (there the length before it is cut to the
   budget).
-- n_min asks how far the pool goes on, not how long the draft may be, so it does not end drafting near the end of the
-  budget. Its default is 0, not 48: that a long verify is dear for a mixture of experts is for whoever knows costs to
-  say.
+- There is no n_min: a run of look-ups in a pool that holds the row's whole text never ends (the window a step leads to
+  stands in the text too, and if it is the last one, that is where the run began), so every run is long enough. Whether
+  a long verify pays, as for mixtures of experts it may not, is for whoever knows costs to say.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class ModRow(NgramRow):
     The hash of a window is the sum of token * factor^(distance from its end), modulo 2^64; the factor is odd, so it rolls both ways.
     """
 
-    def __init__(self, n: int, m: int, n_min: int) -> None:
-        self.n, self.m, self.n_min = n, m, n_min
+    def __init__(self, n: int, m: int) -> None:
+        self.n, self.m = n, m
         self.history: list[int] = []
         self.quality = Quality()
         self._drop_factor = pow(_FACTOR, n, 1 << 64)
@@ -89,14 +89,14 @@ class ModRow(NgramRow):
         if len(self.history) < max(n, self.quality.resting_until):
             return NO_DRAFT
         window, key = self.history[-n:], self._hash
-        for i in range(max(length, self.n_min)):
+        for i in range(length):
             token = self._pool.get(key)
             if token is None:
                 break
             window.append(token)
             key = (key * _FACTOR + token - window[i] * self._drop_factor) & _MASK
-        tokens = window[n : n + length]
-        if not tokens or len(window) - n < self.n_min:
+        tokens = window[n:]
+        if not tokens:
             return NO_DRAFT
         self._follower.follow(tokens, 0)
         return Draft(len(tokens), tokens)
@@ -135,9 +135,9 @@ class ModRow(NgramRow):
 
 
 class NgramMod(NgramDrafter):
-    """ngram-mod. n: tokens that must repeat; m: tokens drafted at most; n_min: how far the pool must go on for a draft at all."""
+    """ngram-mod. n: tokens that must repeat; m: tokens drafted at most."""
 
     name = "ngram-mod"
 
-    def __init__(self, n: int, m: int, n_min: int = 0) -> None:
-        super().__init__(lambda: ModRow(n, m, n_min))
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__(lambda: ModRow(n, m))

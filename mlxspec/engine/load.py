@@ -124,7 +124,7 @@ def _drafter(
     dtype: str | None,
 ) -> Drafter:
     if name.startswith("ngram-"):
-        return _ngram_drafter(name, spec, target.model.vocab_size)
+        return make_ngram_drafter(name, spec, target.model.vocab_size)
     if name == "mtp" and target.mtp is not None:
         return Mtp(target.mtp, target.model.max_context)
     if name == "draft-model" and draft_model is not None:
@@ -137,7 +137,8 @@ def _drafter(
     raise ConfigError(f"The drafter {name} cannot be made.")
 
 
-def _ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:
+def make_ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:
+    """An n-gram drafter needs no model. Raises ConfigError for an unknown name or a file of counts that cannot be used."""
     if name == "ngram-simple":
         return NgramSimple(spec.ngram_n, spec.ngram_m)
     if name == "ngram-map-k":
