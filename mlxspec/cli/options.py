@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": "show drafting at work on the built-in model, off and on",
 }
 DEMO = "demo"
+_LONGEST_NUMBER = 40
 _DTYPES = ("float32", "float16", "bfloat16")
 
 # Fields of the config classes, and what they are called here.
@@ -257,14 +258,15 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def _number(flag: str, kind: type) -> Callable[[str], int | float]:
+    noun = "an integer" if kind is int else "a number"
+
     def read(text: str) -> int | float:
         try:
+            if len(text) > _LONGEST_NUMBER:
+                raise ConfigError(f"{flag} must be {noun} of at most {_LONGEST_NUMBER} characters.")
             return kind(text)  # type: ignore[no-any-return]
         except ValueError as error:
-            shown = text if len(text) <= 40 else text[:37] + "..."
-            raise ConfigError(
-                f"{flag} must be {'an integer' if kind is int else 'a number'}, not {shown!r}."
-            ) from error
+            raise ConfigError(f"{flag} must be {noun}, not {text!r}.") from error
 
     return read
 

@@ -1,0 +1,173 @@
+"""`mlxspec demo`: every prompt off and on; exit code 0 only when all token ids are the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cli_checkpoints import write_checkpoint
+from cli_runs import Ran, Run, refused
+
+import mlxspec
+from mlxspec.cli import demo, demo_runs
+from mlxspec.cli.demo_prompts import PROMPTS, DemoPrompt
+from mlxspec.config import SamplingParams
+from mlxspec.engine.engine import Engine
+from mlxspec.loading import hub
+
+SHORT = ("--max-tokens", 6, "--repeat", 1)
+CONTEXT = 1024  # the prompts are longer than the other tests' context
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target and a draft model with room for the demo's prompts."""
+    folder = tmp_path_factory.mktemp("demo")
+    made = (
+        write_checkpoint(folder / "target"),
+        write_checkpoint(folder / "draft", hidden=32, mtp=False, seed=3),
+    )
+    for path in made:
+        config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+        (path / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_runs, "_MOST_TURNS", 1)
+    monkeypatch.setattr(demo, "PROMPTS", (PROMPTS[1], PROMPTS[-1]))
+
+
+@pytest.fixture
+def as_demo(monkeypatch: pytest.MonkeyPatch, roomy: tuple[Path, Path], quick: None) -> None:
+    """The built-in family is the tiny one."""
+    resolve = hub.resolve
+    places = {hub.DEMO: roomy[0], hub.DEMO_DRAFT: roomy[1]}
+    monkeypatch.setattr(hub, "resolve", lambda name: places[name] if name in places else resolve(name))
+
+
+def check_table(ran: Ran, num_rows: int) -> None:
+    assert ran.code == 0, ran.err
+    assert ran.out.count(" identical ") == num_rows
+    assert f"All {num_rows} answers with drafting have the token ids of plain decoding." in ran.out
+    assert "differ" not in ran.out
+    assert "\x1b" not in ran.out
+    assert ran.err == ""
+
+
+def test_the_family_without_options(run: Run, as_demo: None) -> None:
+    ran = run("demo", *SHORT)
+    check_table(ran, 4)
+    assert "draft-model" in ran.out
+    assert "mtp" in ran.out
+    assert "tiny" in ran.out.splitlines()[-1] + ran.out.splitlines()[-2]
+
+
+def test_another_model(run: Run, quick: None, roomy: tuple[Path, Path]) -> None:
+    ran = run("demo", "--model", roomy[0], *SHORT)
+    check_table(ran, 2)
+    assert "tiny" not in ran.out
+
+
+def test_choices_of_drafters(run: Run, quick: None, roomy: tuple[Path, Path]) -> None:
+    ran = run(
+        "demo",
+        "--model",
+        roomy[0],
+        "--draft-model",
+        roomy[1],
+        "--draft",
+        "mtp",
+        "--draft",
+        "draft-model,ngram-simple",
+        "--json",
+        *SHORT,
+    )
+    data = json.loads(ran.out)
+    assert (ran.code, data["identical"]) == (0, True)
+    drafters = [c["drafters"] for c in data["prompts"][0]["comparisons"]]
+    assert drafters == [["mtp"], ["draft-model", "ngram-simple"]]
+    first = data["prompts"][0]["comparisons"][0]
+    assert first["ratio"] == pytest.approx(
+        first["tokens_per_second"] / first["plain_tokens_per_second"], rel=1e-2
+    )
+    assert len(data["prompts"][0]["tokens"]) == 6
+
+
+def test_every_prompt_fits_and_is_sampled_as_said(
+    run: Run, roomy: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_runs, "_MOST_TURNS", 1)
+    data = json.loads(run("demo", "--model", roomy[0], "--max-tokens", 2, "--repeat", 1, "--json").out)
+    assert [p["prompt"] for p in data["prompts"]] == [p.name for p in PROMPTS]
+    assert any(p["temperature"] > 0 for p in data["prompts"])
+
+
+def test_a_difference_is_exit_code_1(run: Run, as_demo: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = Engine.generate
+
+    def flipping(self: Engine, prompts, params=None, *, spec=None):  # type: ignore[no-untyped-def]
+        result = generate(self, prompts, params, spec=spec)
+        if spec.drafters and "mtp" in spec.drafters:
+            result = replace(result, tokens=(*result.tokens[:3], result.tokens[3] ^ 1, *result.tokens[4:]))
+        return result
+
+    monkeypatch.setattr(Engine, "generate", flipping)
+    ran = run("demo", *SHORT)
+    assert ran.code == 1
+    assert ran.out.count(" differ ") == 2 + 1  # in the table, and in the summary
+    assert "2 of 4 answers with drafting differ" in ran.out
+    assert "token 3 of the answer" in ran.out
+    assert "leads by" in ran.out
+    data = json.loads(run("demo", "--json", *SHORT).out)
+    assert data["identical"] is False
+    flipped = data["prompts"][0]["comparisons"][0]
+    assert flipped["ratio"] is None
+    assert flipped["flip"]["position"] == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_gap_is_that_of_the_choice(roomy: tuple[Path, Path], temperature: float) -> None:
+    """At the place where two answers part, plain decoding took the token with the best score, so a tie has gap 0 and no gap is negative."""
+    engine = mlxspec.load(str(roomy[0]), draft="off")
+    prompt, params = (
+        engine.tokenizer.encode("hello"),
+        SamplingParams(max_tokens=5, temperature=temperature, seed=4),
+    )  # type: ignore[union-attr]
+    tokens = engine.generate(prompt, params).tokens
+    flip = demo_runs.find_flip(engine, prompt, params, tokens, (*tokens[:2], tokens[2] ^ 1))
+    assert (flip.position, flip.plain_token, flip.drafted_token) == (2, tokens[2], tokens[2] ^ 1)
+    assert 0 <= flip.gap < 100
+    ended = demo_runs.find_flip(engine, prompt, params, tokens, tokens[:4])
+    assert (ended.position, ended.drafted_token) == (4, None)
+
+
+def test_speeds_are_medians_and_turns_alternate() -> None:
+    calls: list[bool] = []
+
+    def generate(tokens, params, *, spec):  # type: ignore[no-untyped-def]
+        calls.append(bool(spec.drafters))
+        stats = SimpleNamespace(decode_speed=float(len(calls)), notices=[])
+        return SimpleNamespace(tokens=tuple(range(300)), stats=stats)
+
+    spec = mlxspec.SpecConfig(drafters=("mtp",))
+    engine = SimpleNamespace(
+        spec=spec, generate=generate, tokenizer=SimpleNamespace(template=None, encode=lambda text: [1])
+    )
+    prompt = DemoPrompt(name="x", what="x", text="x", is_chat=False)
+    outcome = demo_runs.run_prompt(engine, prompt, [("mtp",)], max_tokens=300, repeat=3)  # type: ignore[arg-type]
+    assert calls == [True, False, False, True, True, False, False, True]
+    (c,) = outcome.comparisons
+    assert (c.plain_speed, c.speed) == (6.0, 5.0)  # of 3, 6, 7 and 4, 5, 8; the first two warmed up
+    assert c.ratio == pytest.approx(5 / 6)
+
+
+def test_what_cannot_be_compared(run: Run, model: Path) -> None:
+    refused(run("demo", "--model", model, "--draft", "off"), "off")
+    refused(run("demo", "--model", model, "--draft", "auto", "--draft", "mtp"), "auto")
+    refused(run("demo", "--model", model, "--draft", "frobnicate"), "frobnicate")
+    refused(run("demo", "--model", model, "--draft", "draft-model"), "--draft-model")

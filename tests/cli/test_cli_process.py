@@ -1,0 +1,102 @@
+"""The command as a process: what it imports, how fast help is there, closed pipes, a wrong BLAS, a real terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 60
+
+
+def environment(**more: str) -> Mapping[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def mlxspec(*arguments: str | Path, **settings: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "mlxspec", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=SECONDS, **{"env": environment(), **settings})  # type: ignore[call-overload, no-any-return]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom mlxspec.cli.main import main\n"
+        "assert main(['--help']) == main(['generate', '--help']) == main([]) == main(['--version']) == 0\n"
+        "assert main(['generate', '-p', 'x', '--temp', 'hot']) == 2\n"
+        "heavy = {'mlx', 'mlx_lm', 'numpy', 'rich', 'tokenizers', 'transformers', 'huggingface_hub', 'jinja2', 'ctypes'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=SECONDS, env=environment()
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_blas_that_cannot_be_is_one_sentence(model: Path) -> None:
+    done = mlxspec("generate", "-p", "x", "--model", model, env=environment(MLXSPEC_BLAS="frobnicate"))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"mlxspec: error: MLXSPEC_BLAS must be ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
+def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "mlxspec",
+        "generate",
+        "-p",
+        "x",
+        "--model",
+        str(model),
+        "--max-tokens",
+        "100",
+    ]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, env=environment()) as process:
+        os.close(writing)
+        _, said = process.communicate(timeout=SECONDS)
+    assert (process.returncode, said) == (141, b"")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal(model: Path) -> None:
+    """Type into a chat: the prompt, an answer, dim statistics, a command, the end of input."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mlxspec", "chat", "--model", str(model), "--max-tokens", "6"]
+    settings = environment(TERM="xterm", NO_COLOR="", PYTHON_COLORS="0")
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=settings, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        seen = wait_for(ours, b"> ")
+        assert b"\x1b[2m" in seen  # the greeting is dim
+        os.write(ours, b"hello\n")
+        assert b"6 tokens" in wait_for(ours, b"> ", b"6 tokens")
+        os.write(ours, b"/stats\n")
+        wait_for(ours, b"> ", b"6 tokens")
+        os.write(ours, b"\x04")
+        assert process.wait(SECONDS) == 0
+    os.close(ours)
+
+
+def wait_for(terminal: int, *words: bytes) -> bytes:
+    """What the terminal shows until all of `words` have come."""
+    seen, until = b"", time.monotonic() + SECONDS
+    while not all(word in seen for word in words):
+        left = until - time.monotonic()
+        assert left > 0, seen
+        if select.select([terminal], [], [], left)[0]:
+            seen += os.read(terminal, 4096)
+    return seen
