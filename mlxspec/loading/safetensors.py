@@ -27,7 +27,7 @@ def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):
                 raise ModelError(f"{path.name} is no safetensors file, or it is cut short.")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), object_pairs_hook=_object)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} cannot be read as safetensors: {_reason(error)}.") from error
     if not isinstance(header, dict):
@@ -60,6 +60,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
             and all(type(n) is int and 0 <= n < 1 << 48 for n in numbers)
             and begin <= end
             and len(shape) <= 8
+            and all(n < 1 << 31 for n in shape)
         )
     except (TypeError, KeyError, ValueError):
         good = False
@@ -68,5 +69,15 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     return dtype, tuple(shape), begin, end
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A name that stands twice may mean one thing to us and another to whoever reads the tensors."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
 def _reason(error: Exception) -> str:
-    return (error.strerror or "unreadable").lower() if isinstance(error, OSError) else "its header is no JSON"
+    if isinstance(error, OSError):
+        return (error.strerror or "unreadable").lower()
+    return "its header is no JSON in which every name stands once"

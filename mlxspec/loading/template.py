@@ -39,12 +39,15 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
-        """chat_template.jinja, else `chat_template` in tokenizer_config.json, else None."""
+        """chat_template.jinja, else `chat_template` in tokenizer_config.json, else None. Raises TokenizerError."""
         path = folder / "chat_template.jinja"
-        source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+        try:
+            source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"chat_template.jinja in {folder} is no readable text.") from error
         if isinstance(source, list):  # several named ones
-            named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-            source = named.get("default")
+            named = (t.get("template") for t in source if isinstance(t, dict) and t.get("name") == "default")
+            source = next(named, None)
         if not isinstance(source, str):
             return None
         special = {}

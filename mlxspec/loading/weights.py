@@ -45,9 +45,12 @@ def read_folder(folder: Path) -> Weights:
         try:
             loaded = mx.load(str(path))
         except (RuntimeError, ValueError) as error:
-            raise ModelError(f"{path.name} cannot be read: {error}.") from error
+            raise ModelError(f"{path.name} cannot be read: {shown(error)}.") from error
         if set(loaded) != set(names):
             raise ModelError(f"{path.name} holds other tensors than its header names.")
+        twice = sorted(weights.keys() & loaded.keys())
+        if twice:
+            raise ModelError(f"{path.name} holds {shown(twice[0])}, which another file holds too.")
         weights |= loaded
     return weights
 
@@ -60,12 +63,14 @@ def _shards(folder: Path) -> list[Path]:
             raise ModelError(f"There are no model*.safetensors files in {folder}.")
         return found
     try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"{index.name} is damaged.") from error
+    if not names:
+        raise ModelError(f"{index.name} names no shard.")
     for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name):
-            raise ModelError(f"{index.name} names a shard {name!r}, which is no plain file name.")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name, re.ASCII):
+            raise ModelError(f"{index.name} names a shard {shown(name)}, which is no plain file name.")
         if not (folder / name).is_file():
             raise ModelError(f"The shard {name} is missing in {folder}.")
     return sorted(folder / name for name in names)
@@ -84,19 +89,23 @@ def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
 
 def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
     """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
-    raw = any("conv1d.weight" in k and v.shape[-1] != 1 for k, v in weights.items())
-    named = {}
-    for name, value in weights.items():
+    convolutions = {k for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3}
+    raw = any(weights[k].shape[-1] != 1 for k in convolutions)
+    named: Weights = {}
+    for given, value in weights.items():
+        name = given
         if name.startswith(_VISION):
             continue
         for prefix, ours in _PREFIXES:
             if name.startswith(prefix):
                 name = ours + name[len(prefix) :]
                 break
-        if raw and "conv1d.weight" in name:
+        if raw and given in convolutions:
             value = mx.moveaxis(value, 2, 1)
         if raw and name.endswith(_NORMS):
             value = value.astype(mx.float32) + 1.0
+        if name in named:
+            raise ModelError(f"The folder has two tensors for one place: {shown(given)} and another.")
         named[name] = value
     return _split_experts(named), raw
 
@@ -120,7 +129,7 @@ def _split_experts(weights: Weights) -> Weights:
     out: Weights = {}
     single: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():
-        if name.endswith("experts.gate_up_proj"):
+        if name.endswith("experts.gate_up_proj") and value.ndim == 3 and value.shape[1] % 2 == 0:
             gate, up = mx.split(value, 2, axis=1)
             base = name.removesuffix("experts.gate_up_proj") + "switch_mlp."
             out[base + "gate_proj.weight"], out[base + "up_proj.weight"] = gate, up
@@ -132,23 +141,29 @@ def _split_experts(weights: Weights) -> Weights:
             out[name] = value
     for name, parts in single.items():
         if sorted(parts) != list(range(len(parts))):
-            raise ModelError(f"Experts are missing for {name}.")
+            raise ModelError(f"Experts are missing for {shown(name)}.")
+        if len({(v.shape, v.dtype) for v in parts.values()}) > 1:
+            raise ModelError(f"Experts differ in shape or dtype for {shown(name)}.")
         out[name] = mx.stack([parts[i] for i in range(len(parts))])
     return out
 
 
 def dequantize(weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype) -> Weights:
-    """Replace every quantized matrix by its values. `quantization` is config.json's, with overrides by module path."""
+    """Replace every quantized matrix by its values. `quantization` is config.json's, with overrides by module path.
+
+    Raises ModelError when a matrix is not in the format that the config names.
+    """
     out = {k: v for k, v in weights.items() if not k.endswith((".scales", ".biases"))}
     for name in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
         how = format_of(name, quantization)
-        out[name + ".weight"] = mx.dequantize(
-            weights[name + ".weight"],
-            weights[name + ".scales"],
-            weights.get(name + ".biases"),
-            dtype=dtype,
-            **how,
-        )
+        packed, scales = weights.get(name + ".weight"), weights[name + ".scales"]
+        if packed is None:
+            raise ModelError(f"There are scales but no weights for {shown(name)}.")
+        try:
+            values = mx.dequantize(packed, scales, weights.get(name + ".biases"), dtype=dtype, **how)
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(f"{shown(name)} is not quantized as config.json says.") from error
+        out[name + ".weight"] = values
     return out
 
 
@@ -156,14 +171,12 @@ def format_of(name: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
     """group_size, bits, mode of one module. Raises ModelError when the config does not say."""
     own = quantization.get(name)
     how = own if isinstance(own, Mapping) else quantization
-    try:
-        return {
-            "group_size": int(how["group_size"]),
-            "bits": int(how["bits"]),
-            "mode": str(how.get("mode", "affine")),
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json does not say how {name} is quantized.") from error
+    group_size, bits, mode = how.get("group_size"), how.get("bits"), how.get("mode", "affine")
+    if type(group_size) is not int or type(bits) is not int or not isinstance(mode, str):
+        raise ModelError(f"config.json does not say how {shown(name)} is quantized.")
+    if not (0 < group_size < 1 << 16 and 0 < bits <= 32):
+        raise ModelError(f"config.json: {bits} bits in groups of {group_size} is no format of quantization.")
+    return {"group_size": group_size, "bits": bits, "mode": mode}
 
 
 def cast(weights: Weights, dtype: mx.Dtype | None) -> Weights:
@@ -189,9 +202,17 @@ def missing_and_extra(expected: Iterable[str], given: Iterable[str]) -> str | No
         return None
     parts = []
     if missing:
-        parts.append(
-            f"{len(missing)} tensors are missing ({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
-        )
+        parts.append(f"tensors are missing ({_some(missing)})")
     if extra:
-        parts.append(f"{len(extra)} are unknown ({', '.join(extra[:3])}{', ...' if len(extra) > 3 else ''})")
+        parts.append(f"tensors are unknown ({_some(extra)})")
     return " and ".join(parts)
+
+
+def shown(what: object) -> str:
+    """A name or a message out of somebody's file, fit for one line of ours."""
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(str(what).split())).rstrip(".")
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

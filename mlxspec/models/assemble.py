@@ -22,6 +22,7 @@ from mlxspec.loading.weights import (
     missing_and_extra,
     normalize_mtp,
     normalize_trunk,
+    shown,
     split_mtp,
 )
 from mlxspec.models.qwen3_5 import Qwen35
@@ -53,6 +54,8 @@ def assemble(
     if parsed.tied:
         trunk = {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
     quantization = config.get("quantization") or config.get("quantization_config") or {}
+    if not isinstance(quantization, Mapping):
+        raise ModelError("quantization in config.json is not an object.")
     if dtype is None and device.backend() == "cpu":
         dtype = mx.float32
     _fill(model, trunk, quantization, dtype, "The model")
@@ -78,23 +81,40 @@ def _fill(
     ):
         weights, quantized = dequantize(weights, quantization, dtype or mx.float32), False
     if quantized:
-        nn.quantize(
-            module,
-            class_predicate=lambda path, m: (
-                format_of(path, quantization)
-                if hasattr(m, "to_quantized") and f"{path}.scales" in weights
-                else False
-            ),
-        )
+        _quantize_like(module, weights, quantization, what)
     weights = cast(weights, dtype)
     expected = dict(tree_flatten(module.parameters()))
     difference = missing_and_extra(expected, weights)
     if difference:
         raise ModelError(f"{what} cannot be loaded: {difference}.")
     for name, value in weights.items():
-        if value.shape != expected[name].shape:
+        place = expected[name]
+        if value.shape != place.shape:
             raise ModelError(
-                f"{what} cannot be loaded: {name} has shape {value.shape}, expected {expected[name].shape}."
+                f"{what} cannot be loaded: {name} has shape {value.shape}, expected {place.shape}."
+            )
+        floats = mx.issubdtype(value.dtype, mx.floating) and mx.issubdtype(place.dtype, mx.floating)
+        if not floats and value.dtype != place.dtype:
+            raise ModelError(
+                f"{what} cannot be loaded: {name} holds {_dtype(value)}, expected {_dtype(place)}."
             )
     module.load_weights(list(weights.items()), strict=True)
     module.eval()
+
+
+def _quantize_like(module: nn.Module, weights: Weights, quantization: Mapping[str, Any], what: str) -> None:
+    """Quantize those submodules that `weights` has scales for; their values are replaced afterwards."""
+
+    def format_or_not(path: str, m: nn.Module) -> dict[str, Any] | bool:
+        return hasattr(m, "to_quantized") and f"{path}.scales" in weights and format_of(path, quantization)
+
+    try:
+        nn.quantize(module, class_predicate=format_or_not)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"{what} cannot be loaded: its quantization in config.json does not fit it ({shown(error)})."
+        ) from error
+
+
+def _dtype(x: mx.array) -> str:
+    return str(x.dtype).removeprefix("mlx.core.")

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxspec.errors import ModelError
 
+_WIDEST = 1 << 24  # outputs of one projection
 _MAX = {"num_hidden_layers": 1024, "vocab_size": 1 << 22, "hidden_size": 1 << 16, "num_experts": 1 << 14}
 
 
@@ -67,8 +68,10 @@ class Qwen35Config:
         rope = text.get("rope_parameters") or {}
         if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
             raise ModelError(
-                f"Rotary positions of kind {rope!r} are not supported; only rope_type 'default' is."
+                f"Rotary positions of kind {_short(rope)} are not supported; only rope_type 'default' is."
             )
+        if text.get("hidden_act", "silu") != "silu":
+            raise ModelError(f"Activations {_short(text['hidden_act'])} are not supported; only 'silu' is.")
         made = cls(
             vocab_size=get.size("vocab_size"),
             hidden_size=get.size("hidden_size"),
@@ -110,6 +113,23 @@ class Qwen35Config:
             )
         if self.num_experts and not 0 < self.num_experts_per_token <= self.num_experts:
             raise ModelError("config.json: num_experts_per_tok must be between 1 and num_experts.")
+        if self.num_experts and 0 in (self.expert_size, self.shared_expert_size):
+            raise ModelError(
+                "config.json: experts need a moe_intermediate_size and a shared_expert_intermediate_size."
+            )
+        for what, width in (
+            ("num_attention_heads and head_dim", 2 * self.num_heads * self.head_dim),
+            ("num_key_value_heads and head_dim", self.num_kv_heads * self.head_dim),
+            ("the heads and dimensions of linear layers", self.conv_dim),
+        ):
+            if width > _WIDEST:
+                raise ModelError(f"config.json: {what} make a projection of {width} outputs.")
+
+
+def _short(value: Any) -> str:
+    """What a config says, cut to what fits into a sentence."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class _Reader:
@@ -127,13 +147,13 @@ class _Reader:
             or not isinstance(value, int)
             or not low <= value <= _MAX.get(key, 1 << 24)
         ):
-            raise ModelError(f"config.json: {key} is {value!r}, which is no usable size.")
+            raise ModelError(f"config.json: {key} is {_short(value)}, which is no usable size.")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self._values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-            raise ModelError(f"config.json: {key} is {value!r}, which is no usable number.")
+            raise ModelError(f"config.json: {key} is {_short(value)}, which is no usable number.")
         return float(value)
 
 
@@ -143,7 +163,11 @@ def _layer_kinds(text: Mapping[str, Any], get: _Reader, num_layers: int) -> tupl
         interval = get.size("full_attention_interval", 4)
         return tuple((i + 1) % interval != 0 for i in range(num_layers))
     known = {"linear_attention": True, "full_attention": False}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(k not in known for k in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not all(isinstance(k, str) and k in known for k in kinds)
+    ):
         raise ModelError(
             "config.json: layer_types must name linear_attention or full_attention once a layer."
         )

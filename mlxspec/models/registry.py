@@ -19,7 +19,7 @@ def build(config: Mapping[str, Any]) -> tuple[Qwen35, Qwen35Config]:
         raise ModelError("config.json names no model_type.")
     if kind not in QWEN35_TYPES:
         raise ModelError(
-            f"Models of type {kind!r} are not supported; supported are: {', '.join(sorted(QWEN35_TYPES))}."
+            f"Models of type {kind[:80]!a} are not supported; supported are: {', '.join(sorted(QWEN35_TYPES))}."
         )
     parsed = Qwen35Config.from_dict(config)
     return Qwen35(parsed), parsed

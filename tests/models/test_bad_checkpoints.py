@@ -1,0 +1,436 @@
+"""Damaged, incomplete and hostile model folders: always one ModelError (or TokenizerError) of one sentence, never anything else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from zoo import Zoo
+
+import mlxspec
+from mlxspec.errors import ModelError, TokenizerError
+from mlxspec.loading.weights import read_folder
+from mlxspec.models import assemble
+
+Hurt = Callable[[Path], object]
+FUZZ = settings(
+    deadline=1000,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+
+
+def one_sentence(error: ModelError) -> None:
+    text = str(error)
+    assert text.endswith(".")
+    assert text.isprintable()
+    assert len(text) < 500
+
+
+def refused(folder: Path, says: str, kind: type[ModelError] = ModelError) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        mlxspec.load(str(folder), draft="off")
+    one_sentence(caught.value)
+
+
+@pytest.fixture
+def copied(zoo: Zoo, tmp_path: Path) -> Callable[[str, str], Path]:
+    """A copy of one of the zoo's folders, with a tokenizer, to be hurt."""
+
+    def copy(shape: str, dialect: str) -> Path:
+        folder = tmp_path / f"{shape}-{dialect}"
+        shutil.copytree(zoo.folder(shape, dialect), folder)
+        Tokenizer(models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, "w0")).save(
+            str(folder / "tokenizer.json")
+        )
+        return folder
+
+    return copy
+
+
+def config(change: Callable[[dict[str, Any]], object]) -> Hurt:
+    def hurt(folder: Path) -> None:
+        path = folder / "config.json"
+        values = json.loads(path.read_text())
+        change(values)
+        path.write_text(json.dumps(values))
+
+    return hurt
+
+
+def text_config(**values: Any) -> Hurt:
+    return config(lambda c: c["text_config"].update(values))
+
+
+def tensors(change: Callable[[dict[str, mx.array]], object]) -> Hurt:
+    """Of every file: a change may find its tensor in one of them only."""
+
+    def hurt(folder: Path) -> None:
+        for path in sorted(folder.glob("*.safetensors")):
+            arrays = dict(mx.load(str(path)))
+            mx.eval(arrays)
+            change(arrays)
+            path.unlink()
+            mx.save_safetensors(str(path), arrays)
+
+    return hurt
+
+
+def replace(ending: str, by: Callable[[mx.array], mx.array | None]) -> Hurt:
+    def change(arrays: dict[str, mx.array]) -> None:
+        for name in [k for k in arrays if k.endswith(ending)]:
+            value = by(arrays.pop(name))
+            if value is not None:
+                arrays[name] = value
+
+    return tensors(change)
+
+
+def add(name: str, *shape: int) -> Hurt:
+    """To the first file only."""
+
+    def hurt(folder: Path) -> None:
+        first = min(folder.glob("*.safetensors"))
+        arrays = dict(mx.load(str(first)))
+        mx.eval(arrays)
+        first.unlink()
+        mx.save_safetensors(str(first), arrays | {name: mx.zeros(shape)})
+
+    return hurt
+
+
+def cut(file: str, keep: Callable[[int], int]) -> Hurt:
+    def hurt(folder: Path) -> None:
+        path = folder / file
+        data = path.read_bytes()
+        path.write_bytes(data[: keep(len(data))])
+
+    return hurt
+
+
+def write(file: str, data: str | bytes) -> Hurt:
+    return lambda folder: (folder / file).write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def remove(pattern: str) -> Hurt:
+    return lambda folder: [p.unlink() for p in folder.glob(pattern)]
+
+
+SHARD = "model-00001-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+FILES: dict[str, tuple[Hurt, str]] = {
+    "no config": (remove("config.json"), "no config.json"),
+    "cut config": (cut("config.json", lambda n: n // 2), "no valid JSON"),
+    "binary config": (write("config.json", b"\xff\xfe\x00\x81"), "no valid JSON"),
+    "deep config": (write("config.json", "[" * 100_000), "no valid JSON"),
+    "config is a list": (write("config.json", "[1, 2]"), "no JSON object"),
+    "config with a number of 5000 digits": (write("config.json", '{"a": ' + "9" * 5000 + "}"), "no valid JSON"),
+    "no weights": (remove("model*"), "no model.*safetensors"),
+    "a missing shard": (remove(SHARD), f"{SHARD} is missing"),
+    "a shard without its data": (cut(SHARD, lambda n: n - 1), "cut short"),
+    "a shard cut in its header": (cut(SHARD, lambda n: 100), "cut short"),
+    "a shard cut in its first number": (cut(SHARD, lambda n: 5), "cut short"),
+    "an empty shard": (cut(SHARD, lambda n: 0), "cut short"),
+    "a shard of zeros": (write(SHARD, bytes(4096)), "no safetensors"),
+    "a shard that is HTML": (write(SHARD, "<!doctype html><html>" * 9), "no safetensors"),
+    "a shard that is a Git LFS pointer": (write(SHARD, "version https://git-lfs.github.com/spec/v1\n"), "no safetensors"),
+    "a damaged index": (cut(INDEX, lambda n: n // 2), "index.json is damaged"),
+    "a deep index": (write(INDEX, "[" * 100_000), "index.json is damaged"),
+    "an index without a map": (write(INDEX, "{}"), "index.json is damaged"),
+    "an index of nothing": (write(INDEX, '{"weight_map": {}}'), "names no shard"),
+    "an index that leaves the folder": (write(INDEX, '{"weight_map": {"a": "../x.safetensors"}}'), "no plain file name"),
+    "an index of numbers": (write(INDEX, '{"weight_map": {"a": 1}}'), "no plain file name"),
+    "an index of lists": (write(INDEX, '{"weight_map": {"a": []}}'), "index.json is damaged"),
+    "one shard twice": (
+        lambda f: write(INDEX, json.dumps({"weight_map": {"a": SHARD, "b": "copy.safetensors"}}))(f)
+        and shutil.copy(f / SHARD, f / "copy.safetensors"),
+        "which another file holds too",
+    ),
+}  # fmt: skip
+
+CONFIGS: dict[str, tuple[Hurt, str]] = {
+    "no model_type": (config(lambda c: c.pop("model_type")), "names no model_type"),
+    "model_type is a list": (config(lambda c: c.update(model_type=["qwen3_5"])), "names no model_type"),
+    "another model_type": (config(lambda c: c.update(model_type="llama")), "'llama' are not supported"),
+    "a long model_type": (config(lambda c: c.update(model_type="x\n" * 9999)), "are not supported"),
+    "text_config is a list": (config(lambda c: c.update(text_config=[])), "text_config"),
+    "no hidden size": (config(lambda c: c["text_config"].pop("hidden_size")), "hidden_size is None"),
+    "no layers": (text_config(num_hidden_layers=0), "num_hidden_layers is 0"),
+    "negative layers": (text_config(num_hidden_layers=-4), "num_hidden_layers is -4"),
+    "layers as text": (text_config(num_hidden_layers="4"), "num_hidden_layers is '4'"),
+    "a fraction of a head": (text_config(num_attention_heads=1.5), "num_attention_heads is 1.5"),
+    "true heads": (text_config(num_attention_heads=True), "num_attention_heads is True"),
+    "a trillion layers": (text_config(num_hidden_layers=10**12), "num_hidden_layers"),
+    "a number without end": (text_config(hidden_size=int("9" * 4000)), "hidden_size"),
+    "too many layers": (text_config(num_hidden_layers=1024, layer_types=None), "missing"),
+    "a large vocabulary": (text_config(vocab_size=1 << 22), "has shape"),
+    "wide layers": (text_config(hidden_size=1 << 16, intermediate_size=1 << 24), "has shape"),
+    "wide heads": (text_config(num_attention_heads=1 << 20, head_dim=1 << 20), "make a projection"),
+    "wide linear heads": (text_config(linear_key_head_dim=1 << 24), "make a projection"),
+    "heads that do not divide": (text_config(num_key_value_heads=3), "cannot divide"),
+    "linear heads that do not divide": (text_config(linear_num_value_heads=3), "cannot divide"),
+    "layer kinds of another length": (text_config(layer_types=["full_attention"]), "layer_types"),
+    "unknown layer kinds": (text_config(layer_types=["mamba"] * 4), "layer_types"),
+    "layer kinds that are lists": (text_config(layer_types=[[]] * 4), "layer_types"),
+    "other layer kinds": (text_config(layer_types=["full_attention"] * 4), "missing"),
+    "stretched positions": (text_config(rope_parameters={"rope_type": "yarn"}), "Rotary positions"),
+    "positions as text": (text_config(rope_parameters="default" * 999), "Rotary positions"),
+    "too many rotary dims": (config(lambda c: c["text_config"]["rope_parameters"].update(partial_rotary_factor=2)), "rotary"),
+    "no number": (text_config(rms_norm_eps=float("nan")), "rms_norm_eps"),
+    "another activation": (text_config(hidden_act="gelu"), "'gelu' are not supported"),
+    "untied without a head": (text_config(tie_word_embeddings=False), "lm_head.weight"),
+    "experts without a size": (text_config(num_experts=4, num_experts_per_tok=2), "moe_intermediate_size"),
+    "more experts a token than there are": (text_config(num_experts=4, num_experts_per_tok=5), "num_experts_per_tok"),
+    "experts the file lacks": (
+        text_config(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64),
+        "missing",
+    ),
+    "quantization as a list": (config(lambda c: c.update(quantization=[4])), "quantization"),
+}  # fmt: skip
+
+TENSORS: dict[str, tuple[Hurt, str]] = {
+    "a missing tensor": (replace("layers.0.linear_attn.A_log", lambda x: None), "missing .*layers.0.linear_attn.A_log"),
+    "a missing layer": (tensors(lambda a: [a.pop(k) for k in list(a) if ".layers.2." in k]), "missing .* and 11 more"),
+    "an extra tensor": (add("model.language_model.layers.9.what.weight", 2), "unknown .*layers.9.what.weight"),
+    "a tensor with an odd name": (add("a\nb" + "c" * 9999, 2), "unknown"),
+    "two names for one place": (add("language_model.model.norm.weight", 64), "two tensors for one place"),
+    "a wrong shape": (replace("0.mlp.down_proj.weight", lambda x: x[:, :-1]), "down_proj.weight has shape"),
+    "a norm of another size": (replace("language_model.norm.weight", lambda x: x[:-1]), "norm.weight has shape"),
+    "a transposed matrix": (replace("0.mlp.up_proj.weight", lambda x: x.T), "up_proj.weight has shape"),
+    "bytes for numbers": (replace("0.mlp.up_proj.weight", lambda x: x.astype(mx.uint8)), "holds uint8, expected float32"),
+    "integer norms": (replace("0.linear_attn.dt_bias", lambda x: x.astype(mx.int32)), "holds int32"),
+    "flat convolutions": (replace("conv1d.weight", lambda x: x.reshape(-1)), "conv1d.weight has shape"),
+    "scalar convolutions": (replace("conv1d.weight", lambda x: x[0, 0, 0]), "conv1d.weight has shape"),
+    "a head with a missing tensor": (replace("mtp.fc.weight", lambda x: None), "MTP head cannot be loaded: .*fc.weight"),
+    "a head with a wrong shape": (replace("mtp.fc.weight", lambda x: x.T), "MTP head cannot be loaded: fc.weight has shape"),
+    "a head of norms only": (
+        tensors(lambda a: [a.pop(k) for k in list(a) if k.startswith("mtp.") and "norm" not in k]),
+        "MTP head cannot be loaded: tensors are missing",
+    ),
+}  # fmt: skip
+
+EXPERTS: dict[str, tuple[Hurt, str]] = {
+    "odd gates": (replace("experts.gate_up_proj", lambda x: x[:, :-1]), "gate_up_proj"),
+    "flat gates": (replace("experts.gate_up_proj", lambda x: x.reshape(-1)), "gate_up_proj"),
+    "too few experts": (replace("experts.down_proj", lambda x: x[:-1]), "has shape"),
+}
+SINGLE_EXPERTS: dict[str, tuple[Hurt, str]] = {
+    "a missing expert": (replace("0.mlp.experts.3.up_proj.weight", lambda x: None), "Experts are missing"),
+    "an expert of another shape": (
+        replace("0.mlp.experts.3.up_proj.weight", lambda x: x[:-1]),
+        "Experts differ",
+    ),
+}
+QUANTIZED: dict[str, tuple[Hurt, str]] = {
+    "no format": (
+        config(lambda c: [c.pop("quantization"), c.pop("quantization_config")]),
+        "does not say how",
+    ),
+    "another width": (config(lambda c: c["quantization"].update(bits=4)), "config.json"),
+    "another group": (config(lambda c: c["quantization"].update(group_size=64)), "config.json"),
+    "no width": (config(lambda c: c["quantization"].update(bits=0)), "0 bits in groups of 32"),
+    "a width as text": (config(lambda c: c["quantization"].update(bits="8")), "does not say how"),
+    "an unknown mode": (config(lambda c: c["quantization"].update(mode="fp3")), "config.json"),
+    "no scales": (replace("0.mlp.up_proj.scales", lambda x: None), "up_proj"),
+    "no biases": (replace("0.mlp.up_proj.biases", lambda x: None), "up_proj"),
+    "scales alone": (replace("0.mlp.up_proj.weight", lambda x: None), "up_proj"),
+    "packed as floats": (replace("0.mlp.up_proj.weight", lambda x: x.astype(mx.float32)), "up_proj"),
+}
+
+
+@pytest.mark.parametrize("damage", FILES | CONFIGS | TENSORS)
+def test_hub_folders(copied: Callable[[str, str], Path], damage: str) -> None:
+    hurt, says = (FILES | CONFIGS | TENSORS)[damage]
+    folder = copied("tied", "hub")
+    hurt(folder)
+    refused(folder, says)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "damage"), [("text", d) for d in EXPERTS] + [("text-unfused", d) for d in SINGLE_EXPERTS]
+)
+def test_experts(copied: Callable[[str, str], Path], dialect: str, damage: str) -> None:
+    hurt, says = (EXPERTS | SINGLE_EXPERTS)[damage]
+    folder = copied("moe", dialect)
+    hurt(folder)
+    refused(folder, says)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("damage", QUANTIZED)
+def test_quantized_folders(
+    copied: Callable[[str, str], Path], damage: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packed:
+        monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
+    hurt, says = QUANTIZED[damage]
+    folder = copied("tied", "mlx-8bit-32")
+    hurt(folder)
+    refused(folder, "config.json|up_proj" if packed else says)
+
+
+@pytest.mark.parametrize("dialect", ["hub", "text", "mlx", "mlx-8bit-32"])
+def test_unhurt_folders_load(copied: Callable[[str, str], Path], dialect: str) -> None:
+    """The copies are refused for their damage, not for being copies; tensors nobody needs are no damage."""
+    folder = copied("tied", dialect)
+    add("lm_head.weight", 1)(folder)  # tied: not looked at
+    if dialect == "hub":
+        add("model.visual.blocks.0.weight", 3)(folder)
+    assert mlxspec.load(str(folder), draft="off").model.vocab_size == tiny.VOCAB
+
+
+@pytest.mark.parametrize(
+    ("hurt", "says"),
+    [
+        (remove("tokenizer.json"), "no tokenizer.json"),
+        (cut("tokenizer.json", lambda n: n // 2), "cannot be read"),
+        (write("tokenizer.json", "[]"), "cannot be read"),
+        (write("tokenizer_config.json", "{"), "no valid JSON"),
+        (write("tokenizer_config.json", "3"), "no JSON object"),
+        (write("chat_template.jinja", b"\xff\x81"), "no readable text"),
+        (write("chat_template.jinja", "{% if"), "does not compile"),
+        (
+            write(
+                "tokenizer_config.json", '{"chat_template": [{"name": [], "template": 1}], "eos_token": [1]}'
+            ),
+            None,
+        ),
+    ],
+)
+def test_tokenizers(copied: Callable[[str, str], Path], hurt: Hurt, says: str | None) -> None:
+    folder = copied("tied", "hub")
+    hurt(folder)
+    if says is None:
+        assert mlxspec.load(str(folder), draft="off").tokenizer.template is None
+    else:
+        refused(folder, says, TokenizerError)
+
+
+# --- headers and configs nobody has thought of
+
+NUMBERS = st.one_of(
+    st.integers(-2, 70), st.sampled_from([2**31 - 1, 2**31, 2**32, 2**47, 2**48, 2**63, 2**64, -(2**63)])
+)
+JUNK = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), NUMBERS, st.floats(), st.text(max_size=5), st.integers(-(10**30), 10**30)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+ENTRY = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.one_of(
+            st.sampled_from(["F32", "BF16", "F8_E4M3", "F4", "U8", "BOOL", "F64", "C64", "I4"]), JUNK
+        ),
+        "shape": st.one_of(st.lists(NUMBERS, max_size=10), JUNK),
+        "data_offsets": st.one_of(st.lists(NUMBERS, min_size=2, max_size=2), JUNK),
+        "extra": JUNK,
+    },
+)
+GOOD = {
+    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
+    "c": {"dtype": "U8", "shape": [0, 5], "data_offsets": [32, 32]},
+}
+DATA = bytes(range(32))
+
+
+def pack(header: bytes, data: bytes = DATA) -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def read_or_refuse(folder: Path, data: bytes) -> dict[str, mx.array] | None:
+    """All arrays, evaluated; None where the file was refused in one sentence."""
+    for path in folder.glob("*.safetensors"):
+        path.unlink()  # never write over a file that may still be mapped
+    (folder / "model.safetensors").write_bytes(data)
+    try:
+        found = read_folder(folder)
+    except ModelError as error:
+        one_sentence(error)
+        return None
+    mx.eval(found)
+    return found
+
+
+def test_a_good_header(tmp_path: Path) -> None:
+    found = read_or_refuse(tmp_path, pack(json.dumps(GOOD).encode()))
+    assert found is not None
+    assert {k: v.shape for k, v in found.items()} == {"a": (2, 3), "b": (4,), "c": (0, 5)}
+    assert bytes(np.array(found["a"])) == DATA[:24]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [20, 28]}}, "overlap"),
+        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [25, 33]}}, "behind the end"),
+        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [32, 24]}}, "makes no sense"),
+        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [-8, 0]}}, "makes no sense"),
+        ({"b": {"dtype": "BF16", "shape": [5], "data_offsets": [24, 32]}}, "do not match"),
+        ({"c": {"dtype": "U8", "shape": [0, 1 << 31], "data_offsets": [32, 32]}}, "makes no sense"),
+        ({"c": {"dtype": "U8", "shape": [0] * 9, "data_offsets": [32, 32]}}, "makes no sense"),
+        ({"c": []}, "makes no sense"),
+    ],
+)
+def test_headers_that_lie(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(pack(json.dumps(GOOD | change).encode()))
+    with pytest.raises(ModelError, match=says) as caught:
+        read_folder(tmp_path)
+    one_sentence(caught.value)
+
+
+def test_a_name_that_stands_twice(tmp_path: Path) -> None:
+    header = json.dumps(GOOD).encode()
+    assert read_or_refuse(tmp_path, pack(header.replace(b'"b"', b'"a"'))) is None
+
+
+@FUZZ
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(["a", "b", "c", "__metadata__", "\ud800", "x\n"]), st.one_of(ENTRY, JUNK), min_size=1
+    )
+)
+def test_any_entry_is_read_or_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    read_or_refuse(tmp_path, pack(json.dumps(GOOD | changes).encode()))
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    whole = bytearray(pack(json.dumps(GOOD).encode()))
+    for _ in range(data.draw(st.integers(0, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))
+    read_or_refuse(tmp_path, bytes(whole[:end]))
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_config_is_run_or_refused(zoo: Zoo, data: st.DataObject) -> None:
+    """One or two values changed; the weights are those of the unchanged config."""
+    name = data.draw(st.sampled_from(["tied", "moe"]))
+    values = tiny.hub_config(tiny.SHAPES[name])
+    for _ in range(data.draw(st.integers(1, 2))):
+        text = values["text_config"] if isinstance(values["text_config"], dict) else values
+        part = data.draw(st.sampled_from([text, text, text, values]))
+        part[data.draw(st.sampled_from([*sorted(part), "quantization"]))] = data.draw(JUNK)
+    try:
+        assemble.assemble(json.loads(json.dumps(values)), lambda: read_folder(zoo.folder(name, "hub")))
+    except ModelError as error:
+        one_sentence(error)
