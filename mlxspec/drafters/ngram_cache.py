@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 from mlxspec.drafters.base import NO_DRAFT, Draft
 from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
-from mlxspec.drafters.ngram_table import MAX_SIZE, Ngram, NgramTable, Top
+from mlxspec.drafters.ngram_table import MAX_SIZE, Ngram, NgramTable
 from mlxspec.errors import ConfigError
 
 STATIC_SIZE = 2  # the static level is looked up by pairs
+Choice = tuple[int, float]  # a token and its estimated probability
 
 
 class Threshold(NamedTuple):
@@ -38,13 +39,6 @@ class Threshold(NamedTuple):
 # By size of the n-gram, 1 to 4.
 LAX = (Threshold(2, 66), Threshold(2, 50), Threshold(1, 50), Threshold(1, 50))
 STRICT = (Threshold(4, 75), Threshold(3, 66), Threshold(2, 66), Threshold(2, 66))
-
-
-class Choice(NamedTuple):
-    """A token and its estimated probability."""
-
-    token: int
-    probability: float
 
 
 class CacheRow(NgramRow):
@@ -70,16 +64,16 @@ class CacheRow(NgramRow):
                 self.context.remove(ngram, token)
 
     def draft(self, limit: int) -> Draft:
-        window = self.history[-MAX_SIZE:]
-        start = len(window)
-        probabilities = []
+        tail = tuple(self.history[-MAX_SIZE:])
+        tokens: list[int] = []
+        probabilities: list[float] = []
         for _ in range(min(limit, self.m)):
-            choice = self._next(_ends(window))
+            choice = self._next(_ends(tail))
             if choice is None:
                 break
-            window.append(choice.token)
-            probabilities.append(choice.probability)
-        tokens = window[start:]
+            tokens.append(choice[0])
+            probabilities.append(choice[1])
+            tail = (*tail[1 - MAX_SIZE :], choice[0])
         return Draft(len(tokens), tokens, probabilities) if tokens else NO_DRAFT
 
     @property
@@ -88,13 +82,13 @@ class CacheRow(NgramRow):
 
     def _next(self, ngrams: Sequence[Ngram]) -> Choice | None:
         """What follows, given the n-grams that end here, longest first."""
-        pair = next((g for g in ngrams if len(g) == STATIC_SIZE), None)
-        known = self._static.counts(pair) if self._static is not None and pair is not None else {}
+        static = self._static if len(ngrams) >= STATIC_SIZE else None
+        known = static.counts(ngrams[-STATIC_SIZE]) if static is not None else {}
         choice = pick(self.context, ngrams, LAX, known)
         if choice is None and self._dynamic is not None:
             choice = pick(self._dynamic, ngrams, STRICT, known)
-        if choice is None and self._static is not None and pair is not None:
-            choice = pick(self._static, [pair], LAX, {})
+        if choice is None and static is not None:
+            choice = pick(static, [ngrams[-STATIC_SIZE]], LAX, {})
         return choice
 
 
@@ -111,25 +105,31 @@ def pick(
         top = table.top(ngram)
         if top is None:
             continue
-        need = thresholds[len(ngram) - 1]
-        if top.total < need.samples or 100 * top.times < need.percent * top.total:
+        token, times, total = top
+        samples, percent = thresholds[len(ngram) - 1]
+        if total < samples or 100 * times < percent * total:
             continue
-        token, count = top.token, top.times
-        if known and top.times < top.total:
-            token, count = _weighted(top, table.counts(ngram), known)
-            if 100 * count < need.percent * top.total:
+        if known and times < total:
+            token, times = _weighted(token, table.counts(ngram), known)
+            if 100 * times < percent * total:
                 continue
-        return Choice(token, (count + 0.5) / (top.total + 1))
+        return token, (times + 0.5) / (total + 1)
     return None
 
 
-def _weighted(top: Top, own: Mapping[int, int], known: Mapping[int, int]) -> tuple[int, int]:
-    """Token and count of the largest count x static weight. Costs the smaller of the two distributions."""
+def _weighted(top: int, own: Mapping[int, int], known: Mapping[int, int]) -> tuple[int, int]:
+    """Token and count of the largest count x static weight. Costs the smaller of the two distributions.
+
+    top: the most frequent of `own`; of those without static count only it can win.
+    """
+    best, weight = top, own[top] * 100 * known[top] if top in known else own[top]
     fewer, more = (own, known) if len(own) <= len(known) else (known, own)
-    weights = {token: own[token] * 100 * known[token] for token in fewer if token in more}
-    weights.setdefault(top.token, top.times)  # of those without static count only the most frequent can win
-    token = max(weights, key=lambda t: (weights[t], -t))
-    return token, own[token]
+    for token in fewer:
+        if token in more:
+            other = own[token] * 100 * known[token]
+            if other > weight or (other == weight and token < best):
+                best, weight = token, other
+    return best, own[best]
 
 
 def _ends(tokens: Sequence[int]) -> list[Ngram]:

@@ -8,6 +8,7 @@ shorter than n). Needs no model and knows no probabilities.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -51,6 +52,12 @@ class NgramIndex:
                 else:
                     self._ends[key] = before
 
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes this holds."""
+        key = sys.getsizeof(tuple(self.history[-self.n :]))
+        return sum(map(sys.getsizeof, (self.history, self._ends, self._before))) + key * len(self._ends)
+
     def find(self, limit: int) -> list[int]:
         """Up to `limit` tokens that followed the latest earlier occurrence of the last n tokens."""
         history = self.history
@@ -93,3 +100,7 @@ class NgramSimple(Drafter):
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(index.nbytes for index in self._rows.values())

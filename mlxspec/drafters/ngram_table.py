@@ -17,26 +17,20 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mlxspec.errors import ConfigError
 
 Ngram = tuple[int, ...]
+# The most frequent successor (of equal ones the smallest id), how often it came, and how often any did.
+Top = tuple[int, int, int]  # (plain, as making a named one costs more than finding it)
 MAX_SIZE = 4  # tokens of the longest n-grams
 
 _MAGIC, _VERSION = b"mlxngram", 1
 _HEAD, _SIZE, _CHECK = struct.Struct("<8sIII"), struct.Struct("<IQQ"), struct.Struct("<I")
 _LOW, _MAX_COUNT = (1 << 32) - 1, (1 << 32) - 1
-
-
-class Top(NamedTuple):
-    """The most frequent successor (of equal ones the smallest id), how often it came, and how often any did."""
-
-    token: int
-    times: int
-    total: int
 
 
 class _Spread:
@@ -66,7 +60,7 @@ class _Spread:
     def top(self) -> Top:
         if self.best is None:
             self.best = max(self.counts, key=lambda token: (self.counts[token], -token))
-        return Top(self.best, self.counts[self.best], self.total)
+        return self.best, self.counts[self.best], self.total
 
 
 class NgramTable:
@@ -132,7 +126,7 @@ class NgramTable:
             return None
         if isinstance(held, _Spread):
             return held.top()
-        return Top(held & _LOW, held >> 32, held >> 32)
+        return held & _LOW, held >> 32, held >> 32
 
     def counts(self, ngram: Ngram) -> Mapping[int, int]:
         """Successor -> count, empty for an unknown n-gram. To be read only."""
