@@ -19,7 +19,7 @@ from mlxspec.errors import CacheError, MlxspecError
 HELP = """\
 /help            this list
 /clear           forget the conversation (the system prompt stays)
-/system [TEXT]   show or set what stands before the conversation
+/system [TEXT]   show or set what stands before the conversation; - takes it away
 /draft [LIST]    show or choose who drafts: off, auto, or names separated by commas
 /stats           what drafting did in all answers so far
 /exit            leave; so does Ctrl-D
@@ -151,7 +151,7 @@ def _clear(talk: Conversation, rest: str) -> None:
 
 def _system(talk: Conversation, rest: str) -> None:
     if rest:
-        talk.system = rest
+        talk.system = None if rest == "-" else rest
     terminal.note("There is no system prompt." if talk.system is None else f"System prompt: {talk.system}")
 
 

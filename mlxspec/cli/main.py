@@ -40,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as end:  # --help and --version
-        return end.code if isinstance(end.code, int) else 0
     except BaseException as error:
         return _ended(error, "--debug" in arguments)
 
@@ -50,7 +48,10 @@ def _run(arguments: Sequence[str]) -> int:
     if not arguments:
         print(EXAMPLES)
         return 0
-    args = options.parse(arguments)
+    try:
+        args = options.parse(arguments)
+    except SystemExit as end:  # --help and --version
+        return end.code if isinstance(end.code, int) else 0
     command = import_module(f"mlxspec.cli.{args.command}")  # one of options.COMMANDS
     return int(command.run(args))
 

@@ -64,7 +64,10 @@ def complain(text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """A stdout that cannot spell a character shows `?` instead of ending the answer."""
+    """A stream that was closed before we began goes nowhere; a stdout that cannot spell a character shows `?` instead."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (as long-lived as the process)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -87,6 +87,7 @@ def test_commands(run: Run, engine: Engine, model: Path) -> None:
         "/stats",
         "/system be",
         "/system",
+        "/system -",
         "/nonsense",
         "//slash",
         "/help",
@@ -99,7 +100,8 @@ def test_commands(run: Run, engine: Engine, model: Path) -> None:
     assert len(ran.out.splitlines()) == 3
     for words in (
         "Drafting: ngram-simple, mtp.", "Drafting: off.", "forgotten", "nothing drafted", "2 answers (2 cut at the token limit)",
-        "System prompt: be", "no command /nonsense", "/stats  ",
+        "System prompt: be",
+        "There is no system prompt.", "no command /nonsense", "/stats  ",
     ):  # fmt: skip
         assert words in ran.err, words
     assert "no " not in ran.out.splitlines()[-1]

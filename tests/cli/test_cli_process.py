@@ -68,6 +68,31 @@ def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
     assert (process.returncode, said) == (141, b"")
 
 
+@pytest.mark.parametrize("arguments", ["--help", "", "--version"])
+def test_help_into_a_closed_pipe(arguments: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "mlxspec", *arguments.split()]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=SECONDS, env=environment())
+    os.close(writing)
+    assert done.stderr == b""
+    assert done.returncode in (0, 141)  # some versions of argparse notice, some do not
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_streams_that_are_closed_from_the_start(closed: str) -> None:
+    shell = f'"$0" -m mlxspec generate -p - --model nowhere {closed}'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable],
+        capture_output=True,
+        input=b"x",
+        timeout=SECONDS,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.count(b"\n") == (closed != "2>&-")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_a_terminal(model: Path) -> None:
     """Type into a chat: the prompt, an answer, dim statistics, a command, the end of input."""
