@@ -40,11 +40,13 @@ class Draft(NamedTuple):
 
     Either host tokens (a list) or device ones: tokens and confidences (length,), lazy. Confidence is the probability of the drafter's most
     likely token at that place (a list where the tokens are one); None where the drafter has no distribution.
+    ended: why the drafter has closed the row and will draft no more for it.
     """
 
     length: int
     tokens: list[int] | mx.array
     confidences: mx.array | list[float] | None = None
+    ended: str | None = None
 
 
 NO_DRAFT = Draft(0, [])

@@ -44,7 +44,7 @@ class Proposal:
 
 
 class Chain:
-    """Drafters by name, in the order in which they are asked."""
+    """Drafters by name. Each row's own list says in which order they are asked for it."""
 
     def __init__(self, drafters: Iterable[Drafter]) -> None:
         self.drafters = {d.name: d for d in drafters}
@@ -83,27 +83,38 @@ class Chain:
     ) -> dict[int, Proposal]:
         """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
         won: dict[int, Proposal] = {}
-        for name, drafter in self.drafters.items():
+        waiting = {row: [d.name for d in self._of(self._rows[row])] for row in rooms}
+        while queues := [(row, names) for row, names in waiting.items() if names and row not in won]:
+            name = queues[0][1][0]
             asks = []
-            for row, room in rooms.items():
+            for row, names in queues:
+                if names[0] != name:
+                    continue
+                names.pop(0)
                 state = self._rows[row]
-                limit = min(room, _limit(drafter, state.spec))
-                if row not in won and limit > 0 and name in state.spec.drafters and name not in state.ended:
+                limit = min(rooms[row], _limit(self.drafters[name], state.spec))
+                if limit > 0:
                     asks.append(Ask(row, histories[row], limit, state.sampler))
-            if not asks:
-                continue
-            started = time.perf_counter()
-            states = [self._rows[a.row] for a in asks]
-            sampler = BatchSampler([a.sampler for a in asks], vocab_size)
-            drafts = self._guard(drafter, states, partial(_propose, drafter, asks, sampler, states))
-            for ask, draft in zip(asks, drafts or [], strict=drafts is not None):
-                if draft.length:
-                    won[ask.row] = Proposal(drafter=name, draft=draft)
-            self.seconds[name] += time.perf_counter() - started
+            if asks:
+                won |= self._ask(self.drafters[name], asks, vocab_size)
         return won
 
+    def _ask(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> dict[int, Proposal]:
+        """Proposals of one drafter, for the rows for which it has any."""
+        started = time.perf_counter()
+        states = [self._rows[a.row] for a in asks]
+        sampler = BatchSampler([a.sampler for a in asks], vocab_size)
+        drafts = self._guard(drafter, states, partial(_propose, drafter, asks, sampler, states))
+        for state, draft in zip(states, drafts or [], strict=drafts is not None):
+            if draft.ended is not None:
+                self._end(drafter, state, draft.ended)
+        self.seconds[drafter.name] += time.perf_counter() - started
+        pairs = zip(asks, drafts or [], strict=drafts is not None)
+        return {ask.row: Proposal(drafter=drafter.name, draft=draft) for ask, draft in pairs if draft.length}
+
     def _of(self, state: ChainRow) -> list[Drafter]:
-        return [d for n, d in self.drafters.items() if n in state.spec.drafters and n not in state.ended]
+        names = [n for n in state.spec.drafters if n in self.drafters and n not in state.ended]
+        return [self.drafters[n] for n in names]
 
     def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work: Callable[[], T]) -> T | None:
         """Run `work`; if it fails, this drafter ends for these rows and says so."""
@@ -111,10 +122,13 @@ class Chain:
             return work()
         except Exception as error:  # whatever a drafter does must not end a request
             for state in states:
-                state.ended.add(drafter.name)
-                state.notices.append(f"{drafter.name} drafting ended: {type(error).__name__}: {error}")
+                self._end(drafter, state, f"{type(error).__name__}: {error}")
                 drafter.close(state.row)
             return None
+
+    def _end(self, drafter: Drafter, state: ChainRow, why: str) -> None:
+        state.ended.add(drafter.name)
+        state.notices.append(f"{drafter.name} drafting ended: {why}")
 
 
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:

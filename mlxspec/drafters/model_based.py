@@ -34,11 +34,20 @@ class _Row:
         self.tokens, self.hidden = [], []
         return taken
 
+    def take_all_but_last(self) -> tuple[list[int], list[mx.array]]:
+        tokens, hidden = self.take()
+        self.tokens = tokens[-1:]
+        if not hidden:
+            return tokens[:-1], []
+        joined = _join(hidden)
+        self.hidden = [joined[-1:]]
+        return tokens[:-1], [joined[:-1]]
+
 
 class ModelDrafter(Drafter):
     """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
 
-    max_context: the drafter ends for a row that would grow past it.
+    max_context: the drafter ends for a row that has so many tokens.
     """
 
     def __init__(self, max_context: int) -> None:
@@ -46,6 +55,7 @@ class ModelDrafter(Drafter):
         self._cache: ModelCache | None = None
         self._order: list[int] = []  # row names in cache order
         self._rows: dict[int, _Row] = {}
+        self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
 
     @abstractmethod
     def _make_cache(self, num_rows: int) -> ModelCache: ...
@@ -77,20 +87,23 @@ class ModelDrafter(Drafter):
         state.tokens += tokens
         if hidden is not None and tokens:
             state.hidden.append(hidden)
-        if len(state.tokens) >= _QUEUE_AT_MOST and self._length(row) + len(state.tokens) <= self.max_context:
-            cache = self._run({row: state.take()}, "none")[0]
+        if self._length(row) + len(state.tokens) >= self.max_context:
+            self._give_up(row, f"its context of {self.max_context} tokens is full")
+        elif len(state.tokens) > _QUEUE_AT_MOST:
+            # the last token stays queued: the next propose begins with it
+            cache = self._run({row: state.take_all_but_last()}, "none")[0]
             mx.eval(cache.arrays)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        fits = [a for a in asks if a.row in self._rows and len(a.history) + a.limit <= self.max_context]
-        for ask in asks:
-            if ask.row in self._rows and len(ask.history) >= self.max_context:
-                self.close(ask.row)
-        if not fits:
-            return [NO_DRAFT] * len(asks)
         owners = {a.row: i for i, a in enumerate(asks)}
-        done = self._draft(fits, sampler, owners)
-        return [done.get(a.row, NO_DRAFT) for a in asks]
+        # an open row's history is shorter than max_context: there is room for one drafted token at least
+        fits = [
+            a._replace(limit=min(a.limit, self.max_context - len(a.history)))
+            for a in asks
+            if a.row in self._rows
+        ]
+        done = self._draft(fits, sampler, owners) if fits else {}
+        return [done.get(a.row) or NO_DRAFT._replace(ended=self._ended.pop(a.row, None)) for a in asks]
 
     def truncate(self, row: int, length: int) -> None:
         state = self._rows.get(row)
@@ -103,13 +116,14 @@ class ModelDrafter(Drafter):
             state.hidden = [] if joined is None or length == done else [joined]
             return
         if self._cache is not None and self._cache.has_recurrent:
-            self.close(row)  # a recurrent state cannot go back; the row drafts no more
+            self._give_up(row, "its recurrent state cannot go back to a shorter text")
             return
         state.take()
         if self._cache is not None:
             self._cache.truncate(self._order.index(row), length)
 
     def close(self, row: int) -> None:
+        self._ended.pop(row, None)
         if self._rows.pop(row, None) is None:
             return
         place = self._order.index(row)
@@ -122,6 +136,10 @@ class ModelDrafter(Drafter):
     @property
     def nbytes(self) -> int:
         return 0 if self._cache is None else self._cache.nbytes
+
+    def _give_up(self, row: int, why: str) -> None:
+        self.close(row)
+        self._ended[row] = why
 
     def _length(self, row: int) -> int:
         return 0 if self._cache is None else self._cache.lengths[self._order.index(row)]
