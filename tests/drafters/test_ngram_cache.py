@@ -83,6 +83,16 @@ class TestStaticWeights:
         counts = table(((1, 2), 4, 3), ((1, 2), 9, 3))
         assert pick(counts, [(1, 2)], LAX, {9: 1}) == (9, 0.5)
 
+    def test_larger_counts_weigh_more(self) -> None:
+        counts = table(((1, 2), 4, 3), ((1, 2), 9, 3))
+        for known in ({4: 1, 9: 2}, {9: 2, 4: 1}, {5: 99, 9: 2, 4: 1, 6: 99}):
+            assert pick(counts, [(1, 2)], LAX, known) == (9, 0.5)
+
+    def test_equal_products_give_the_smaller_id(self) -> None:
+        counts = table(((1, 2), 9, 2), ((1, 2), 4, 1))
+        assert pick(counts, [(1, 2)], LAX, {9: 1, 4: 1}) == (9, 2.5 / 4)
+        assert pick(counts, [(1, 2)], LAX, {9: 1, 4: 2}) is None, "4, which is too rare"
+
     def test_it_vetoes_what_it_contradicts(self) -> None:
         """The product prefers 9, which is too rare in the row's own text: neither stands."""
         counts = table(((1, 2), 4, 3), ((1, 2), 9, 2))
