@@ -1,4 +1,4 @@
-"""Data files of the package: finds Metal kernel sources in a checkout and in an installed wheel.
+"""Data files of the package: finds Metal kernel sources and the demo family in a checkout and in an installed wheel.
 
 Knows where the files lie, not what is in them.
 """
@@ -17,6 +17,11 @@ def metal_folder() -> Path:
     """The folder with the `.metal` files: `mlxspec/metal` in a wheel, `metal` beside the package in a checkout."""
     packaged = _PACKAGE / "metal"
     return packaged if packaged.is_dir() else _PACKAGE.parent / "metal"
+
+
+def demo_folder(member: str) -> Path:
+    """The folder of a member of the demo family, "target" or "draft". Whether it holds a model shows when that is loaded."""
+    return _PACKAGE / "demo" / member
 
 
 def metal_source(name: str) -> str:

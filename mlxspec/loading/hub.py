@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.resources import demo_folder
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
@@ -21,9 +22,7 @@ def resolve(model: str) -> Path:
     if not isinstance(model, str) or not model.strip():
         raise ConfigError("No model was named; try `demo`, a folder, or a Hugging Face id like owner/name.")
     if model in (DEMO, DEMO_DRAFT):
-        from mlxspec import demo
-
-        return demo.TARGET if model == DEMO else demo.DRAFT
+        return demo_folder("target" if model == DEMO else "draft")
     path = Path(model).expanduser()
     if path.is_dir():
         return path
