@@ -91,7 +91,9 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise TokenizerError(f"{path.name} in {path.parent} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path.name} in {path.parent} is no valid JSON.") from error
     if not isinstance(found, dict):
         raise TokenizerError(f"{path.name} in {path.parent} is no JSON object.")
