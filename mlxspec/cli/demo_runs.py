@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine, Result
     from mlxspec.engine.stats import RequestStats
 
-_TIMED_TOKENS = 256  # so many tokens of an answer are timed in all, as far as _MOST_TURNS allows
-_MOST_TURNS = 12
+_TIMED_TOKENS = 192  # so many tokens of an answer are timed in all, as far as _MOST_TURNS allows
+_MOST_TURNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)

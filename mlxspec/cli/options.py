@@ -151,9 +151,9 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-tokens",
         type=_number("--max-tokens", int),
-        default=128,
+        default=96,
         metavar="N",
-        help="longest answer in tokens (default 128)",
+        help="longest answer in tokens (default 96)",
     )
     add(
         "--draft",
