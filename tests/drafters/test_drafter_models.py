@@ -1,0 +1,294 @@
+"""Drafters that run a model: what they keep of each row is what a forward over the row's whole history would keep, whatever happened on the way."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters import model_based
+from mlxspec.drafters.base import Ask
+from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine.engine import Engine
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from tests import tiny_models
+
+VOCAB = tiny_models.VOCAB
+
+
+def true_hiddens(history: list[int]) -> mx.array:
+    """(len(history), H): what each token was sampled from: zeros, then the target's final hidden of the token before."""
+    model = tiny_models.target()
+    cache = model.make_cache(1)
+    out = model.forward(mx.array(history, mx.int32), FlatRows((len(history),)), cache, facts=True)
+    return mx.concatenate([mx.zeros((1, model.hidden_size)), out.hidden[:-1]])
+
+
+def head_from_scratch(history: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Keys and values of the MTP head over a whole history, and its logits behind it."""
+    head = tiny_models.mtp_head()
+    cache = head.make_cache(1)
+    out = head.forward(mx.array(history, mx.int32), true_hiddens(history), FlatRows((len(history),)), cache)
+    cells = [np.asarray(x[:, :, : len(history)]) for x in cache.arrays]
+    return cells, np.asarray(out.logits[-1])
+
+
+class Driver:
+    """A drafter, its rows' histories, and the target's true hiddens for those who want them."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self.drafter = drafter
+        self.rows: dict[int, list[int]] = {}
+        self.num_run: dict[int, int] = {}
+
+    def begin(self, row: int, prompt: list[int]) -> None:
+        self.drafter.begin(row)
+        self.rows[row] = []
+        self.observe(row, prompt)
+
+    def observe(self, row: int, tokens: list[int]) -> None:
+        history = self.rows[row] = self.rows[row] + tokens
+        hidden = true_hiddens(history)[-len(tokens) :] if self.drafter.needs.hidden else None
+        self.drafter.observe(row, tokens, hidden)
+
+    def propose(self, limits: dict[int, int], params: SamplingParams | None = None) -> dict[int, list[int]]:
+        samplers = {r: RowSampler(params or SamplingParams(), self.rows[r], VOCAB) for r in limits}
+        asks = [Ask(r, self.rows[r], n, samplers[r]) for r, n in limits.items()]
+        drafts = self.drafter.propose(asks, BatchSampler([a.sampler for a in asks], VOCAB))
+        for draft, n in zip(drafts, limits.values(), strict=True):
+            assert draft.length == n
+            assert mx.array(draft.confidences).shape == (n,)
+        return {r: np.asarray(d.tokens).tolist() for r, d in zip(limits, drafts, strict=True)}
+
+    def length(self, row: int) -> int:
+        return self.drafter._length(row)
+
+
+def make(kind: str) -> ModelDrafter:
+    if kind == "mtp":
+        return Mtp(tiny_models.mtp_head(), 2048)
+    return DraftModel(tiny_models.echo(), VOCAB)
+
+
+def play(driver: Driver, seed: int = 0) -> None:
+    """Three rows, ragged prompts; rounds in which only some are asked, one row leaves and another comes."""
+    rng = np.random.default_rng(seed)
+
+    def some(low: int, high: int) -> list[int]:
+        return rng.integers(0, VOCAB, int(rng.integers(low, high))).tolist()
+
+    for row in range(3):
+        driver.begin(row, some(1, 9))
+        driver.observe(row, some(1, 2))
+    for n in range(10):
+        if n == 4:
+            driver.drafter.close(1)
+            del driver.rows[1]
+            driver.begin(7, some(3, 6))
+        asked = [r for r in driver.rows if rng.random() < 0.7]
+        if asked:
+            driver.propose({r: int(rng.integers(1, 5)) for r in asked})
+            for row in asked:
+                assert driver.length(row) == len(driver.rows[row])  # drafts left no trace
+        for row in driver.rows:
+            driver.observe(row, some(1, 5))
+
+
+@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+def test_a_drafter_holds_as_many_cells_as_it_was_told_tokens(kind: str) -> None:
+    driver = Driver(make(kind))
+    play(driver)
+    for row, history in driver.rows.items():
+        queued = driver.drafter._rows[row].tokens
+        assert driver.length(row) + len(queued) == len(history)
+        assert queued == history[driver.length(row) :]
+    driver.propose(dict.fromkeys(driver.rows, 3))
+    assert [driver.length(r) for r in driver.rows] == [len(h) for h in driver.rows.values()]
+    assert driver.drafter.nbytes > 0
+    for row in driver.rows:
+        driver.drafter.close(row)
+    assert driver.drafter.nbytes == 0
+
+
+def test_cells_of_the_head_are_those_of_a_forward_over_the_whole_history() -> None:
+    driver = Driver(make("mtp"))
+    play(driver)
+    driver.propose(dict.fromkeys(driver.rows, 2))
+    cache = driver.drafter._cache
+    for place, row in enumerate(driver.drafter._order):
+        history = driver.rows[row]
+        wanted, _ = head_from_scratch(history)
+        got = [x[place][:, :, : len(history)] for x in (cache.layers[0].keys, cache.layers[0].values)]
+        for a, b in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=4)], ids=str
+)
+def test_a_draft_is_the_one_a_fresh_drafter_makes(kind: str, params: SamplingParams) -> None:
+    driver = Driver(make(kind))
+    play(driver, seed=1)
+    got = driver.propose(dict.fromkeys(driver.rows, 4), params)
+    for row, history in driver.rows.items():
+        fresh = Driver(make(kind))
+        fresh.begin(0, history)
+        assert fresh.propose({0: 4}, params)[0] == got[row]
+
+
+def test_the_first_drafted_token_is_the_heads_best() -> None:
+    driver = Driver(make("mtp"))
+    driver.begin(0, [3, 1, 4, 1, 5, 9, 2, 6])
+    _, logits = head_from_scratch(driver.rows[0])
+    assert driver.propose({0: 1})[0] == [int(np.argmax(logits))]
+
+
+def test_a_draft_model_is_the_model_itself_running_on() -> None:
+    driver, model = Driver(make("draft-model")), tiny_models.echo()
+    driver.begin(0, [3, 1, 4, 1, 5])
+    text = list(driver.rows[0])
+    for _ in range(5):
+        cache = model.make_cache(1)
+        out = model.forward(mx.array(text), FlatRows((len(text),)), cache, facts=True, logits_at="last")
+        text.append(int(mx.argmax(out.logits[0]).item()))
+    assert driver.propose({0: 5})[0] == text[5:]
+
+
+@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+def test_asking_one_row_does_not_touch_the_others(kind: str) -> None:
+    driver, alone = Driver(make(kind)), Driver(make(kind))
+    for one in (driver, alone):
+        one.begin(0, [1, 2, 3])
+    driver.begin(1, [9, 8, 7, 6])
+    for _ in range(3):
+        driver.propose({1: 4})
+        driver.observe(1, [5, 4])
+    assert driver.length(0) == 0
+    assert driver.propose({0: 3}) == alone.propose({0: 3})
+
+
+@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize("length", [511, 512, 1023])
+def test_a_long_prompt_is_run_before_it_fills_the_queue(kind: str, length: int) -> None:
+    """Whatever the prompt's length there is a token left to begin the draft with."""
+    driver = Driver(make(kind))
+    prompt = (np.arange(length) * 7 % VOCAB).tolist()
+    driver.drafter.begin(0)
+    hiddens = true_hiddens([*prompt, 5])
+    driver.rows[0] = [*prompt, 5]
+    for start in range(0, length + 1, 512):
+        piece = driver.rows[0][start : min(start + 512, length)] if start < length else []
+        if piece:
+            part = hiddens[start : start + len(piece)] if kind == "mtp" else None
+            driver.drafter.observe(0, piece, part)
+    driver.drafter.observe(0, [5], hiddens[-1:] if kind == "mtp" else None)
+    assert 1 <= len(driver.drafter._rows[0].tokens) <= model_based._QUEUE_AT_MOST
+    got = driver.propose({0: 2})[0]
+    fresh = Driver(make(kind))
+    fresh.begin(0, driver.rows[0][:100])
+    fresh.drafter.observe(0, driver.rows[0][100:], hiddens[100:] if kind == "mtp" else None)
+    fresh.rows[0] = driver.rows[0]
+    assert fresh.propose({0: 2})[0] == got
+    assert driver.length(0) == length + 1
+
+
+def test_a_cut_history_is_forgotten_by_the_head() -> None:
+    """In the cells, in the queue, and in both; then the text goes on differently."""
+    for run, queued, length in ((6, 0, 4), (0, 6, 4), (6, 5, 8), (6, 5, 6), (6, 5, 2), (6, 5, 11)):
+        driver = Driver(make("mtp"))
+        driver.begin(0, list(range(10, 10 + run + queued))[: run or None])
+        if run:
+            driver.propose({0: 2})
+            if queued:
+                driver.observe(0, list(range(50, 50 + queued)))
+        driver.drafter.truncate(0, length)
+        driver.rows[0] = driver.rows[0][:length]
+        driver.observe(0, [3, 2, 1])
+        fresh = Driver(make("mtp"))
+        fresh.begin(0, driver.rows[0])
+        assert driver.propose({0: 3}) == fresh.propose({0: 3}), (run, queued, length)
+        assert driver.length(0) == length + 3
+
+
+def test_a_recurrent_draft_model_ends_where_history_is_cut_and_says_so() -> None:
+    drafter = make("draft-model")
+    chain = Chain([drafter])
+    sampler = RowSampler(SamplingParams(), [], VOCAB)
+    states = [chain.begin(row, SpecConfig(drafters=("draft-model",)), sampler) for row in range(2)]
+    for row in range(2):
+        chain.observe(row, [1, 2, 3, 4], None)
+    chain.propose({0: 2, 1: 2}, {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}, VOCAB)
+    chain.truncate(0, 2)
+    for row in range(2):
+        chain.observe(row, [5], None)
+    won = chain.propose({0: 2, 1: 2}, {0: [1, 2, 5], 1: [1, 2, 3, 4, 5]}, VOCAB)
+    assert list(won) == [1]
+    assert ["cannot go back" in " ".join(s.notices) for s in states] == [True, False]
+
+
+def test_a_queue_is_cut_without_ending_a_recurrent_draft_model() -> None:
+    driver = Driver(make("draft-model"))
+    driver.begin(0, [1, 2, 3])
+    driver.propose({0: 1})
+    driver.observe(0, [4, 5, 6])
+    driver.drafter.truncate(0, 4)
+    driver.rows[0] = [1, 2, 3, 4]
+    fresh = Driver(make("draft-model"))
+    fresh.begin(0, [1, 2, 3, 4])
+    assert driver.propose({0: 3}) == fresh.propose({0: 3})
+
+
+# ---- limits of a draft model that is not made for the target
+
+
+def test_a_draft_model_with_a_short_context_ends_for_the_long_row_only() -> None:
+    drafter = DraftModel(tiny_models.echo(max_context=40), VOCAB)
+    engine = Engine(tiny_models.target(), drafters=[drafter])
+    plain = Engine(tiny_models.target())
+    prompts = [[1, 2, 3], list(range(30)), list(range(60))]
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (20, 25, 12)]
+    got = engine.generate(prompts, params)
+    assert [r.tokens for r in got] == [r.tokens for r in plain.generate(prompts, params)]
+    assert got[0].stats.notices == []
+    for result in got[1:]:
+        assert len(result.stats.notices) == 1
+        assert "draft-model drafting ended: its context of 40 tokens is full" in result.stats.notices[0]
+    assert got[0].stats.num_accepted > 0
+    assert got[1].stats.num_accepted > 0  # until its context was full
+    assert got[2].stats.num_drafted == 0
+    assert drafter.nbytes == 0
+
+
+@pytest.mark.parametrize("max_context", [5, 8, 9, 10, 13])
+def test_drafts_never_reach_past_the_draft_models_context(max_context: int) -> None:
+    drafter = DraftModel(tiny_models.echo(max_context=max_context), VOCAB)
+    drafter.begin(0)
+    history = [1, 2, 3, 4, 5, 6, 7]
+    drafter.observe(0, history, None)
+    row = RowSampler(SamplingParams(), history, VOCAB)
+    draft = drafter.propose([Ask(0, history, 4, row)], BatchSampler([row], VOCAB))[0]
+    assert draft.length == max(0, min(4, max_context - len(history)))
+    assert (draft.ended is not None) == (max_context <= len(history))
+
+
+@pytest.mark.parametrize("vocab", [VOCAB - 30, VOCAB - 1, VOCAB + 1, VOCAB + 40])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_may_have_a_smaller_or_a_padded_vocabulary(vocab: int, temperature: float) -> None:
+    """Also where the text holds tokens that the draft model does not have."""
+    drafter = DraftModel(tiny_models.echo(vocab=vocab), VOCAB)
+    engine = Engine(tiny_models.target(), drafters=[drafter])
+    prompts = [[VOCAB - 1, VOCAB - 2, 3], [VOCAB - 1] * 20, list(range(VOCAB - 20, VOCAB))]
+    params = SamplingParams(max_tokens=25, temperature=temperature, seed=1, logit_bias={VOCAB - 1: 2.0})
+    got = engine.generate(prompts, params)
+    wanted = Engine(tiny_models.target()).generate(prompts, params)
+    assert [r.tokens for r in got] == [r.tokens for r in wanted]
+    assert all(not r.stats.notices and r.stats.num_drafted for r in got)
+    driver = Driver(drafter)
+    driver.begin(0, [1, 2, 3])
+    assert all(0 <= t < min(vocab, VOCAB) for t in driver.propose({0: 5})[0])

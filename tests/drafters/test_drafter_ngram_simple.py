@@ -1,0 +1,79 @@
+"""n-gram lookup against a search that scans the whole history every time, through growing, cutting and growing again."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxspec.drafters.ngram_simple import NgramIndex, NgramSimple
+
+tokens = st.integers(0, 2)  # so few that everything repeats
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), st.lists(tokens, max_size=8)),
+        st.tuples(st.just("truncate"), st.integers(0, 40)),
+    ),
+    max_size=12,
+)
+
+
+def search(history: list[int], n: int, limit: int) -> list[int]:
+    """The latest place before the end where the last n tokens stand; what follows, going round where the text ends."""
+    for end in range(len(history) - 1, n - 1, -1):
+        if history[end - n : end] == history[len(history) - n :]:
+            text = list(history)
+            for i in range(limit):
+                text.append(text[end + i])
+            return text[len(history) :]
+    return []
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(n=st.integers(1, 4), script=operations, limit=st.integers(1, 12))
+def test_the_index_finds_what_a_search_finds(n: int, script: list[tuple], limit: int) -> None:
+    index, history = NgramIndex(n), []
+    for name, value in script:
+        if name == "extend":
+            index.extend(value)
+            history += value
+        else:
+            index.truncate(value)
+            history = history[:value]
+        assert index.history == history
+        assert index.find(limit) == search(history, n, limit)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 3),
+    text=st.lists(tokens, max_size=20),
+    more=st.lists(tokens, max_size=20),
+    data=st.data(),
+)
+def test_a_cut_history_leaves_no_trace(n: int, text: list[int], more: list[int], data: st.DataObject) -> None:
+    length = data.draw(st.integers(0, len(text)))
+    index, fresh = NgramIndex(n), NgramIndex(n)
+    index.extend(text)
+    index.truncate(length)
+    index.extend(more)
+    fresh.extend([*text[:length], *more])
+    assert index.find(10) == fresh.find(10)
+
+
+def test_a_repeated_pattern_is_drafted_at_full_length() -> None:
+    index = NgramIndex(3)
+    index.extend([1, 2, 3, 4] * 3)
+    assert index.find(9) == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+
+
+def test_rows_know_nothing_of_one_another() -> None:
+    drafter = NgramSimple(2, 8)
+    drafter.begin(0)
+    drafter.begin(1)
+    drafter.observe(0, [1, 2, 3, 1, 2], None)
+    drafter.observe(1, [1, 2], None)
+    assert drafter._rows[1].find(4) == []
+    assert drafter._rows[0].find(2) == [3, 1]
+    drafter.close(0)
+    drafter.close(0)
+    assert list(drafter._rows) == [1]
