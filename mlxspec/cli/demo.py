@@ -106,7 +106,7 @@ def _report(engine: Engine, outcomes: Sequence[Outcome], seconds: float) -> None
     console = _console()
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("prompt", no_wrap=True)
-    table.add_column("token ids")
+    table.add_column("token ids", no_wrap=True)
     for heading in ("off\ntok/s", "on\ntok/s", "ratio", "tokens\na round"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("who drafted: accepted/drafted")
