@@ -11,6 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec.kernels.activations import silu
 from mlxspec.kernels.flat import RaggedIndex, pad_rows, unpad_rows
 
 _L2_EPS = 1e-6  # on the sum of squares, as in the reference
@@ -103,7 +104,7 @@ def _conv_silu(joined: mx.array, weight: mx.array) -> mx.array:
     total = joined[:, :width] * taps[0]
     for i in range(1, len(taps)):
         total = total + joined[:, i : i + width] * taps[i]
-    return nn.silu(total)
+    return silu(total)
 
 
 def _pick(joined: mx.array, first: mx.array, count: int) -> mx.array:

@@ -6,7 +6,6 @@ Knows arrays and modules; knows no checkpoint names and no layer order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,11 +19,6 @@ _QUERY_BLOCK = (
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """RMS norm with a float32 weight, in x's dtype."""
     return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
-
-
-@partial(mx.compile, shapeless=True)
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    return nn.silu(gate) * up
 
 
 class FusedLinear(nn.Module):

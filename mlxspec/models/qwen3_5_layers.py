@@ -14,12 +14,13 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.recurrent import RecurrentState
+from mlxspec.kernels.activations import sigmoid, swiglu
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round
-from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate, swiglu
+from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
 _STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
@@ -102,7 +103,7 @@ class Attention(nn.Module):
 
     def finish(self, attended: mx.array, gate: mx.array) -> mx.array:
         """(N, Hq * D) twice -> (N, H)"""
-        return self.out(attended * mx.sigmoid(gate))
+        return self.out(attended * sigmoid(gate))
 
 
 class GatedDeltaNet(nn.Module):
