@@ -1,8 +1,8 @@
 """SiLU and sigmoid. On a GPU and for few tokens MLX's own; for a prompt's worth of tokens on a CPU a rational form that vectorizes.
 
-MLX's CPU exp costs 11 ns an element whatever surrounds it, which is a third of a small model's prefill. The rational form (tanh as x P(x^2) / Q(x^2),
-minimax coefficients as in Eigen's generic tanh) is within 2e-7 of the exact sigmoid. It is used for more tokens than a verify has, so
-that plain and drafted decoding see the same function. Knows shapes only.
+MLX's CPU exp costs 11 ns an element whatever surrounds it, which is a third of a small model's prefill. The rational form (tanh as
+x P(x^2) / Q(x^2), minimax coefficients as in Eigen's generic tanh) is within 2e-7 of the exact sigmoid. It is used for more tokens
+than a verify has, so that plain and drafted decoding see the same function. Knows shapes only.
 """
 
 from __future__ import annotations

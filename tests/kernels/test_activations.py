@@ -13,7 +13,7 @@ import mlx.core as mx  # isort: skip
 
 
 def exact(x: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
+    return 1.0 / (1.0 + np.exp(-np.clip(x, -700, 700).astype(np.float64)))
 
 
 def test_rational_sigmoid_is_close_everywhere():
@@ -33,13 +33,14 @@ def test_up_to_a_whole_draft_mlx_own_function_is_used(tokens):
 @pytest.mark.skipif(device.backend() != "cpu", reason="a CPU's path")
 def test_wide_inputs_agree_with_the_narrow_path():
     x, up = (mx.random.normal((600, 64), key=mx.random.key(i)) * 4 for i in (1, 2))
-    rows = range(0, 600, 100)
-    for wide, narrow in (
-        (activations.sigmoid(x), [activations.sigmoid(x[r : r + 100]) for r in rows]),
-        (activations.silu(x), [activations.silu(x[r : r + 100]) for r in rows]),
-        (activations.swiglu(x, up), [activations.swiglu(x[r : r + 100], up[r : r + 100]) for r in rows]),
+    parts = [slice(r, r + 100) for r in range(0, 600, 100)]
+    for wide, narrow, scale in (
+        (activations.sigmoid(x), [activations.sigmoid(x[p]) for p in parts], mx.ones_like(x)),
+        (activations.silu(x), [activations.silu(x[p]) for p in parts], mx.abs(x)),
+        (activations.swiglu(x, up), [activations.swiglu(x[p], up[p]) for p in parts], mx.abs(x * up)),
     ):
-        assert mx.allclose(wide, mx.concatenate(narrow), rtol=2e-6, atol=2e-6)
+        difference = mx.abs(wide - mx.concatenate(narrow))
+        assert (difference <= 4e-7 * scale + 1e-30).all().item()
 
 
 def test_half_precision_is_left_alone():
