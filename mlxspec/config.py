@@ -5,7 +5,7 @@ Plain Python: knows no arrays, no models, no command line. Every class is frozen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from mlxspec.errors import ConfigError
@@ -28,9 +28,26 @@ def check_number(name: str, value: object, low: float, high: float, *, integer: 
     """Raise ConfigError unless `value` is a finite number (not a bool) in [low, high]."""
     kind = "an integer" if integer else "a number"
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
-        raise ConfigError(f"{name} must be {kind}, not {value!r}.")
+        raise ConfigError(f"{name} must be {kind}, not {shown(value)}.")
     if not low <= value <= high:  # also false for nan; isfinite would choke on integers beyond float
-        raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {value!r}.")
+        raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A value as an error message may show it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to spell integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    """A string, or several of them, as a tuple. Raises ConfigError for anything else, and for empty ones."""
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if any(not isinstance(item, str) or not item for item in found):
+        raise ConfigError(f"{name} must be non-empty strings, not {shown(value)}.")
+    return tuple(str(item) for item in found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +93,9 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             check_number("a token id in logit_bias", token, 0, 1 << 30, integer=True)
             check_number(f"logit_bias of token {token}", bias, -1e9, 1e9)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if any(not isinstance(s, str) or not s for s in stop):
-            raise ConfigError("stop must be non-empty strings.")
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}.")
 
     @property
     def has_penalties(self) -> bool:
@@ -113,10 +129,12 @@ class SpecConfig:
     ngram_static: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "drafters", tuple(self.drafters))
+        object.__setattr__(self, "drafters", _strings("drafters", self.drafters))
         for name in self.drafters:
             if name not in DRAFTER_NAMES:
-                raise ConfigError(f"There is no drafter {name!r}; there are: {', '.join(DRAFTER_NAMES)}.")
+                raise ConfigError(
+                    f"There is no drafter {shown(name)}; there are: {', '.join(DRAFTER_NAMES)}."
+                )
         if len(set(self.drafters)) != len(self.drafters):
             raise ConfigError(f"A drafter is named twice in {', '.join(self.drafters)}.")
         check_number("n_max", self.n_max, 0, MAX_DRAFT, integer=True)
@@ -129,10 +147,15 @@ class SpecConfig:
         for name in ("ngram_dynamic", "ngram_static"):
             path = getattr(self, name)
             if path is not None and (not isinstance(path, str) or not path):
-                raise ConfigError(f"{name} must be a file's path, not {path!r}.")
-        if self.drafters and self.n_min > max(self.n_max, self.ngram_m):
+                raise ConfigError(f"{name} must be a file's path, not {shown(path)}.")
+        # only drafters that know probabilities drop short drafts
+        longest = dict.fromkeys(("mtp", "draft-model"), ("n_max", self.n_max))
+        longest |= dict.fromkeys(("ngram-map-k4v", "ngram-cache"), ("ngram_m", self.ngram_m))
+        limits = [longest.get(name, ("", MAX_DRAFT)) for name in self.drafters]
+        if limits and all(limit < self.n_min for _, limit in limits):
+            name, limit = max(limits, key=lambda found: found[1])
             raise ConfigError(
-                f"n_min ({self.n_min}) is above n_max ({self.n_max}), so every draft would be dropped."
+                f"n_min ({self.n_min}) is above {name} ({limit}), so every draft would be dropped."
             )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.prefill import prefill
@@ -73,6 +73,7 @@ class Engine:
             None  # launched and not read; its rows' tokens are in the cache but not in their histories
         )
         self._num_requests = 0
+        self._inboxes: dict[int, deque[Event]] = {}  # of streams: whoever steps, each gets its own events
 
     # --- for one caller who wants answers
 
@@ -87,14 +88,14 @@ class Engine:
 
         A string is continued as it stands; see `chat_prompt` for the model's chat format. Raises MlxspecError subclasses before any work.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        if not isinstance(prompts, Sequence) or len(prompts) == 0:
+            raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
+        single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        each = (
-            [params] * len(several) if params is None or isinstance(params, SamplingParams) else list(params)
-        )
+        each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
         if len(each) != len(several):
             raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
-        requests = [self._make(p, s or SamplingParams(), spec) for p, s in zip(several, each, strict=True)]
+        requests = [self._make(p, s, spec) for p, s in zip(several, each, strict=True)]
         self._waiting.extend(requests)
         self._run_until(requests)
         results = [self._result(r) for r in requests]
@@ -104,15 +105,19 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
     ) -> Iterator[Event]:
         """Events of one answer as they happen. Closing the iterator cancels the request."""
-        request = self._make(prompt, params or SamplingParams(), spec)
-        return self._stream(request)
+        return self._stream(self._make(prompt, params, spec))
 
     def _stream(self, request: Request) -> Iterator[Event]:
+        inbox = self._inboxes[request.number] = deque()
         self._waiting.append(request)
         try:
-            while request.finish_reason is None:
-                yield from (e for e in self.step() if e.request == request.number)
+            while inbox or request.finish_reason is None:
+                if inbox:
+                    yield inbox.popleft()
+                else:
+                    self.step()
         finally:
+            del self._inboxes[request.number]
             self.cancel(request.number)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
@@ -127,7 +132,7 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
     ) -> Request:
         """Queue a request. Raises ConfigError or ContextOverflowError; nothing is queued then."""
-        request = self._make(prompt, params or SamplingParams(), spec)
+        request = self._make(prompt, params, spec)
         self._waiting.append(request)
         return request
 
@@ -145,7 +150,13 @@ class Engine:
                 events += self._round(self._cache)
                 self._charge(running, time.perf_counter() - started)
                 self._retire()
+        self._tell(events)
         return events
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.request in self._inboxes:
+                self._inboxes[event.request].append(event)
 
     def _round(self, cache: ModelCache) -> list[Event]:
         current, self._ahead = (
@@ -155,8 +166,8 @@ class Engine:
         try:
             self._ahead = launch_behind(current, self._rows, self.model, cache)
             return read(current, cache, self.chain, self.stats)
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
 
     def _charge(self, running: Sequence[Request], seconds: float) -> None:
@@ -164,11 +175,14 @@ class Engine:
         for request in running:
             request.stats.decode_seconds += seconds
 
-    def _fail(self) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Nothing is known of what the device did with the rows: they end."""
         self._ahead = None
+        why = str(error) or type(error).__name__
         for request in self._rows:
-            request.finish_reason = request.finish_reason or "error"
+            if request.finish_reason is None:
+                request.finish_reason = "error"
+                self._tell([FinishEvent(request=request.number, reason="error", error=why)])
         self._retire()
 
     def cancel(self, number: int) -> bool:
@@ -176,6 +190,7 @@ class Engine:
         for request in [*self._waiting, *self._rows]:
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
+                self._tell([FinishEvent(request=number, reason="cancelled")])
                 self._waiting = deque(r for r in self._waiting if r.number != number)
                 self._retire()
                 return True
@@ -191,28 +206,15 @@ class Engine:
     def max_context(self) -> int:
         return min(self.config.max_context or self.model.max_context, self.model.max_context)
 
-    def _make(self, prompt: Prompt, params: SamplingParams, spec: SpecConfig | None) -> Request:
+    def _make(self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None) -> Request:
+        params = SamplingParams() if params is None else params
         spec = self.spec if spec is None else spec
+        if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
+            raise ConfigError("Options of a request are given as SamplingParams and SpecConfig.")
         self._check_spec(spec)
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError("Without a tokenizer a prompt must be token ids.")
-            prompt = self.tokenizer.encode(prompt)
-        tokens = list(prompt)
-        if not tokens:
-            raise ConfigError("The prompt is empty.")
-        bad = next(
-            (
-                t
-                for t in tokens
-                if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.model.vocab_size
-            ),
-            None,
-        )
-        if bad is not None:
-            raise ConfigError(
-                f"The prompt holds {bad!r}, which is no token id of this model (0 to {self.model.vocab_size - 1})."
-            )
+        if self.tokenizer is None and params.stop:
+            raise ConfigError("Without a tokenizer there are no stop strings.")
+        tokens = self._tokens(prompt)
         if len(tokens) >= self.max_context:
             raise ContextOverflowError(len(tokens), self.max_context)
         number, self._num_requests = self._num_requests, self._num_requests + 1
@@ -225,6 +227,24 @@ class Engine:
             vocab_size=self.model.vocab_size,
             tokenizer=self.tokenizer,
         )
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        """Checked ids of a prompt."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("Without a tokenizer a prompt must be token ids.")
+            prompt = self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+            raise ConfigError(f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.")
+        if not prompt:
+            raise ConfigError("The prompt is empty.")
+        size = self.model.vocab_size
+        bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
+        if bad:
+            raise ConfigError(
+                f"The prompt holds {shown(bad[0])}, which is no token id of this model (0 to {size - 1})."
+            )
+        return [int(t) for t in prompt]
 
     def _check_spec(self, spec: SpecConfig) -> None:
         for name in spec.drafters:
@@ -243,6 +263,7 @@ class Engine:
                     ).notices
                 cache, new = prefill(request, self.model, self.chain, self.config.prefill_chunk)
             except BaseException:
+                device.decode_threads()
                 self.chain.close(request.number)
                 request.finish_reason = "error"
                 raise

@@ -1,4 +1,4 @@
-"""Several drafters as one: who is asked in which order, what limits do, and that a drafter which fails costs its rows' drafts and nothing else."""
+"""Several drafters as one: who is asked when, what limits do, and that a drafter which fails costs its rows drafts only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters that run a model: what they keep of each row is what a forward over the row's whole history would keep, whatever happened on the way."""
+"""Drafters that run a model: what they keep of a row is what one forward over its whole history would keep."""
 
 from __future__ import annotations
 

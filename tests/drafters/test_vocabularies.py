@@ -42,7 +42,7 @@ def test_ids_that_differ_are_named_with_both_spellings() -> None:
 
 def test_of_many_differences_a_few_are_shown() -> None:
     with pytest.raises(VocabularyError) as caught:
-        check_vocabularies(tokenizer(WORDS), tokenizer(WORDS[1:] + ["z"]), 8, 8)
+        check_vocabularies(tokenizer(WORDS), tokenizer([*WORDS[1:], "z"]), 8, 8)
     assert "8 token ids" in str(caught.value)
     assert str(caught.value).count(" / ") == 5
 
