@@ -222,7 +222,7 @@ def _line_of(library: ctypes.CDLL, address: int | None) -> str:
     """ ", FILE:LINE" of an instruction in the kernel, or nothing where addr2line is not there."""
     if not address:
         return ""
-    base = ctypes.cast(library.emu_run, ctypes.c_void_p).value - library.symbol_offset  # type: ignore[operator]
+    base = ctypes.cast(library.emu_run, ctypes.c_void_p).value - compiler.symbol_offset(library._name)  # type: ignore[operator]
     try:
         command = ["addr2line", "-e", library._name, hex(address - 1 - base)]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -60,12 +60,11 @@ def build(unit: str, *, contract: bool) -> ctypes.CDLL:
             source = Path(folder) / "kernel.cpp"
             source.write_text(unit)
             made = Path(folder) / "kernel.so"
+            # Linked apart, without the flags: the runtime has the callbacks, not the compiler's own libraries.
             _run(["g++", *flags, f"-I{HERE}", "-c", str(source), "-o", f"{source}.o"])
             _run(["g++", "-shared", f"{source}.o", str(runtime), "-lm", "-o", str(made)])
             os.replace(made, path)
-    library = ctypes.CDLL(str(path))
-    library.symbol_offset = _symbol_offset(path)
-    return library
+    return ctypes.CDLL(str(path))
 
 
 def _compile_runtime() -> Path:
@@ -80,10 +79,10 @@ def _compile_runtime() -> Path:
     return path
 
 
-def _symbol_offset(path: Path) -> int:
+def symbol_offset(path: str) -> int:
     """Where emu_run lies in the file, to turn addresses of the process into addresses of the library."""
     try:
-        listed = subprocess.run(["nm", str(path)], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return 0
     return next((int(line.split()[0], 16) for line in listed.splitlines() if line.endswith(" T emu_run")), 0)
