@@ -41,7 +41,7 @@ def test_text_ends_at_the_first_stop_string_and_nothing_is_taken_back(
     pieces: list[str], rest: str, stop: list[str]
 ) -> None:
     answer, given_out, stopped = AnswerText(Pieces(pieces, rest), stop), "", False
-    for token, piece in enumerate(pieces):
+    for token in range(len(pieces)):
         new, stopped = answer.push(token)
         given_out += new
         if stopped:

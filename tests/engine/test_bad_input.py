@@ -131,11 +131,11 @@ BAD_PROMPTS: tuple[Any, ...] = (
 def test_bad_prompts_are_refused_before_anything_is_queued(prompt: Any, how: str) -> None:
     if how == "generate" and prompt in ([["1"]], ["1"], [[1]]):
         return  # a list of good prompts
+    call, given = (
+        (engine().generate, [[1, 2], prompt]) if how == "one of several" else (getattr(engine(), how), prompt)
+    )
     with pytest.raises(ConfigError) as caught:
-        if how == "one of several":
-            engine().generate([[1, 2], prompt])
-        else:
-            getattr(engine(), how)(prompt)
+        call(given)
     assert is_one_sentence(caught.value), caught.value
     assert engine().is_idle
 
@@ -179,7 +179,7 @@ def test_options_of_drafting_must_be_that() -> None:
 def test_a_drafter_that_was_not_loaded_is_refused_with_those_that_were() -> None:
     small = equality.engine([equality.Oracle([])])
     for how in (small.generate, small.stream, small.submit):
-        with pytest.raises(ConfigError, match="mtp was not loaded.*ngram-simple"):
+        with pytest.raises(ConfigError, match=r"mtp was not loaded.*ngram-simple"):
             how([1], spec=SpecConfig(drafters=("mtp",)))
     with pytest.raises(ConfigError, match="none"):
         Engine(tiny_models.target(), spec=SpecConfig(drafters=("mtp",)))

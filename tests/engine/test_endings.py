@@ -1,0 +1,149 @@
+"""However an answer ends (end token, stop string, budget, context), it ends at the same token inside a draft as without one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from mlxspec.config import SamplingParams
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.events import FinishEvent, TokensEvent
+from tests import tiny_models
+from tests.engine import equality
+from tests.engine.equality import ALL, PLAIN, spec
+
+PROMPTS = equality.prompts(6, 42)
+
+
+@cache
+def engine() -> Engine:
+    return equality.engine()
+
+
+@cache
+def long_answer(number: int, temperature: float) -> Result:
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=number, ignore_eos=True)
+    return engine().generate(PROMPTS[number], params, spec=PLAIN)
+
+
+def oracle(number: int, temperature: float, **config) -> Engine:
+    """An engine whose one drafter knows the whole answer: everything is drafted at once, endings too."""
+    text = [*PROMPTS[number], *long_answer(number, temperature).tokens]
+    return equality.engine([equality.Oracle([text])], **config)
+
+
+def check(number: int, params: SamplingParams, **config) -> Result:
+    """Plain decoding against the oracle's one draft and against real drafters, alone."""
+    plain = equality.engine([], **config).generate(PROMPTS[number], params)
+    drafted = oracle(number, params.temperature, **config).generate(
+        PROMPTS[number], params, spec=spec("ngram-simple", ngram_m=80)
+    )
+    equality.same(plain, drafted, PROMPTS[number], params, "oracle")
+    real = equality.engine(**config).generate(PROMPTS[number], params, spec=spec(*ALL))
+    equality.same(plain, real, PROMPTS[number], params, "all drafters")
+    assert drafted.stats.num_accepted or len(plain.tokens) < 3  # the last token is the round's own
+    return plain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 30])
+def test_a_budget_ends_inside_a_draft(max_tokens: int, temperature: float) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=1, ignore_eos=True)
+    plain = check(1, params)
+    assert plain.tokens == long_answer(1, temperature).tokens[:max_tokens]
+    assert plain.finish_reason == "length"
+
+
+@pytest.mark.parametrize("room", [1, 2, 5, 20])
+def test_the_context_ends_inside_a_draft(room: int) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain = check(2, params, max_context=len(PROMPTS[2]) + room)
+    assert plain.tokens == long_answer(2, 0.0).tokens[:room]
+    assert plain.finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("place", [0, 1, 2, 9])
+def test_an_end_token_inside_a_draft(place: int, temperature: float) -> None:
+    """Some token of the answer is taken for the end token."""
+    tokens = long_answer(3, temperature).tokens
+    eos = tokens[place]
+    first = tokens.index(eos)
+    tokenizer = type(tiny_models.tokenizer())(tiny_models.tokenizer()._inner, frozenset({eos}), None)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    drafter = equality.Oracle([[*PROMPTS[3], *tokens]])
+    for drafters in ([], [drafter], None):
+        engine = equality.engine(drafters)
+        engine.tokenizer = tokenizer
+        wish = spec(*engine.chain.drafters, ngram_m=80)
+        result = engine.generate(PROMPTS[3], params, spec=wish)
+        assert result.tokens == tokens[:first]
+        assert result.finish_reason == "stop"
+        assert result.text == tokenizer.decode(tokens[:first])
+        assert engine.generate(PROMPTS[3], params, spec=wish).tokens == result.tokens
+        assert engine.is_idle
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("start", "length"), [(0, 1), (1, 2), (4, 3), (10, 1), (20, 5)])
+def test_a_stop_string_inside_a_draft(start: int, length: int, temperature: float) -> None:
+    text = long_answer(4, temperature).text
+    stop = text[start : start + length]
+    params = SamplingParams(
+        max_tokens=60, temperature=temperature, seed=4, stop=(stop, "no such text"), ignore_eos=True
+    )
+    plain = check(4, params)
+    assert plain.text == text[: text.index(stop)]
+    assert plain.finish_reason == "stop"
+    decode = tiny_models.tokenizer().decode
+    assert stop in decode(plain.tokens)
+    assert stop not in decode(plain.tokens[:-1])
+
+
+def test_whichever_ending_comes_first_counts() -> None:
+    number = next(
+        n for n in range(6) if tiny_models.EOS not in long_answer(n, 0.0).tokens
+    )  # a letter a token
+    tokens, text = long_answer(number, 0.0).tokens, long_answer(number, 0.0).text
+    stop = text[12:15]
+    at = text.index(stop) + 3
+    for budget, reason in ((at - 1, "length"), (at, "stop"), (at + 5, "stop")):
+        plain = check(number, SamplingParams(max_tokens=budget, stop=stop, ignore_eos=True))
+        assert (plain.finish_reason, len(plain.tokens)) == (reason, min(budget, at))
+        assert plain.tokens == tokens[: min(budget, at)]
+
+
+@pytest.mark.parametrize("drafters", [(), ALL], ids=["plain", "drafted"])
+def test_events_add_up_to_the_result(drafters: tuple[str, ...]) -> None:
+    text = long_answer(1, 0.0).text
+    for params in (
+        SamplingParams(max_tokens=25, ignore_eos=True),
+        SamplingParams(max_tokens=25),
+        SamplingParams(max_tokens=40, stop=text[9:12], ignore_eos=True),
+        SamplingParams(max_tokens=1, ignore_eos=True),
+    ):
+        result = engine().generate(PROMPTS[1], params, spec=spec(*drafters))
+        *events, last = engine().stream(PROMPTS[1], params, spec=spec(*drafters))
+        assert isinstance(last, FinishEvent)
+        assert last.reason == result.finish_reason
+        assert all(isinstance(e, TokensEvent) for e in events)
+        assert "".join(e.text for e in events) == result.text
+        assert tuple(t for e in events for t in e.tokens) == result.tokens
+        assert all((e.drafter is None) == (e.num_drafted == 0) for e in events)
+        assert all(e.num_drafted <= len(e.tokens) for e in events)
+        assert sum(e.num_drafted for e in events) <= result.stats.num_accepted
+
+
+def test_statistics_count_what_happened() -> None:
+    result = oracle(2, 0.0).generate(
+        PROMPTS[2], SamplingParams(max_tokens=21, ignore_eos=True), spec=spec("ngram-simple", ngram_m=4)
+    )
+    did = result.stats.drafters["ngram-simple"]
+    assert result.stats.num_prompt == len(PROMPTS[2])
+    assert result.stats.num_generated == 21
+    assert result.stats.num_rounds == 4  # 20 tokens behind the first, five a round
+    assert (did.num_rounds, did.num_drafted, did.num_accepted) == (4, 16, 16)
+    assert did.by_position == [(4, 4)] * 4
+    assert result.stats.tokens_per_round == 5.0
+    assert did.acceptance == 1.0
