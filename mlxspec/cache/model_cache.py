@@ -1,6 +1,7 @@
 """All layers' caches of B rows, and the one transaction over them: begin, appends, then commit or abort.
 
-Knows committed lengths and which part of the last forward stands; knows no tokens and no model.
+Knows committed lengths, which part of the last forward stands, and by which rollback recurrent layers go back to it; knows no tokens
+and no model.
 
 Invariant (a property test holds it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what
 it would see had only the committed tokens ever been appended.
@@ -12,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
+from mlxspec.cache.rollback import TAPE, Rollback, Stood
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 
@@ -37,17 +38,17 @@ class ModelCache:
     """B rows of a model's caches.
 
     lengths: committed tokens a row. A forward is either of facts (prefill: every token will stand) or of drafts (any prefix of each
-    row may stand). `kept` counts tokens of the forward, so the verified last token is one of them.
+    row may stand). `kept` counts tokens of the forward, so the verified last token is one of them. stood: the part of the last forward
+    that recurrent layers have not applied yet; None when nothing is deferred.
     """
 
-    def __init__(self, layers: Sequence[LayerCache], num_rows: int) -> None:
+    def __init__(self, layers: Sequence[LayerCache], num_rows: int, rollback: Rollback = TAPE) -> None:
         self.layers = list(layers)
+        self.rollback = rollback
         self.lengths = [0] * num_rows
         self.pending: FlatRows | None = None
         self.pending_facts = False
-        self.tape_rows: FlatRows | None = None  # layout of the tapes the recurrent layers hold, if they do
-        self.kept: mx.array | None = None  # (B,) int32: how much of those tapes stands
-        self.longest_kept = 0  # no entry of kept is above this; a power of two, so that shapes repeat
+        self.stood: Stood | None = None
         self._family: dict[str, int] = {"writer": id(self)}
         self._is_fork = False
 
@@ -73,6 +74,11 @@ class ModelCache:
     def has_recurrent(self) -> bool:
         return any(layer.is_recurrent for layer in self.layers)
 
+    @property
+    def max_rollback(self) -> int | None:
+        """How many of a forward's tokens may be rejected in one row, None for all: longer drafts must not be verified."""
+        return self.rollback.max_rollback if self.has_recurrent else None
+
     def begin(self, rows: FlatRows, *, facts: bool = False) -> None:
         """Open a transaction in which every row gets `rows.widths` tokens. Raises CacheError if one is open."""
         if self.pending is not None:
@@ -86,7 +92,8 @@ class ModelCache:
     def commit(self, kept: Sequence[int] | None = None) -> None:
         """Let the first kept[r] tokens of each row's last forward stand; None lets all stand.
 
-        Raises CacheError when nothing is pending, on a count outside 0..width, and on a partial commit of facts.
+        Raises CacheError when nothing is pending, on a count outside 0..width, on a partial commit of facts, and where more tokens of a
+        row would be taken back than `max_rollback`. The transaction stays open then.
         """
         rows = self.pending
         if rows is None:
@@ -96,13 +103,13 @@ class ModelCache:
             raise CacheError(f"Cannot keep {kept} tokens of a forward of widths {list(rows.widths)}.")
         if self.pending_facts and kept != list(rows.widths):
             raise CacheError("A forward of facts is committed whole.")
+        most = max(w - k for k, w in zip(kept, rows.widths, strict=True))
+        if self.max_rollback is not None and most > self.max_rollback:
+            raise CacheError(f"Cannot take back {most} tokens: only {self.max_rollback + 1} states are kept.")
         for layer in self.layers:
             if isinstance(layer, RecurrentLayerCache):
                 layer.commit()
-        facts = self.pending_facts
-        self.tape_rows = None if facts else rows
-        self.kept = None if facts else mx.array(np.asarray(kept, np.int32))
-        self.longest_kept = 0 if facts else 1 << max(0, max(kept) - 1).bit_length()
+        self.stood = None if self.pending_facts else Stood.of(rows, kept)
         self.lengths = [n + k for n, k in zip(self.lengths, kept, strict=True)]
         self.pending = None
 
@@ -117,9 +124,8 @@ class ModelCache:
         """A cache that may run on from here without our knowing; it dies when we begin a forward, or fork again."""
         self._require_idle("fork")
         self._require_alive()
-        twin = ModelCache([layer.fork() for layer in self.layers], 0)
-        twin.lengths, twin.tape_rows, twin.kept = list(self.lengths), self.tape_rows, self.kept
-        twin.longest_kept = self.longest_kept
+        twin = ModelCache([layer.fork() for layer in self.layers], 0, self.rollback)
+        twin.lengths, twin.stood = list(self.lengths), self.stood
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
         return twin
@@ -127,12 +133,11 @@ class ModelCache:
     def flush(self) -> None:
         """Apply what recurrent layers have deferred."""
         self._require_idle("flush")
-        if self.tape_rows is not None and self.kept is not None:
+        if self.stood is not None:
             for layer in self.layers:
                 if isinstance(layer, RecurrentLayerCache):
-                    layer.flush(self.kept, self.tape_rows)
-        self.tape_rows = self.kept = None
-        self.longest_kept = 0
+                    layer.flush(self.rollback, self.stood)
+        self.stood = None
 
     def join(self, other: ModelCache) -> None:
         """Take over the rows of `other` behind our own; `other` must not be used again."""

@@ -1,34 +1,18 @@
-"""State of one Gated DeltaNet layer for all rows, with deferred commit: base state, the last forward's tape, and how much of it stands.
+"""State of one Gated DeltaNet layer for all rows, from forward to forward, with deferred commit.
 
-Knows arrays and how to apply a tape; does not know which tokens were accepted (the model cache says `kept`) nor how a layer computes
-its inputs. After a forward the state itself is not rolled back or forward: the next forward replays the first `kept` tape entries before
-its own tokens, so a rejected draft costs nothing. The convolution is the same without arithmetic: window and inputs, `kept` picks.
+Knows arrays; does not know which tokens were accepted (the model cache says `kept`), how a layer computes its inputs, nor how a way of
+rollback goes back (rollback.py). After a forward nothing is moved: the next one begins with what stands of it. For the recurrence
+that is a matter of the rollback; the convolution needs no arithmetic: window and inputs are kept, and `kept` picks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.conv_ops import conv_window
-from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_ops import Tape
-from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_flush
-
-
-class RecurrentState(NamedTuple):
-    """What a layer's forward takes and gives.
-
-    state (B, Hv, Dv, Dk) float32 and window (B, K - 1, C): before the tape. tape and inputs (M, C or more columns, of which the
-    first C count), both of the last forward's flat tokens, are None when nothing is deferred.
-    """
-
-    state: mx.array
-    window: mx.array
-    inputs: mx.array | None = None
-    tape: Tape | None = None
 
 
 class RecurrentLayerCache:
@@ -69,14 +53,14 @@ class RecurrentLayerCache:
         twin.current, twin._staged = self.current, None
         return twin
 
-    def flush(self, kept: mx.array, rows: FlatRows) -> None:
-        """Apply the tape without a forward."""
-        state, window, inputs, tape = self.current
-        if tape is None or inputs is None:
+    def flush(self, rollback: Rollback, stood: Stood) -> None:
+        """Apply what stands of the last forward without another."""
+        window, inputs = self.current.window, self.current.inputs
+        if inputs is None:
             return
         self.current = RecurrentState(
-            gdn_flush(state, Kept(tape, RowLayout.of(rows), kept)),
-            conv_window(window, inputs[:, : window.shape[2]], kept, rows.index),
+            rollback.flush(self.current, stood),
+            conv_window(window, inputs[:, : window.shape[2]], stood.kept, stood.rows.index),
         )
 
     def join(self, other: RecurrentLayerCache) -> None:
@@ -105,5 +89,5 @@ class RecurrentLayerCache:
         found = []
         for s in (self.current, self._staged):
             if s is not None:
-                found += [s.state, s.window, *(x for x in (s.inputs,) if x is not None), *(s.tape or ())]
+                found += [s.state, s.window, *(x for x in (s.inputs,) if x is not None), *s.held]
         return found

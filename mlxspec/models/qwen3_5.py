@@ -20,9 +20,9 @@ import numpy as np
 from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.recurrent import RecurrentLayerCache, RecurrentState
+from mlxspec.cache.recurrent import RecurrentLayerCache
+from mlxspec.cache.rollback import TAPE, RecurrentState, Rollback, Stood
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
-from mlxspec.kernels.gdn_ops import Tape
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
@@ -96,7 +96,7 @@ class Qwen35(nn.Module):
         if "lm_head" in self.language_model:
             self.language_model.lm_head = FusedLinear([self.language_model.lm_head], transpose=transpose)
 
-    def make_cache(self, num_rows: int) -> ModelCache:
+    def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         c, dtype = self._config, self.dtype
         return ModelCache(
             [
@@ -108,6 +108,7 @@ class Qwen35(nn.Module):
                 for lin in c.is_linear
             ],
             num_rows,
+            rollback,
         )
 
     @property
@@ -152,7 +153,7 @@ class Qwen35(nn.Module):
         taps = tuple(sorted(set(taps)))  # in the order in which the layers run
         for s, segment in enumerate(self._segments):
             past = [_pack_state(cache.recurrent(i).current) for i in segment.linear]
-            run = self._runner(s, rows, facts, taps, cache.longest_kept)
+            run = self._runner(s, rows, facts, taps, cache)
             x, out, future, tapped = run(x, attended, gate, cos, sin, past, layout)
             for i, state in zip(segment.linear, future, strict=True):
                 cache.recurrent(i).append(_unpack_state(state))
@@ -172,27 +173,28 @@ class Qwen35(nn.Module):
         return self.head(hidden)
 
     def _runner(
-        self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], longest: int
+        self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache
     ) -> Callable[..., Any]:
         """The s-th segment as a function of arrays; compiled where shapes repeat."""
         shape = rows.widths if facts or rows.is_uniform else (rows.num_rows, rows.max_width)
-        key = (s, facts, taps, longest, shape)
+        way, longest = cache.rollback, 0 if cache.stood is None else cache.stood.longest
+        key = (s, facts, taps, way, longest, shape)
         found = self._runners.get(key)
         if found is not None:
             return found
         segment = self._segments[s]
 
         def run(x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
-            return self._run(segment, facts, taps, rows, longest, x, attended, gate, cos, sin, past, layout)
+            unpacked = _unpack_layout(rows, facts, way, longest, layout)
+            return self._run(segment, taps, unpacked, x, attended, gate, cos, sin, past)
 
         if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
             return run
         self._runners[key] = compiled = mx.compile(run)
         return compiled
 
-    def _run(self, segment, facts, taps, rows, longest, x, attended, gate, cos, sin, past, packed):  # type: ignore[no-untyped-def]
+    def _run(self, segment, taps, layout, x, attended, gate, cos, sin, past):  # type: ignore[no-untyped-def]
         layers = self.language_model.model.layers
-        layout = _unpack_layout(rows, facts, longest, packed)
         tapped, future = [], []
 
         def tap(i: int) -> None:
@@ -225,33 +227,33 @@ def _layers_of(segment: Segment) -> tuple[int, ...]:
 
 
 def _pack_state(s: RecurrentState) -> list[mx.array]:
-    return (
-        [s.state, s.window] if s.tape is None or s.inputs is None else [s.state, s.window, s.inputs, *s.tape]
-    )
+    return [s.state, s.window] if s.inputs is None else [s.state, s.window, s.inputs, *s.held]
 
 
 def _unpack_state(packed: Sequence[mx.array]) -> RecurrentState:
     state, window, *rest = packed
-    return RecurrentState(state, window, rest[0], Tape(*rest[1:])) if rest else RecurrentState(state, window)
+    return RecurrentState(state, window, rest[0], tuple(rest[1:])) if rest else RecurrentState(state, window)
 
 
 def _pack_layout(rows: FlatRows, cache: ModelCache) -> dict[str, Any]:
     packed: dict[str, Any] = {"starts": rows.starts_array}
     if rows.index is not None:
         packed["index"] = rows.index.arrays
-    if cache.kept is not None and cache.tape_rows is not None:
-        packed["kept"], packed["last_starts"] = cache.kept, cache.tape_rows.starts_array
-        if cache.tape_rows.index is not None:
-            packed["last_index"] = cache.tape_rows.index.arrays
+    stood = cache.stood
+    if stood is not None:
+        packed |= {"kept": stood.kept, "dropped": stood.dropped, "last_starts": stood.rows.starts}
+        if stood.rows.index is not None:
+            packed["last_index"] = stood.rows.index.arrays
     return packed
 
 
-def _unpack_layout(rows: FlatRows, facts: bool, longest: int, packed: dict[str, Any]) -> RoundLayout:
+def _unpack_layout(
+    rows: FlatRows, facts: bool, rollback: Rollback, longest: int, packed: dict[str, Any]
+) -> RoundLayout:
     def layout(starts: str, index: str) -> RowLayout:
         return RowLayout(packed[starts], RaggedIndex(*packed[index]) if index in packed else None)
 
-    if "kept" not in packed:
-        return RoundLayout(rows, facts, layout("starts", "index"))
-    return RoundLayout(
-        rows, facts, layout("starts", "index"), layout("last_starts", "last_index"), packed["kept"], longest
-    )
+    stood = None
+    if "kept" in packed:
+        stood = Stood(layout("last_starts", "last_index"), packed["kept"], packed["dropped"], longest)
+    return RoundLayout(rows, facts, rollback, layout("starts", "index"), stood)

@@ -13,31 +13,27 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
-from mlxspec.cache.recurrent import RecurrentState
+from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import sigmoid, swiglu
-from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
+from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_prefill import gdn_prefill
-from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round
+from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
-_STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
-
 
 class RoundLayout(NamedTuple):
-    """Where rows lie in this forward (widths, and as arrays `here`), and in the last one, whose tapes the states carry (`there`).
+    """Where rows lie in this forward (widths, and as arrays `here`), what stands of the last one, and the way back to it.
 
-    kept (B,) int32: how much of the tapes stands, none of it above `longest`; None without tapes.
+    stood None: the states that come in have nothing deferred.
     """
 
     widths: FlatRows
     facts: bool
+    rollback: Rollback
     here: RowLayout
-    there: RowLayout | None = None
-    kept: mx.array | None = None
-    longest: int | None = None
+    stood: Stood | None = None
 
 
 class Attention(nn.Module):
@@ -137,37 +133,22 @@ class GatedDeltaNet(nn.Module):
         self, x: mx.array, past: RecurrentState, layout: RoundLayout
     ) -> tuple[mx.array, RecurrentState]:
         """x (N, H) -> (N, H), and what the cache is to hold."""
-        c, last, last_inputs = self._c, None, None
-        if (
-            past.tape is not None
-            and past.inputs is not None
-            and layout.there is not None
-            and layout.kept is not None
-        ):
-            last = Kept(past.tape, layout.there, layout.kept, layout.longest)
-            last_inputs = KeptInputs(past.inputs, layout.there, layout.kept)
+        c, stood, last_inputs = self._c, layout.stood, None
+        if stood is not None and past.inputs is not None:
+            last_inputs = KeptInputs(past.inputs, stood.rows, stood.kept)
         projected = self.in_proj(x)
         weights = ConvWeights(self.conv_weight, self.neg_a, self.dt_bias)
         inputs, window = conv_qkv(
             projected, past.window, weights, self._shape, layout.here, last_inputs, facts=layout.facts
         )
+        where = layout.here, layout.widths
         if layout.facts:
-            y, state = self._advance(inputs, past.state, layout, last)
+            y, state = layout.rollback.facts(inputs, past, stood, *where)
             future = RecurrentState(state, window)
         else:
-            y, state, tape = gdn_round(inputs, past.state, layout.here, last)
-            future = RecurrentState(state, window, projected, tape)
+            y, state, held = layout.rollback.verify(inputs, past, stood, *where)
+            future = RecurrentState(state, window, projected, held)
         return self._output(y, projected[:, c.conv_dim : c.conv_dim + c.value_dim]), future
-
-    def _advance(
-        self, inputs: GdnInputs, state: mx.array, layout: RoundLayout, last: Kept | None
-    ) -> tuple[mx.array, mx.array]:
-        """Tokens that will all stand: no tape is needed."""
-        if layout.widths.max_width <= _STEPS_AT_MOST:
-            return gdn_facts(inputs, state, layout.here, last)
-        if last is not None:
-            state = gdn_flush(state, last)
-        return gdn_prefill(inputs, state, layout.widths)
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
         """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""
