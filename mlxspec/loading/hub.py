@@ -23,13 +23,19 @@ def resolve(model: str) -> Path:
         raise ConfigError("No model was named; try `demo`, a folder, or a Hugging Face id like owner/name.")
     if model in (DEMO, DEMO_DRAFT):
         return demo_folder("target" if model == DEMO else "draft")
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, or the home of a user who has none
+        is_folder = is_there = False
+    if is_folder:
         return path
-    if path.exists():
+    if is_there:
         raise ModelError(f"{model} is a file; a model is a folder with config.json and *.safetensors.")
     if not _REPO_ID.fullmatch(model) or ".." in model:
-        raise ModelError(f"There is no folder {model}, and it is no Hugging Face id (owner/name) either.")
+        raise ModelError(
+            f"There is no folder {model[:400]}, and it is no Hugging Face id (owner/name) either."
+        )
     return _download(model)
 
 

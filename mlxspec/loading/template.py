@@ -33,8 +33,9 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise TokenizerError(f"The chat template does not compile: {error}.") from error
+        except (TemplateError, RecursionError, MemoryError, SyntaxError) as error:
+            why = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+            raise TokenizerError(f"The chat template does not compile: {why}.") from error
         self._special = dict(special)
 
     @classmethod
@@ -87,8 +88,10 @@ class ChatTemplate:
             AttributeError,
             RecursionError,
             ArithmeticError,
+            MemoryError,
         ) as error:
-            raise ConfigError(f"The chat template refuses these messages: {error}.") from error
+            why = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+            raise ConfigError(f"The chat template refuses these messages: {why}.") from error
         return "".join(pieces)
 
 

@@ -1,0 +1,125 @@
+"""Text to ids and back, and text as it becomes whole, token by token."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxspec.errors import TokenizerError
+from mlxspec.loading.tokenizer import Tokenizer, read_json
+from tests.loading import byte_tokenizer
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(byte_tokenizer.write(Path(mkdtemp())))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(text=st.text(max_size=40))
+def test_text_comes_back_whole(text: str) -> None:
+    """Also longer than the truncation and shorter than the padding that the file asks for."""
+    ids = tokenizer().encode(text)
+    assert len(ids) == len(text.encode())
+    assert tokenizer().decode(ids) == text
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(text=st.text(max_size=20))
+def test_streamed_text_is_the_whole_text_in_whole_characters(text: str) -> None:
+    stream, given_out = tokenizer().stream(), ""
+    for token in tokenizer().encode(text):
+        piece = stream.push(token)
+        assert "\ufffd" not in piece or "\ufffd" in text
+        given_out += piece
+        assert text.startswith(given_out)
+    assert given_out + stream.rest() == text
+    assert stream.rest() == ""
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(tokens=st.lists(st.integers(0, 255), max_size=24))
+def test_streamed_bytes_that_are_no_text_lose_nothing(tokens: list[int]) -> None:
+    """A model may say anything: broken characters come out as the whole decoding shows them."""
+    stream = tokenizer().stream()
+    text = "".join(stream.push(t) for t in tokens)
+    assert text + stream.rest() == tokenizer().decode(tokens)
+
+
+def test_special_tokens_are_no_text() -> None:
+    ids = tokenizer().encode(f"a{byte_tokenizer.END}b")
+    assert 256 in ids
+    assert tokenizer().decode(ids) == "ab"
+    stream = tokenizer().stream()
+    assert "".join(stream.push(t) for t in ids) + stream.rest() == "ab"
+
+
+def test_templates_write_their_own_beginning(tmp_path: Path) -> None:
+    made = Tokenizer.from_folder(byte_tokenizer.write(tmp_path, beginning=True))
+    assert made.encode("a")[0] == 257
+    assert made.encode("a", special=False) == made.encode("a")[1:]
+
+
+def test_ids_have_spellings_and_unknown_ones_have_none() -> None:
+    assert tokenizer().token_text(256) == byte_tokenizer.END
+    assert tokenizer().token_text(100_000) is None
+    assert tokenizer().vocab_size == 258
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({}, {256}),
+        ({"config.json": {"eos_token_id": 3}}, {3, 256}),
+        ({"config.json": {"text_config": {"eos_token_id": 4}}}, {4, 256}),
+        ({"generation_config.json": {"eos_token_id": [5, 6]}}, {5, 6, 256}),
+        ({"config.json": {"eos_token_id": 3}, "generation_config.json": {"eos_token_id": [5]}}, {3, 5, 256}),
+        ({"config.json": {"eos_token_id": None, "text_config": 7}}, {256}),
+        (
+            {"config.json": {"eos_token_id": True}, "generation_config.json": {"eos_token_id": ["x", 9]}},
+            {9, 256},
+        ),
+        ({"tokenizer_config.json": {"eos_token": {"content": "<|begin|>"}}}, {257}),
+        ({"tokenizer_config.json": {"eos_token": "<|nowhere|>"}}, set()),
+        ({"tokenizer_config.json": {}}, set()),
+    ],
+    ids=str,
+)
+def test_every_id_that_any_file_calls_an_end_is_one(tmp_path: Path, files: dict, wanted: set[int]) -> None:
+    byte_tokenizer.write(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer.from_folder(tmp_path).eos_ids == wanted
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"version": "1.0"}', b"\xff\xfe\x00", b"null"], ids=repr
+)
+def test_a_damaged_tokenizer(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"5", b"\xff", b"[" * 100_000], ids=lambda c: repr(c[:5]))
+def test_damaged_files_beside_it(tmp_path: Path, name: str, content: bytes) -> None:
+    byte_tokenizer.write(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TokenizerError, match=name.replace(".", r"\.")):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_missing_json_file_is_an_empty_one(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "nothing.json") == {}
