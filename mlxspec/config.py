@@ -13,6 +13,7 @@ from mlxspec.errors import ConfigError
 MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
 MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
+ROLLBACKS = ("tape", "snapshots", "checkpoint")
 DRAFTER_NAMES = (
     "mtp",
     "draft-model",
@@ -163,14 +164,26 @@ class SpecConfig:
 class EngineConfig:
     """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
 
-    `max_context` None takes the model's own limit. `prefill_chunk` is in tokens.
+    `max_context` None takes the model's own limit. `prefill_chunk` is in tokens. `rollback`: how recurrent layers
+    go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
+    keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
+    draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
+    and runs what stands again. The text is the same.
     """
 
     max_rows: int = 8
     prefill_chunk: int = 512
     max_context: int | None = None
+    rollback: str = "tape"
+    num_states: int | None = None
 
     def __post_init__(self) -> None:
+        if self.rollback not in ROLLBACKS:
+            raise ConfigError(f"rollback must be one of {', '.join(ROLLBACKS)}, not {self.rollback!r}.")
+        if self.num_states is not None:
+            check_number("num_states", self.num_states, 2, MAX_DRAFT + 1, integer=True)
+            if self.rollback != "snapshots":
+                raise ConfigError(f"num_states is for snapshots; rollback is {self.rollback}.")
         check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
         check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlxspec import __version__
-from mlxspec.config import DRAFTER_NAMES, EngineConfig, SamplingParams, SpecConfig
+from mlxspec.config import DRAFTER_NAMES, ROLLBACKS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -200,6 +200,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help=f"{', '.join(_DTYPES)} (default: what fits)",
     )
+    group.add_argument(
+        "--rollback",
+        default=EngineConfig.rollback,
+        type=_choice("--rollback", ROLLBACKS),
+        metavar="NAME",
+        help=f"how recurrent layers undo a rejected draft: {', '.join(ROLLBACKS)} (default {EngineConfig.rollback})",
+    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -322,7 +329,7 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
     with named_by_flags():
-        config = EngineConfig(max_context=args.max_context)
+        config = EngineConfig(max_context=args.max_context, rollback=args.rollback)
     from mlxspec.engine.load import load
 
     return load(

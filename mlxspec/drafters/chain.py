@@ -78,6 +78,10 @@ class Chain:
         for drafter in self.drafters.values():
             drafter.close(row)
 
+    def longest_draft(self, spec: SpecConfig) -> int:
+        """Tokens of the longest draft under `spec`, by the drafters it names or, if none, any."""
+        return max((_limit(self.drafters[n], spec) for n in spec.drafters or self.drafters), default=0)
+
     def propose(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
     ) -> dict[int, Proposal]:

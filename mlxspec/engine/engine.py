@@ -19,6 +19,7 @@ from typing import Any
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.rollback import rollback
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
@@ -66,6 +67,8 @@ class Engine:
         self.spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.stats = EngineStats()
         self._check_spec(self.spec)
+        num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
+        self._rollback = rollback(self.config.rollback, num_states)
         self._waiting: deque[Request] = deque()
         self._rows: list[Request] = []
         self._cache: ModelCache | None = None
@@ -261,7 +264,10 @@ class Engine:
                     request.stats.notices = self.chain.begin(
                         request.number, request.spec, request.sampler
                     ).notices
-                cache, new = prefill(request, self.model, self.chain, self.config.prefill_chunk)
+                cache, new = prefill(
+                    request, self.model, self.chain, self.config.prefill_chunk, self._rollback
+                )
+                self._tell_of_cut_drafts(request, cache.max_rollback)
             except BaseException:
                 device.decode_threads()
                 self.chain.close(request.number)
@@ -277,6 +283,12 @@ class Engine:
                 self._cache.join(cache)
             self._rows.append(request)
         return events
+
+    def _tell_of_cut_drafts(self, request: Request, limit: int | None) -> None:
+        if limit is not None and request.spec.drafters and self.chain.longest_draft(request.spec) > limit:
+            request.stats.notices.append(
+                f"drafts are cut to {limit} tokens: rollback by snapshots keeps {limit + 1} states"
+            )
 
     def _retire(self) -> None:
         staying = [i for i, r in enumerate(self._rows) if r.finish_reason is None]

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.request import Request
 from mlxspec.events import Event
@@ -17,11 +18,13 @@ from mlxspec.models.base import Model
 from mlxspec.sampling.sampler import BatchSampler
 
 
-def prefill(request: Request, model: Model, chain: Chain, chunk: int) -> tuple[ModelCache, list[Event]]:
+def prefill(
+    request: Request, model: Model, chain: Chain, chunk: int, rollback: Rollback = TAPE
+) -> tuple[ModelCache, list[Event]]:
     """Run the whole prompt, tell the drafters of it, sample the first token. Returns a cache of one row."""
     started = time.perf_counter()
     device.prefill_threads()
-    cache = model.make_cache(1)
+    cache = model.make_cache(1, rollback)
     prompt, drafts = request.prompt, bool(request.spec.drafters)
     carry = mx.zeros((1, model.hidden_size))  # what stands before the first token
     for begin in range(0, len(prompt), chunk):

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import EngineStats
@@ -48,7 +49,8 @@ def launch(
     If anything fails the cache is as it was before.
     """
     started = time.perf_counter()
-    rooms = {r.number: r.room for r in requests if r.spec.drafters and r.room > 0}
+    limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
+    rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and r.room > 0}
     won = chain.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     stats.draft_seconds += time.perf_counter() - started

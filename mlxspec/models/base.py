@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.kernels.flat import FlatRows
 
 LogitsAt = Literal["all", "last", "none"]
@@ -54,7 +55,7 @@ class Model(Protocol):
         """
         ...
 
-    def make_cache(self, num_rows: int) -> ModelCache: ...
+    def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache: ...
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H)"""
