@@ -80,7 +80,8 @@ class Chain:
 
     def longest_draft(self, spec: SpecConfig) -> int:
         """Tokens of the longest draft under `spec`, by the drafters it names or, if none, any."""
-        return max((_limit(self.drafters[n], spec) for n in spec.drafters or self.drafters), default=0)
+        names = [n for n in spec.drafters or self.drafters if n in self.drafters]
+        return max((_limit(self.drafters[n], spec) for n in names), default=0)
 
     def propose(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
