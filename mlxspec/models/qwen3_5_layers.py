@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
-from mlxspec.kernels.activations import sigmoid, swiglu
+from mlxspec.kernels.activations import gated_norm, sigmoid, swiglu
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
 from mlxspec.kernels.flat import FlatRows
@@ -152,9 +152,7 @@ class GatedDeltaNet(nn.Module):
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
         """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""
-        normed = mx.fast.rms_norm(y, self.norm.weight, self._c.rms_eps)
-        gated = swiglu(z.reshape(y.shape).astype(mx.float32), normed)
-        return self.out(gated.astype(z.dtype).reshape(z.shape))
+        return self.out(gated_norm(y, z, self.norm.weight, self._c.rms_eps))
 
 
 class Mlp(nn.Module):

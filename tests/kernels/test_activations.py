@@ -47,3 +47,19 @@ def test_half_precision_is_left_alone():
     x = mx.random.normal((600, 64), key=mx.random.key(3)).astype(mx.bfloat16)
     assert activations.silu(x).dtype == mx.bfloat16
     assert mx.array_equal(activations.sigmoid(x), mx.sigmoid(x))
+
+
+@pytest.mark.skipif(device.backend() != "cpu", reason="a CPU's path")
+def test_a_gated_norm_counts_tokens_not_heads():
+    rng = np.random.default_rng(0)
+    y, z, weight = (
+        mx.array(rng.standard_normal(size, np.float32))
+        for size in ((2 * MAX_DRAFT, 4, 16), (2 * MAX_DRAFT, 64), 16)
+    )
+    alone = mx.concatenate(
+        [activations.gated_norm(y[i : i + 1], z[i : i + 1], weight, 1e-6) for i in range(MAX_DRAFT)]
+    )
+    draft = activations.gated_norm(y[:MAX_DRAFT], z[:MAX_DRAFT], weight, 1e-6)
+    assert mx.array_equal(draft, alone)
+    wide = activations.gated_norm(y, z, weight, 1e-6)
+    assert mx.abs(wide[:MAX_DRAFT] - draft).max().item() < 1e-5

@@ -1,0 +1,183 @@
+"""How many kernels the Gated DeltaNet mixer launches in a decode step on Metal, counted in the graph and beside mlx-lm's.
+
+Nothing runs on a GPU: kernels are stubs that record one primitive each, and the graph that MLX built is read, not evaluated. Counted is the
+mixer alone (no MLP, no residual), weights quantized alike, in the way each engine runs it: ours inside `mx.compile`, mlx-lm's as it is.
+A primitive that MLX's Metal backend does without a kernel (a view) does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mlxspec import device  # noqa: F401  (before mlx)
+
+# isort: split
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlxspec.cache.rollback import TAPE, RecurrentState, Stood
+from mlxspec.kernels import launch
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_round import RowLayout
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_layers import GatedDeltaNet, RoundLayout
+
+VIEWS = {
+    *("Slice", "Reshape", "ExpandDims", "Squeeze", "Split", "Broadcast", "Transpose", "Flatten", "Unflatten"),
+    "StopGradient",
+}
+MOST = 6
+HIDDEN, KEY_HEADS, VALUE_HEADS, DIM = 512, 16, 48, 128  # heads of the 27B, behind a narrower residual stream
+
+
+@pytest.fixture
+def config() -> Qwen35Config:
+    sizes: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": HIDDEN,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": 1,
+        "layer_types": ["linear_attention"],
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": KEY_HEADS,
+        "linear_num_value_heads": VALUE_HEADS,
+        "linear_key_head_dim": DIM,
+        "linear_value_head_dim": DIM,
+        "linear_conv_kernel_dim": 4,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 128,
+    }
+    return Qwen35Config.from_dict(sizes)
+
+
+def stub(**_: Any) -> Callable[..., list[mx.array]]:
+    """A kernel of which only the launch is left: one primitive that needs all inputs and gives all outputs."""
+
+    def call(*, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
+        blanks = [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
+        mx.eval(blanks)
+        return mx.depends(blanks, [x for x in inputs if isinstance(x, mx.array)])
+
+    return call
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    """Our launchers launch, as if every self-check had passed."""
+    used = {
+        name: launch.KernelReport(name=name, in_use=True, reason="a stub")
+        for name in ("gdn_round", "conv_qkv")
+    }
+    monkeypatch.setattr(launch, "_reports", used)
+    monkeypatch.setattr(mx.fast, "rms_norm", rms_norm)
+    with launch.using(stub):
+        yield
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """MLX's norm as it is on a GPU, one kernel for operands of one dtype; on a CPU MLX spells it out."""
+    operands = [x] if weight is None else [x, weight]
+    dtype = mx.result_type(*operands)
+    needed = [operand.astype(dtype) for operand in operands]
+    return stub()(inputs=needed, output_shapes=[x.shape], output_dtypes=[dtype])[0]
+
+
+def quantized(module: nn.Module) -> nn.Module:
+    module.set_dtype(mx.bfloat16)
+    nn.quantize(module, group_size=64, bits=4)
+    mx.eval(module.parameters())
+    return module.eval()
+
+
+def launches(outputs: Sequence[mx.array], folder: Any) -> Counter[str]:
+    """Primitives of the graph behind `outputs` that Metal needs a kernel for."""
+    file = folder / "graph.dot"
+    mx.export_to_dot(str(file), *outputs)
+    names = re.findall(r'\[label ="(\w+)", shape=rectangle\]', file.read_text())
+    return Counter(name for name in names if name not in VIEWS)
+
+
+def ours(config: Qwen35Config, *, facts: bool) -> list[mx.array]:
+    """One row that decodes, its last token kept; as the model runs it, compiled."""
+    mixer = GatedDeltaNet(config)
+    quantized(mixer)
+    mixer.fuse(transpose=False)
+    mx.eval(mixer.parameters())
+    rows = FlatRows((1,))
+    x = mx.ones((1, HIDDEN), mx.bfloat16)
+    window = mx.ones((1, 3, config.conv_dim), mx.bfloat16)
+    state = mx.ones((1, VALUE_HEADS, DIM, DIM))
+    projected = mx.ones((1, config.conv_dim + config.value_dim + 2 * VALUE_HEADS), mx.bfloat16)
+    held = (
+        mx.ones((1, KEY_HEADS, DIM), mx.bfloat16),
+        mx.ones((1, VALUE_HEADS, DIM)),
+        mx.ones((1, VALUE_HEADS)),
+    )
+    stood = Stood.of(rows, [1])
+    here = RowLayout.of(rows)
+    mx.eval(x, window, state, projected, held, stood.kept, stood.dropped, stood.rows.starts, here.starts)
+
+    def step(x: mx.array, window: mx.array, state: mx.array, projected: mx.array, *held: mx.array) -> Any:
+        past = RecurrentState(state, window, projected, held)
+        y, future = mixer(x, past, RoundLayout(rows, facts, TAPE, here, stood))
+        return [y, *(a for a in (future.state, future.window, future.inputs) if a is not None), *future.held]
+
+    return list(mx.compile(step)(x, window, state, projected, *held))
+
+
+def theirs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
+    """mlx-lm's mixer with its own cache, one token behind others."""
+    gated_delta = pytest.importorskip("mlx_lm.models.gated_delta")
+    from mlx_lm.models import qwen3_5
+    from mlx_lm.models.cache import ArraysCache
+
+    arguments = {
+        "model_type": "qwen3_5_text",
+        "hidden_size": HIDDEN,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 32,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "linear_num_value_heads": VALUE_HEADS,
+        "linear_num_key_heads": KEY_HEADS,
+        "linear_key_head_dim": DIM,
+        "linear_value_head_dim": DIM,
+        "linear_conv_kernel_dim": 4,
+        "head_dim": 64,
+    }
+    mixer = quantized(qwen3_5.GatedDeltaNet(qwen3_5.TextModelArgs.from_dict(arguments)))
+    cache = ArraysCache(size=2)
+    x = mx.ones((1, 1, HIDDEN), mx.bfloat16)
+    cache[0] = mx.ones((1, 3, 2 * KEY_HEADS * DIM + VALUE_HEADS * DIM), mx.bfloat16)
+    cache[1] = mx.ones((1, VALUE_HEADS, DIM, DIM))
+    mx.eval(x, cache[0], cache[1])
+
+    def kernel(
+        q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array, _: Any
+    ) -> Any:
+        shapes, dtypes = [v.shape, state.shape], [q.dtype, state.dtype]
+        return stub()(inputs=[q, k, v, g, beta, state], output_shapes=shapes, output_dtypes=dtypes)
+
+    monkeypatch.setattr(gated_delta, "gated_delta_ops", kernel)  # it is what runs instead without Metal
+    return [mixer(x, cache=cache), cache[0], cache[1]]
+
+
+@pytest.mark.parametrize("facts", [False, True], ids=["verify", "facts"])
+def test_the_mixer_launches_at_most_six_kernels(config, with_kernels, monkeypatch, tmp_path, facts):
+    own = launches(ours(config, facts=facts), tmp_path)
+    other = launches(theirs(monkeypatch), tmp_path)
+    print(f"\nlaunches of a Gated DeltaNet mixer in a decode step: {own.total()} {dict(own)}")
+    print(f"mlx-lm's: {other.total()} {dict(other)}")
+    assert own["Depends"] == 3  # convolution, recurrence, norm
+    assert own["QuantizedMatmul"] == 2
+    assert own.total() <= MOST
+    assert own.total() < other.total()
