@@ -277,11 +277,25 @@ def test_drafts_never_reach_past_the_draft_models_context(max_context: int) -> N
     assert (draft.ended is not None) == (max_context <= len(history))
 
 
+class Watching:
+    """A model that is never asked for a token it does not have: looking one up reads memory that is not its own."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    def forward(self, tokens: mx.array, *args, **kwargs):
+        assert 0 <= tokens.min().item() <= tokens.max().item() < self._inner.vocab_size
+        return self._inner.forward(tokens, *args, **kwargs)
+
+
 @pytest.mark.parametrize("vocab", [VOCAB - 30, VOCAB - 1, VOCAB + 1, VOCAB + 40])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_may_have_a_smaller_or_a_padded_vocabulary(vocab: int, temperature: float) -> None:
     """Also where the text holds tokens that the draft model does not have."""
-    drafter = DraftModel(tiny_models.echo(vocab=vocab), VOCAB)
+    drafter = DraftModel(Watching(tiny_models.echo(vocab=vocab)), VOCAB)
     engine = Engine(tiny_models.target(), drafters=[drafter])
     prompts = [[VOCAB - 1, VOCAB - 2, 3], [VOCAB - 1] * 20, list(range(VOCAB - 20, VOCAB))]
     params = SamplingParams(max_tokens=25, temperature=temperature, seed=1, logit_bias={VOCAB - 1: 2.0})

@@ -21,7 +21,7 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.sampling.noise import gumbel
-from mlxspec.sampling.sampler import BatchSampler, RowSampler, _penalize, _temper, _truncate
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models
 
 EXACT = device.report().blas_kind == "wheel"
@@ -121,13 +121,12 @@ def top_gap(model: Model, prompt: Sequence[int], answer: list[int], params: Samp
         cache.commit()
     row = RowSampler(params, prompt, model.vocab_size)
     row.observe(answer)
-    logits = _penalize(out.logits.astype(mx.float32), [row], None)
+    sampler = BatchSampler([row], model.vocab_size)
+    logits = sampler.scores(out.logits, [0])
     if not row.is_greedy:
-        logits = _truncate(_temper(logits, [row]), [row]) + gumbel(
-            [row.seed], [len(history)], model.vocab_size
-        )
+        logits = logits + gumbel([row.seed], [len(history)], model.vocab_size)
     best = np.sort(np.asarray(logits[0]))[::-1]
-    chosen = BatchSampler([row], model.vocab_size).sample(out.logits, [0], [len(history)]).item()
+    chosen = sampler.sample(out.logits, [0], [len(history)]).item()
     assert (
         np.asarray(logits[0])[chosen] == best[0]
     )  # the gap is that of the very numbers the choice was made from
