@@ -74,25 +74,30 @@ def chunk_size(key_dim: int) -> int:
     )
 
 
-def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> float | None:
-    """Race the kernel against the twin on these arrays; the twin's time over ours, or None where the kernel is not in use."""
+def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> dict[str, float]:
+    """Race the kernel against the twin on these arrays; returns the twin's time over ours by what was raced, nothing where the kernel is
+    not in use."""
     if not (supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use(_NAME)):
-        return None
-    return launch.race(
-        _NAME,
-        _race_key(inputs),
-        lambda: gdn_prefill_metal(inputs, state, rows),
-        lambda: gdn_prefill_ops(inputs, state, rows),
-    )
+        return {}
+    key = _race_key(inputs)
+    return {
+        key: launch.race(
+            _NAME,
+            key,
+            lambda: gdn_prefill_metal(inputs, state, rows),
+            lambda: gdn_prefill_ops(inputs, state, rows),
+        )
+    }
 
 
 def _race_key(inputs: GdnInputs) -> str:
-    """By head dims and the power of two of the token count."""
+    """By dtype, head dims and the power of two of the token count."""
     num_tokens, (_, value_heads, value_dim) = inputs.q.shape[0], inputs.v.shape
-    return f"{value_heads} x {inputs.q.shape[-1]} x {value_dim}, {1 << (num_tokens - 1).bit_length()} tokens"
+    dtype = str(inputs.q.dtype).removeprefix("mlx.core.")
+    return f"{dtype}, {value_heads} x {inputs.q.shape[-1]} x {value_dim}, {1 << (num_tokens - 1).bit_length()} tokens"
 
 
-@launch.self_check(_NAME)
+@launch.self_check(_NAME, raced=True)
 def _self_check() -> launch.Check:
     """Ragged rows against the twin."""
     rng, rows = np.random.default_rng(0), FlatRows((19, 1, 40))

@@ -2,7 +2,7 @@
 
 A kernel is used where Metal is, unless MLXSPEC_KERNELS=off, and only after its self-check (kernel against plain-mx twin on random
 data) has passed in this process; one that competes with an operation of MLX's own also has to win a race on this very device.
-Knows names and callables; knows no kernel, no model, and keeps nothing on disk.
+Knows names and callables; knows no kernel, no model, and keeps nothing on disk (`races` does).
 """
 
 from __future__ import annotations
@@ -94,25 +94,30 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """What statistics show of one kernel. `speedups` has, by the width raced, MLX's own time over ours."""
+    """What statistics show of one kernel. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own
+    time over ours."""
 
     name: str
     in_use: bool
     reason: str
     note: str = ""
+    failed: bool = False
     speedups: Mapping[str, float] = field(default_factory=dict)
 
 
 _checks: dict[str, Callable[[], Check]] = {}
+_raced: set[str] = set()
 _reports: dict[str, KernelReport] = {}
 _speedups: dict[str, dict[str, float]] = {}
 
 
-def self_check(name: str) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
-    """Decorator: this function compares kernel `name` with its twin."""
+def self_check(name: str, *, raced: bool = False) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
+    """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race."""
 
     def register(function: Callable[[], Check]) -> Callable[[], Check]:
         _checks[name] = function
+        if raced:
+            _raced.add(name)
         return function
 
     return register
@@ -129,7 +134,21 @@ def reports() -> tuple[KernelReport, ...]:
     """One report a kernel, deciding those not asked for so far."""
     for name in sorted(_checks):
         in_use(name)
-    return tuple(replace(_reports[n], speedups=dict(_speedups.get(n, {}))) for n in sorted(_reports))
+    return _all_reports()
+
+
+def needed() -> tuple[KernelReport, ...]:
+    """As `reports`, but kernels that have won no race are not used and so not checked: what loading a model decides."""
+    for name in sorted(_checks):
+        if name not in _raced or not _may_run() or _wins_anything(name):
+            in_use(name)
+    return _all_reports()
+
+
+def _all_reports() -> tuple[KernelReport, ...]:
+    waiting = "has won no race on this device; MLX's own operation is used"
+    found = (_reports.get(n, KernelReport(name=n, in_use=False, reason=waiting)) for n in sorted(_checks))
+    return tuple(replace(r, speedups=dict(_speedups.get(r.name, {}))) for r in found)
 
 
 def forget() -> None:
@@ -138,26 +157,30 @@ def forget() -> None:
     _speedups.clear()
 
 
-def _decide(name: str) -> KernelReport:
+def _may_run() -> bool:
+    """Whether there is anything to check: Metal, or a factory in its place, and nobody switched kernels off."""
     wanted = os.environ.get(VARIABLE, "auto")
     if wanted not in ("auto", "off"):
         raise ConfigError(f"{VARIABLE} must be auto or off, not {wanted!r}.")
-    if wanted == "off":
-        return KernelReport(name=name, in_use=False, reason=f"switched off by {VARIABLE}=off")
-    if _is_real and device.backend() != "metal":
+    return wanted == "auto" and not (_is_real and device.backend() != "metal")
+
+
+def _decide(name: str) -> KernelReport:
+    if not _may_run():
+        off = os.environ.get(VARIABLE) == "off"
+        without_metal = "there is no Metal here; plain MLX operations do the same"
         return KernelReport(
-            name=name, in_use=False, reason="there is no Metal here; plain MLX operations do the same"
+            name=name, in_use=False, reason=f"switched off by {VARIABLE}=off" if off else without_metal
         )
     try:
         check = _checks[name]()
     except Exception as error:
         # Whatever Apple's compiler or MLX finds wrong with a kernel must cost only that kernel.
-        return KernelReport(
-            name=name, in_use=False, reason=f"did not run on this device: {str(error).splitlines()[0]}"
-        )
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        return KernelReport(name=name, in_use=False, failed=True, reason=f"did not run on this device: {why}")
     if not check.error <= check.limit:
         reason = f"differs from plain MLX operations on this device: error {check.error:.2e}, limit {check.limit:.0e}"
-        return KernelReport(name=name, in_use=False, reason=reason)
+        return KernelReport(name=name, in_use=False, failed=True, reason=reason)
     return KernelReport(
         name=name,
         in_use=True,
@@ -185,16 +208,29 @@ def wins(name: str, width: str) -> bool:
     return _speedups.get(name, {}).get(width, 0.0) >= _RACE_MARGIN
 
 
+def _wins_anything(name: str) -> bool:
+    return any(ratio >= _RACE_MARGIN for ratio in _speedups.get(name, {}).values())
+
+
 def race(
-    name: str, width: str, ours: Callable[[], Any], theirs: Callable[[], Any], *, num_rounds: int = 15
+    name: str,
+    width: str,
+    ours: Callable[[], Any],
+    theirs: Callable[[], Any],
+    *,
+    num_rounds: int = 15,
+    repeat: int = 8,
 ) -> float:
-    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours)."""
+    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours).
+
+    `repeat` calls are evaluated together, so that the wait for the GPU does not hide what they take.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     mx.eval(ours(), theirs())
     for _ in range(num_rounds):
         for function, found in zip((ours, theirs), times, strict=True):
             start = time.perf_counter()
-            mx.eval(function())
+            mx.eval([function() for _ in range(repeat)])
             found.append(time.perf_counter() - start)
     ratio = statistics.median(times[1]) / statistics.median(times[0])
     set_speedup(name, width, ratio)
@@ -204,3 +240,13 @@ def race(
 def set_speedup(name: str, width: str, ratio: float) -> None:
     """Remember a ratio measured earlier on the same device."""
     _speedups.setdefault(name, {})[width] = ratio
+
+
+def speedups() -> dict[str, dict[str, float]]:
+    """By raced kernel and what was raced, MLX's own time over ours: what this process measured or was told."""
+    return {name: dict(_speedups[name]) for name in sorted(_raced & set(_speedups))}
+
+
+def raced() -> tuple[str, ...]:
+    """Names of the kernels that have to win races."""
+    return tuple(sorted(_raced))

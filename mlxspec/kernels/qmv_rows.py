@@ -100,10 +100,13 @@ def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, fl
 
 
 def _race_key(x: mx.array, weight: QuantizedWeight) -> str:
-    return f"{weight.bits} bit, group {weight.group_size}, {x.shape[0]} rows"
+    out_features, in_features = weight.shape
+    dtype = str(x.dtype).removeprefix("mlx.core.")
+    kind = f"{dtype}, {weight.bits} bit, group {weight.group_size}"
+    return f"{in_features} to {out_features}, {kind}, {x.shape[0]} rows"
 
 
-@launch.self_check(_NAME)
+@launch.self_check(_NAME, raced=True)
 def _self_check() -> launch.Check:
     """Against float32 matmul with the dequantized weight; notes whether rows are bit for bit MLX's own one-row result."""
     rng = np.random.default_rng(0)

@@ -11,6 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
+
 _QUERY_BLOCK = (
     256  # queries attended together without a fused kernel: half of a causal square is not worth computing
 )
@@ -25,7 +27,8 @@ class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
     Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights are kept (in, out) contiguous off the GPU, where
-    BLAS reads them faster for a few rows; quantized ones are fused when bits, group size and mode agree, else stay side by side.
+    BLAS reads them faster for a few rows; quantized ones are fused when bits, group size and mode agree, else stay side by side. Affine
+    formats go through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
     """
 
     def __init__(self, parts: Sequence[nn.Module], *, transpose: bool) -> None:
@@ -47,12 +50,30 @@ class FusedLinear(nn.Module):
         """(N, in) -> (N, sum of outs)"""
         if "weight" in self:
             return x @ (self.weight if self._transposed else self.weight.T)
-        outs = [p(x) for p in self.parts]
+        outs = [_project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
+
+    @property
+    def quantized(self) -> list[QuantizedWeight]:
+        """The weights that `qmv_rows` multiplies with."""
+        found = [_affine(p) for p in self.parts] if "parts" in self else []
+        return [weight for weight in found if weight is not None]
 
     def split(self, x: mx.array) -> list[mx.array]:
         """(N, in) -> one (N, out) for each projection."""
         return mx.split(self(x), self._splits, axis=-1)
+
+
+def _project(part: nn.Module, x: mx.array) -> mx.array:
+    weight = _affine(part)
+    return part(x) if weight is None else qmv_rows(x, weight)
+
+
+def _affine(part: nn.Module) -> QuantizedWeight | None:
+    """The weight of a quantized linear of affine format without a bias."""
+    if not isinstance(part, nn.QuantizedLinear) or part.mode != "affine" or "bias" in part:
+        return None
+    return QuantizedWeight(part.weight, part.scales, part.biases, part.group_size, part.bits)
 
 
 def _out_features(module: nn.Module) -> int:

@@ -118,5 +118,5 @@ def test_tune_races_every_width(monkeypatch):
     monkeypatch.setattr(launch, "in_use", lambda name: True)
     monkeypatch.setattr(kernel, "qmv_rows_metal", kernel.qmv_rows_ops)
     found = kernel.tune(weight)
-    assert list(found) == [f"4 bit, group 64, {n} rows" for n in range(1, 9)]
+    assert list(found) == [f"512 to 8, float32, 4 bit, group 64, {n} rows" for n in range(1, 9)]
     launch.forget()

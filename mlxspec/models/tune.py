@@ -1,0 +1,67 @@
+"""Races our kernels against MLX's own operations at the shapes of one loaded model, and keeps the results for later processes.
+
+Takes seconds to a minute on a GPU and is never done unasked. Run it before the model's first forward: forwards already compiled keep the
+operations they were traced with. Knows modules; knows no engine.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.kernels import gdn_prefill, qmv_rows, races
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.layers import FusedLinear
+from mlxspec.models.qwen3_5_layers import GatedDeltaNet
+
+PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
+
+
+def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
+    """Race every distinct quantized projection for 1 to 8 rows, and prefill of the recurrence.
+
+    Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down, if there are any.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for weight in _distinct_weights(model):
+        found.setdefault("qmv_rows", {}).update(qmv_rows.tune(weight))
+    for shape, dtype in _distinct_recurrences(model):
+        for num_tokens in PREFILL_TOKENS:
+            inputs, state, rows = _prefill_data(shape, num_tokens, dtype)
+            found.setdefault("gdn_prefill", {}).update(gdn_prefill.tune(inputs, state, rows))
+    found = {name: ratios for name, ratios in found.items() if ratios}
+    if found and keep:
+        races.save()
+    return found
+
+
+def _distinct_weights(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
+    found = {}
+    for _, module in model.named_modules():
+        if isinstance(module, FusedLinear):
+            for w in module.quantized:
+                found.setdefault((w.shape, w.bits, w.group_size, str(w.scales.dtype)), w)
+    return list(found.values())
+
+
+def _distinct_recurrences(model: nn.Module) -> set[tuple[GdnShape, mx.Dtype]]:
+    mixers = [m for _, m in model.named_modules() if isinstance(m, GatedDeltaNet)]
+    return {(m._shape, m.conv_weight.dtype) for m in mixers}
+
+
+def _prefill_data(shape: GdnShape, num_tokens: int, dtype: mx.Dtype) -> tuple[GdnInputs, mx.array, FlatRows]:
+    rng = np.random.default_rng(0)
+
+    def draw(*size: int) -> mx.array:
+        return mx.array(rng.standard_normal(size, np.float32))
+
+    keys, values = (num_tokens, shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
+    q, k = ((x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in (draw(*keys), draw(*keys)))
+    inputs = GdnInputs(
+        q, k, draw(*values).astype(dtype), -mx.abs(draw(*values[:2])), mx.sigmoid(draw(*values[:2]))
+    )
+    state = draw(1, shape.num_v_heads, shape.v_dim, shape.k_dim)
+    mx.eval(inputs, state)
+    return inputs, state, FlatRows((num_tokens,))

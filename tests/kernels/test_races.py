@@ -1,0 +1,140 @@
+"""Ratios on record: what is written is read again where nothing changed, and anything else is ignored with a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxspec import device
+from mlxspec.kernels import (
+    gdn_prefill,  # noqa: F401  (registers itself)
+    gdn_round,  # noqa: F401
+    launch,
+    qmv_rows,  # noqa: F401
+    races,
+)
+
+RATIOS = {"qmv_rows": {"512 to 8, 2 rows": 1.25, "512 to 8, 3 rows": 0.5}, "gdn_prefill": {"64 tokens": 1.1}}
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The file, written with RATIOS; `launch` has forgotten them."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+    launch.forget()
+    for name, by_width in RATIOS.items():
+        for width, ratio in by_width.items():
+            launch.set_speedup(name, width, ratio)
+    file = races.save()
+    launch.forget()
+    yield file
+    launch.forget()
+
+
+def changed(file: Path, change: Any) -> None:
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+def test_what_was_measured_is_known_again(record):
+    assert not launch.wins("qmv_rows", "512 to 8, 2 rows")
+    assert races.restore() is None
+    assert launch.speedups() == RATIOS
+    assert launch.wins("qmv_rows", "512 to 8, 2 rows")
+    assert not launch.wins("qmv_rows", "512 to 8, 3 rows")
+
+
+def test_new_ratios_stand_beside_those_on_record(record):
+    launch.set_speedup("qmv_rows", "512 to 8, 3 rows", 1.5)
+    launch.set_speedup("qmv_rows", "512 to 8, 4 rows", 2.0)
+    races.save()
+    launch.forget()
+    assert races.restore() is None
+    assert launch.speedups()["qmv_rows"] == {
+        **{"512 to 8, 2 rows": 1.25, "512 to 8, 3 rows": 1.5, "512 to 8, 4 rows": 2.0}
+    }
+    assert launch.speedups()["gdn_prefill"] == RATIOS["gdn_prefill"]
+    assert [path.name for path in record.parent.iterdir()] == [record.name]
+
+
+@pytest.mark.parametrize("condition", ["device", "memory", "system", "mlx"])
+def test_a_record_of_another_machine_does_not_count(record, condition):
+    changed(record, lambda data: data.update({condition: "another"}))
+    assert "another" in races.restore()
+    assert launch.speedups() == {}
+
+
+def test_ratios_of_a_kernel_that_has_changed_are_left_out(record):
+    changed(record, lambda data: data["kernels"]["qmv_rows"].update(text="0" * 16))
+    assert races.restore() is None
+    assert launch.speedups() == {"gdn_prefill": RATIOS["gdn_prefill"]}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"format": 2}', "[" * 100_000, "\x00", '{"format": NaN}', "9" * 5000]
+)
+def test_a_damaged_record_is_a_sentence(record, text):
+    record.write_text(text)
+    assert races.restore().endswith(".")
+    assert launch.speedups() == {}
+    launch.set_speedup("qmv_rows", "512 to 8, 2 rows", 1.5)
+    races.save()
+    launch.forget()
+    assert races.restore() is None
+
+
+@pytest.mark.parametrize("value", [True, "1.2", None, 0, -1.0, 1e9, float("nan"), float("inf"), [1.2]])
+def test_what_is_no_ratio_is_not_believed(record, value):
+    changed(record, lambda data: data["kernels"]["qmv_rows"]["speedups"].update({"512 to 8, 2 rows": value}))
+    assert races.restore() == "The record of races is damaged."
+    assert launch.speedups() == {}
+
+
+def test_a_file_that_is_too_large_is_not_read(record):
+    record.write_text(" " * (1 << 21))
+    assert "too large" in races.restore()
+
+
+def test_no_record_is_a_sentence(record):
+    record.unlink()
+    assert races.restore() == "No race was run on this device so far."
+
+
+def test_only_a_kernel_that_won_something_is_checked_at_load(record, monkeypatch):
+    """Without a win on record nothing of a raced kernel is compiled; a failed check says so and is visible."""
+    asked = []
+
+    def fails() -> launch.Check:
+        asked.append("qmv_rows")
+        return launch.Check(error=1.0, limit=0.5)
+
+    good = launch.Check(error=0.0, limit=1.0)
+    checks = {
+        "qmv_rows": fails,
+        "gdn_prefill": lambda: asked.append("gdn_prefill"),
+        "gdn_round": lambda: good,
+    }
+    monkeypatch.setattr(launch, "_checks", checks)
+    with launch.using(lambda **_: None):
+        found = {r.name: r for r in launch.needed()}
+        assert not asked
+        assert found["gdn_round"].in_use
+        assert "won no race" in found["qmv_rows"].reason
+        assert not found["qmv_rows"].failed
+        launch.set_speedup("qmv_rows", "512 to 8, 2 rows", 1.2)
+        found = {r.name: r for r in launch.needed()}
+    assert asked == ["qmv_rows"]
+    assert found["qmv_rows"].failed
+    assert not found["qmv_rows"].in_use
+    assert found["qmv_rows"].speedups == {"512 to 8, 2 rows": 1.2}
+
+
+@pytest.mark.skipif(device.backend() == "metal", reason="without Metal")
+def test_without_metal_loading_reads_no_record(record, monkeypatch):
+    monkeypatch.setattr(races, "restore", lambda: pytest.fail("read"))
+    assert all("no Metal" in r.reason and not r.failed for r in races.prepare())

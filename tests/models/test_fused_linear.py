@@ -1,0 +1,106 @@
+"""Quantized projections: one path through `qmv_rows`, which takes our kernel only where it won; other formats stay with their modules."""
+
+from __future__ import annotations
+
+from mlxspec import device  # noqa: F401  (before mlx)
+
+# isort: split
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlxspec.kernels import launch, qmv_rows
+from mlxspec.models import tune
+from mlxspec.models.layers import FusedLinear
+
+SIZE = 512
+
+
+def linear(out: int, *, seed: int = 0, bias: bool = False, mode: str = "affine", bits: int = 4) -> nn.Module:
+    module = nn.Linear(SIZE, out, bias=bias)
+    module.weight = mx.random.normal((out, SIZE), key=mx.random.key(seed)) * SIZE**-0.5
+    group = {"affine": 64, "mxfp4": 32}[mode]
+    return nn.QuantizedLinear.from_linear(module, group_size=group, bits=bits, mode=mode)
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """Widths for which the kernel was launched; it is said to be in use, and MLX's operation stands in for it."""
+    calls: list[int] = []
+
+    def metal(x, weight):
+        calls.append(x.shape[0])
+        return qmv_rows.qmv_rows_ops(x, weight)
+
+    monkeypatch.setattr(launch, "in_use", lambda name: True)
+    monkeypatch.setattr(qmv_rows, "qmv_rows_metal", metal)
+    launch.forget()
+    yield calls
+    launch.forget()
+
+
+def inputs(num_rows: int) -> mx.array:
+    return mx.random.normal((num_rows, SIZE), key=mx.random.key(7))
+
+
+def test_the_kernel_runs_only_where_it_won(kernel_calls):
+    fused = FusedLinear([linear(24), linear(8, seed=1)], transpose=False)
+    plain = mx.concatenate([linear(24)(inputs(3)), linear(8, seed=1)(inputs(3))], axis=-1)
+    assert mx.array_equal(fused(inputs(3)), plain)
+    assert kernel_calls == []
+    (weight,) = fused.quantized
+    assert weight.shape == (32, SIZE)
+    launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(3), weight), 1.2)
+    launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(4), weight), 0.9)
+    for num_rows in (1, 3, 4, 9):
+        fused(inputs(num_rows))
+    assert kernel_calls == [3]
+
+
+def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
+    parts = [linear(8), linear(8, mode="mxfp4"), linear(8, bits=8), linear(8, bias=True)]
+    fused = FusedLinear(parts, transpose=False)
+    assert [(w.shape, w.bits) for w in fused.quantized] == [((8, SIZE), 4), ((8, SIZE), 8)]
+    for weight in fused.quantized:
+        launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(2), weight), 1.2)
+    outs = [p(inputs(2)) for p in parts]
+    assert mx.allclose(fused(inputs(2)), mx.concatenate(outs, axis=-1))
+    assert kernel_calls == [2, 2]
+
+
+def test_float_weights_have_nothing_to_race():
+    assert FusedLinear([nn.Linear(SIZE, 8, bias=False)], transpose=True).quantized == []
+
+
+class Pair(nn.Module):
+    """Two equal shapes, of which one is raced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [FusedLinear([linear(8, seed=i)], transpose=False) for i in range(2)]
+        self.other = FusedLinear([linear(16)], transpose=False)
+
+
+def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    raced = []
+
+    def race(name, width, ours, theirs):
+        raced.append(width)
+        launch.set_speedup(name, width, 1.5)
+        return 1.5
+
+    monkeypatch.setattr(launch, "race", race)
+    found = tune.tune(Pair())
+    assert len(raced) == len(set(raced)) == 2 * qmv_rows.MAX_ROWS
+    assert set(found) == {"qmv_rows"}
+    launch.forget()
+    assert tune.races.restore() is None
+    assert launch.speedups() == found
+
+
+def test_tune_without_metal_finds_nothing_and_writes_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(launch, "in_use", lambda name: False)
+    assert tune.tune(Pair()) == {}
+    assert list(tmp_path.iterdir()) == []
