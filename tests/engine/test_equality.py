@@ -106,7 +106,7 @@ def test_any_pattern_of_acceptance_gives_the_same_text(sure: float) -> None:
 def test_every_drafter_was_of_some_use() -> None:
     """Equal texts prove little if every draft is thrown away: each kind has drafts that stand, and drafts that do not."""
     for drafters in DRAFTERS[:3]:
-        did = [engine().generate(batch(n)[0], batch(n)[1], spec=spec(*drafters)) for n in (0, 1, 2)]
+        did = [engine().generate(batch(n)[0], batch(n)[1], spec=spec(*drafters)) for n in (1, 2)]
         stats = [r.stats.drafters[drafters[0]] for results in did for r in results if r.stats.drafters]
         drafted, accepted = sum(s.num_drafted for s in stats), sum(s.num_accepted for s in stats)
         assert 0.05 * drafted < accepted < 0.95 * drafted, f"{drafters}: {accepted} of {drafted}"

@@ -34,9 +34,8 @@ def check(request, number: int, what: str) -> None:
     same(plain[number], result, some[number], params[number], what)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("max_rows", [1, 3, 8])
-def test_rows_that_join_while_others_run(seed: int, max_rows: int) -> None:
+@pytest.mark.parametrize(("max_rows", "seed"), [(1, 0), (3, 1), (3, 2), (8, 3), (8, 4)])
+def test_rows_that_join_while_others_run(max_rows: int, seed: int) -> None:
     """Requests come at random moments, each with drafters of its own, more of them than there is room for."""
     engine, rng = equality.engine(max_rows=max_rows), np.random.default_rng(seed)
     some, params, _ = wanted()
@@ -55,7 +54,7 @@ def test_rows_that_join_while_others_run(seed: int, max_rows: int) -> None:
 
 
 @pytest.mark.parametrize("specs", [[PLAIN], SPECS], ids=["plain", "drafted"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_that_are_cancelled_change_nothing_for_the_rest(seed: int, specs: list[SpecConfig]) -> None:
     engine, rng = equality.engine(max_rows=4), np.random.default_rng(seed)
     some, params, _ = wanted()
