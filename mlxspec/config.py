@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from mlxspec.errors import ConfigError
 
@@ -14,7 +15,11 @@ MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a pref
 MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
+MAX_TOP_LOGPROBS = 20
+Acceptance = Literal["match", "rejection"]
+DraftSampling = Literal["shared", "independent", "argmax"]
 DRAFTER_NAMES = (
+    "forced",
     "mtp",
     "draft-model",
     "ngram-simple",
@@ -51,14 +56,27 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     return tuple(str(item) for item in found)
 
 
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen from the target's logits; one per request.
 
-    The order is: repetition penalty, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p. Temperature 0 takes
-    the argmax. Repetition looks at prompt and answer; presence and frequency look at the answer only (OpenAI's meaning).
+    The order is: repetition penalty, presence and frequency penalties, logit bias, what is forbidden (bad words, grammar, thinking budget),
+    temperature, top-k, top-p, min-p. Temperature 0 takes the argmax. Repetition looks at prompt and answer; presence and frequency look
+    at the answer only (OpenAI's meaning).
 
-    `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting.
+    `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting (unless drafts are accepted by
+    "rejection", see SpecConfig).
+
+    logprobs: give log-probabilities of the answer's tokens, and of the `top_logprobs` most likely ones at each place (which asks for
+    logprobs too). They are those of the model's own distribution, before everything above. bad_words: strings that the answer's bytes
+    will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at most one, the answer is of
+    that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins behind thinking
+    that the prompt has opened.
     """
 
     max_tokens: int = 256
@@ -73,6 +91,14 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    bad_words: tuple[str, ...] = ()
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    lark: str | None = None
+    thinking_budget: int | None = None
+    thinking_tags: tuple[str, str] = ("<think>", "</think>")
 
     def __post_init__(self) -> None:
         check_number("max_tokens", self.max_tokens, 1, MAX_CONTEXT, integer=True)
@@ -97,6 +123,42 @@ class SamplingParams:
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}.")
+        if not isinstance(self.logprobs, bool):
+            raise ConfigError(f"logprobs must be True or False, not {shown(self.logprobs)}.")
+        check_number("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS, integer=True)
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        self._check_grammar()
+        if self.thinking_budget is not None:
+            check_number("thinking_budget", self.thinking_budget, 0, MAX_CONTEXT, integer=True)
+        tags = _strings("thinking_tags", self.thinking_tags)
+        if len(tags) != 2 or tags[0] == tags[1]:
+            raise ConfigError(
+                "thinking_tags must be two different strings: what opens and what closes thinking."
+            )
+        object.__setattr__(self, "thinking_tags", tags)
+
+    def _check_grammar(self) -> None:
+        given = [name for name in ("json_schema", "regex", "lark") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"An answer can follow one grammar only, not {' and '.join(given)}.")
+        if given and self.ignore_eos:
+            raise ConfigError(
+                f"ignore_eos and {given[0]} contradict each other: what follows a grammar ends."
+            )
+        for name in ("regex", "lark"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"{name} must be a non-empty string, not {shown(value)}.")
+        if self.json_schema is not None and not isinstance(self.json_schema, (Mapping, str)):
+            raise ConfigError(f"json_schema must be a mapping or JSON text, not {shown(self.json_schema)}.")
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.json_schema is not None or self.regex is not None or self.lark is not None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs or self.top_logprobs > 0
 
     @property
     def has_penalties(self) -> bool:
@@ -115,7 +177,14 @@ class SpecConfig:
     ngram-map-k4v, ngram-cache). n-gram lookup has lengths of its own: `ngram_n` tokens must repeat (`ngram_mod_n`
     for ngram-mod, 1 to 4 for ngram-cache), then up to `ngram_m` are drafted. `ngram_min_hits`: how often they
     must have stood before (ngram-map-*). `ngram_dynamic`, `ngram_static`: files of counts for ngram-cache, read
-    when the model is loaded.
+    when the model is loaded. What a grammar forces is drafted before anything else wherever there are drafters at all; the name for
+    that alone is `forced`.
+
+    acceptance: "match" keeps the drafts that equal the target's own choice, so the same seed gives the same text with and without
+    drafting; "rejection" keeps them by comparing probabilities (Leviathan et al. 2023, Chen et al. 2023): more drafts stand when
+    sampling, the distribution is the same, the text of a seed is not. A draft may then not be dropped for being short, so n_min must
+    be 0. draft_sampling: how drafters that run a model choose their tokens when sampling: with the target's own noise ("shared"), with
+    noise of their own ("independent") or not at all ("argmax"). None takes what suits the rule: shared, and independent for rejection.
     """
 
     drafters: tuple[str, ...] = ()
@@ -128,8 +197,15 @@ class SpecConfig:
     ngram_mod_n: int = 24
     ngram_dynamic: str | None = None
     ngram_static: str | None = None
+    acceptance: Acceptance = "match"
+    draft_sampling: DraftSampling | None = None
 
     def __post_init__(self) -> None:
+        _check_choice("acceptance", self.acceptance, get_args(Acceptance))
+        if self.draft_sampling is not None:
+            _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
+        if self.acceptance == "rejection":
+            self._check_rejection()
         object.__setattr__(self, "drafters", _strings("drafters", self.drafters))
         for name in self.drafters:
             if name not in DRAFTER_NAMES:
@@ -159,6 +235,22 @@ class SpecConfig:
                 f"n_min ({self.n_min}) is above {name} ({limit}), so every draft would be dropped."
             )
 
+    def _check_rejection(self) -> None:
+        """Whether a token is submitted must not depend on how tokens behind it turned out, nor its noise on the target's."""
+        if self.n_min:
+            raise ConfigError(
+                'n_min must be 0 with acceptance "rejection": dropping short drafts would change the distribution.'
+            )
+        if self.draft_sampling == "shared":
+            raise ConfigError(
+                'draft_sampling "shared" goes with acceptance "match" only: rejection needs drafts independent of the target\'s noise.'
+            )
+
+    @property
+    def drafts_by(self) -> DraftSampling:
+        """draft_sampling, or what suits the rule."""
+        return self.draft_sampling or ("shared" if self.acceptance == "match" else "independent")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -179,7 +271,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.rollback not in ROLLBACKS:
-            raise ConfigError(f"rollback must be one of {', '.join(ROLLBACKS)}, not {self.rollback!r}.")
+            raise ConfigError(f"rollback must be one of {', '.join(ROLLBACKS)}, not {shown(self.rollback)}.")
         if self.num_states is not None:
             check_number("num_states", self.num_states, 2, MAX_DRAFT + 1, integer=True)
             if self.rollback != "snapshots":

@@ -12,11 +12,30 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopToken:
+    """A token that was among the likeliest at some place. `data`: its bytes."""
+
+    token: int
+    logprob: float
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """An emitted token's natural log-probability under the model's own distribution, its bytes, and the likeliest tokens there."""
+
+    token: int
+    logprob: float
+    data: bytes
+    top: tuple[TopToken, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokensEvent:
     """Tokens one round committed for one request, with the text that became certain through them.
 
     `tokens` never holds the end-of-sequence token. `num_drafted` of them were drafted and stood; `drafter` names who drafted them.
-    `text` may be empty while a character or a possible stop string is still incomplete.
+    `text` may be empty while a character or a possible stop string is still incomplete. `logprobs`: one a token, where they were asked for.
     """
 
     request: int
@@ -24,6 +43,7 @@ class TokensEvent:
     text: str
     num_drafted: int = 0
     drafter: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

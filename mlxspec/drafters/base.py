@@ -40,13 +40,22 @@ class Draft(NamedTuple):
 
     Either host tokens (a list) or device ones: tokens and confidences (length,), lazy. Confidence is the probability of the drafter's most
     likely token at that place (a list where the tokens are one); None where the drafter has no distribution.
-    ended: why the drafter has closed the row and will draft no more for it.
+    ended: why the drafter has closed the row and will draft no more for it. scores (length, V), lazy: what each token was drawn from, as
+    logits, for rows whose sampler keeps drafts; None where the drafter draws nothing, so that the token was certain.
     """
 
     length: int
     tokens: list[int] | mx.array
     confidences: mx.array | list[float] | None = None
     ended: str | None = None
+    scores: mx.array | None = None
+
+    def cut(self, length: int) -> Draft:
+        """Its first `length` tokens; their confidences have been used."""
+        if not length:
+            return NO_DRAFT
+        scores = None if self.scores is None else self.scores[:length]
+        return Draft(length, self.tokens[:length], None, None, scores)
 
 
 NO_DRAFT = Draft(0, [])

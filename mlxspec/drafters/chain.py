@@ -1,7 +1,7 @@
 """Several drafters as one: facts go to all of them, and for each row the first that proposes anything wins the round.
 
-Knows the users' limits (n_max, n_min, p_min) and applies them; knows no acceptance. A drafter that fails ends for the rows it was
-asked about, with a notice; the request goes on without it.
+Knows the users' limits (n_max, n_min, p_min) and submits by them what is to be verified; knows no verdict. A drafter that fails
+ends for the rows it was asked about, with a notice; the request goes on without it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ import numpy as np
 
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.speculation.verify import trim
+from mlxspec.speculation.verify import (
+    NOTHING,
+    DraftOutline,
+    Limits,
+    Submission,
+    submit_for_match,
+    submit_for_rejection,
+)
 
 T = TypeVar("T")
 
@@ -34,22 +42,33 @@ class ChainRow:
     notices: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
 
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are accepted by rejection. A greedy row has one token at each place, so matching is the same."""
+        return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(p_min=self.spec.p_min, n_min=self.spec.n_min)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One row's winning draft; drafter None and length 0 for a plain round."""
+    """One row's winning draft, cut to what is submitted; drafter None and length 0 for a plain round."""
 
     drafter: str | None = None
     draft: Draft = NO_DRAFT
+    submission: Submission = NOTHING
 
 
 class Chain:
-    """Drafters by name. Each row's own list says in which order they are asked for it."""
+    """Drafters by name. Each row's own list says in which order they are asked for it, and what is forced comes before all of them."""
 
     def __init__(self, drafters: Iterable[Drafter]) -> None:
         self.drafters = {d.name: d for d in drafters}
+        self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
-        self.seconds: dict[str, float] = dict.fromkeys(self.drafters, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys([self._forced.name, *self.drafters], 0.0)
 
     @property
     def needs_hidden(self) -> bool:
@@ -88,20 +107,20 @@ class Chain:
     ) -> dict[int, Proposal]:
         """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
         won: dict[int, Proposal] = {}
-        waiting = {row: [d.name for d in self._of(self._rows[row])] for row in rooms}
-        while queues := [(row, names) for row, names in waiting.items() if names and row not in won]:
-            name = queues[0][1][0]
+        waiting = {row: self._of(self._rows[row]) for row in rooms}
+        while queues := [(row, queue) for row, queue in waiting.items() if queue and row not in won]:
+            drafter = queues[0][1][0]
             asks = []
-            for row, names in queues:
-                if names[0] != name:
+            for row, queue in queues:
+                if queue[0] is not drafter:
                     continue
-                names.pop(0)
+                queue.pop(0)
                 state = self._rows[row]
-                limit = min(rooms[row], _limit(self.drafters[name], state.spec))
+                limit = min(rooms[row], _limit(drafter, state.spec))
                 if limit > 0:
                     asks.append(Ask(row, histories[row], limit, state.sampler))
             if asks:
-                won |= self._ask(self.drafters[name], asks, vocab_size)
+                won |= self._ask(drafter, asks, vocab_size)
         return won
 
     def _ask(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> dict[int, Proposal]:
@@ -109,17 +128,23 @@ class Chain:
         started = time.perf_counter()
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
-        drafts = self._guard(drafter, states, partial(_propose, drafter, asks, sampler, states))
-        for state, draft in zip(states, drafts or [], strict=drafts is not None):
+        found = self._guard(drafter, states, partial(_propose, drafter, asks, sampler, states)) or []
+        for state, (draft, _) in zip(states, found, strict=bool(found)):
             if draft.ended is not None:
                 self._end(drafter, state, draft.ended)
         self.seconds[drafter.name] += time.perf_counter() - started
-        pairs = zip(asks, drafts or [], strict=drafts is not None)
-        return {ask.row: Proposal(drafter=drafter.name, draft=draft) for ask, draft in pairs if draft.length}
+        return {
+            ask.row: Proposal(drafter=drafter.name, draft=draft, submission=submission)
+            for ask, (draft, submission) in zip(asks, found, strict=bool(found))
+            if draft.length
+        }
 
     def _of(self, state: ChainRow) -> list[Drafter]:
         names = [n for n in state.spec.drafters if n in self.drafters and n not in state.ended]
-        return [self.drafters[n] for n in names]
+        forced = bool(state.spec.drafters) and state.sampler.constraints is not None
+        return [self._forced] * (forced and self._forced.name not in state.ended) + [
+            self.drafters[n] for n in names
+        ]
 
     def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work: Callable[[], T]) -> T | None:
         """Run `work`; if it fails, this drafter ends for these rows and says so."""
@@ -137,26 +162,58 @@ class Chain:
 
 
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:
+    if isinstance(drafter, Forced):
+        return drafter.longest
     return spec.n_max if isinstance(drafter, ModelDrafter) else spec.ngram_m
 
 
 def _propose(
     drafter: Drafter, asks: Sequence[Ask], sampler: BatchSampler, states: Sequence[ChainRow]
-) -> list[Draft]:
-    return _trimmed(drafter.propose(asks, sampler), states)
+) -> list[tuple[Draft, Submission]]:
+    return _submitted(drafter.propose(asks, sampler), states)
 
 
-def _trimmed(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:
-    """p_min and n_min, where a row asks for them. Only then do confidences cost a synchronisation."""
-    wanted = [
-        (i, d.confidences)
-        for i, (d, s) in enumerate(zip(drafts, states, strict=True))
-        if d.confidences is not None and (s.spec.p_min > 0 or s.spec.n_min > 0)
+def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[tuple[Draft, Submission]]:
+    """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
+    pairs = list(zip(drafts, states, strict=True))
+    doubted = [d.length > 0 and d.confidences is not None and _has_limits(s) for d, s in pairs]
+    read = [s.sampler.needs_tokens(d.length + 1) for d, s in pairs]
+    mx.eval(
+        [d.confidences for (d, _), yes in zip(pairs, doubted, strict=True) if yes],
+        [d.tokens for (d, _), yes in zip(pairs, read, strict=True) if yes],
+    )
+    return [
+        _submit(_on_host(draft) if reads else draft, state, doubts)
+        for (draft, state), doubts, reads in zip(pairs, doubted, read, strict=True)
     ]
-    mx.eval([c for _, c in wanted])
-    out = list(drafts)
-    for i, confidences in wanted:
-        spec, draft = states[i].spec, out[i]
-        length = trim(np.asarray(confidences).tolist(), p_min=spec.p_min, n_min=spec.n_min)
-        out[i] = Draft(length, draft.tokens[:length], None) if length else NO_DRAFT
-    return out
+
+
+def _submit(draft: Draft, state: ChainRow, doubted: bool) -> tuple[Draft, Submission]:
+    if not draft.length:
+        return draft, NOTHING
+    tops = tuple(np.asarray(draft.confidences).tolist()) if doubted else None
+    outline = DraftOutline(length=draft.length, tops=tops)
+    if state.rejects:
+        submission: Submission = submit_for_rejection(outline, state.limits)
+    else:
+        submission = submit_for_match(outline, state.limits, _validity(draft, state.sampler))
+    return (draft if submission.length == draft.length else draft.cut(submission.length)), submission
+
+
+def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
+    """How many of a draft's first tokens could stand, where something may be forbidden."""
+    constraints, tokens = sampler.constraints, draft.tokens
+    if constraints is None or not isinstance(tokens, list):
+        return None
+    return lambda length: constraints.validate(tokens[:length])
+
+
+def _has_limits(state: ChainRow) -> bool:
+    return state.spec.p_min > 0 or state.spec.n_min > 0
+
+
+def _on_host(draft: Draft) -> Draft:
+    """Its tokens as a list. They have been evaluated."""
+    return (
+        draft if isinstance(draft.tokens, list) else draft._replace(tokens=np.asarray(draft.tokens).tolist())
+    )

@@ -152,15 +152,18 @@ class ModelDrafter(Drafter):
         active = sorted(asks, key=lambda a: self._order.index(a.row))
         tokens: dict[int, list[mx.array]] = {a.row: [] for a in asks}
         sure: dict[int, list[mx.array]] = {a.row: [] for a in asks}
+        kept: dict[int, list[mx.array]] = {a.row: [] for a in asks}
         hidden = out.hidden[self._last_rows.last_indices] if out.hidden.shape[0] > len(active) else out.hidden
         logits, depth = out.logits, 0
         while logits is not None:
             positions = [len(a.history) + depth for a in active]
-            chosen = sampler.sample(logits, [owners[a.row] for a in active], positions)
+            chosen, scores = sampler.draft(logits, [owners[a.row] for a in active], positions)
             sureness = confidence(logits)
             for i, ask in enumerate(active):
                 tokens[ask.row].append(chosen[i : i + 1])
                 sure[ask.row].append(sureness[i : i + 1])
+                if scores is not None and ask.sampler.keeps_drafts:
+                    kept[ask.row].append(scores[i : i + 1])
             depth += 1
             going = [i for i, a in enumerate(active) if a.limit > depth]
             if not going:
@@ -175,7 +178,15 @@ class ModelDrafter(Drafter):
             out = self._forward(chosen, hidden, rows, fork, "last")
             fork.commit()
             logits, hidden = out.logits, out.hidden
-        return {a.row: Draft(a.limit, _join(tokens[a.row]), _join(sure[a.row])) for a in asks}
+        return {
+            a.row: Draft(
+                a.limit,
+                _join(tokens[a.row]),
+                _join(sure[a.row]),
+                scores=_join(kept[a.row]) if kept[a.row] else None,
+            )
+            for a in asks
+        }
 
     def _run(
         self, work: dict[int, tuple[list[int], list[mx.array]]], logits_at: LogitsAt

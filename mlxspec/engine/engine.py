@@ -28,21 +28,28 @@ from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.stats import EngineStats, RequestStats
 from mlxspec.errors import ConfigError, ContextOverflowError
-from mlxspec.events import Event, FinishEvent, FinishReason, TokensEvent
+from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
+from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
+from mlxspec.sampling.constraints import ConstraintMaker
 
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished answer. tokens: its ids, without the end token; finish_reason "stop" or "length"."""
+    """A finished answer. tokens: its ids, without the end token; finish_reason "stop", "length", or "error" with the sentence in `error`.
+
+    logprobs: one a token, None where they were not asked for.
+    """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stats: RequestStats = field(repr=False)
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
 
 
 class Engine:
@@ -66,6 +73,7 @@ class Engine:
         self.chain = Chain(drafters)
         self.spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.stats = EngineStats()
+        self._constraints = ConstraintMaker(tokenizer, model.vocab_size)
         self._check_spec(self.spec)
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         self._rollback = rollback(self.config.rollback, num_states)
@@ -200,6 +208,11 @@ class Engine:
         return False
 
     @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        """Which Metal kernels this process uses, and why not the others."""
+        return needed()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
         own = 0 if self._cache is None else self._cache.nbytes
@@ -229,6 +242,7 @@ class Engine:
             max_context=self.max_context,
             vocab_size=self.model.vocab_size,
             tokenizer=self.tokenizer,
+            maker=self._constraints,
         )
 
     def _tokens(self, prompt: Prompt) -> list[int]:
@@ -251,7 +265,7 @@ class Engine:
 
     def _check_spec(self, spec: SpecConfig) -> None:
         for name in spec.drafters:
-            if name not in self.chain.drafters:
+            if name != "forced" and name not in self.chain.drafters:
                 there = ", ".join(self.chain.drafters) or "none"
                 raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
 
@@ -287,7 +301,7 @@ class Engine:
     def _tell_of_cut_drafts(self, request: Request, limit: int | None) -> None:
         if limit is not None and request.spec.drafters and self.chain.longest_draft(request.spec) > limit:
             request.stats.notices.append(
-                f"drafts are cut to {limit} tokens: rollback by snapshots keeps {limit + 1} states"
+                f"drafts are cut to {limit} token{'s' * (limit > 1)}: rollback by snapshots keeps {limit + 1} states"
             )
 
     def _retire(self) -> None:
@@ -318,6 +332,8 @@ class Engine:
             tokens=tuple(request.history[len(request.prompt) :]),
             finish_reason=request.finish_reason or "error",
             stats=request.stats,
+            logprobs=None if request.logprobs is None else tuple(request.logprobs),
+            error=request.error,
         )
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
-from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.engine.choice import choose
 from mlxspec.engine.request import Request
 from mlxspec.events import Event
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
-from mlxspec.sampling.sampler import BatchSampler
 
 
 def prefill(
@@ -44,9 +44,10 @@ def prefill(
     device.decode_threads()
     if out.logits is None:
         raise ValueError("an empty prompt has no first token")
-    sampler = BatchSampler([request.sampler], model.vocab_size)
-    first = int(sampler.sample(out.logits, [0], [len(prompt)]).item())
-    events = request.accept([first])
+    choice = choose([request], [Proposal()], FlatRows((1,)), mx.array(prompt[-1:], mx.int32), out.logits)
+    mx.eval(choice.arrays)
+    first = int(choice.sampled.item())
+    events = request.accept([first], logprobs=request.read_logprobs(choice.logprobs, [first], 0))
     if drafts and request.finish_reason is None:
         chain.observe(request.number, [first], carry if chain.needs_hidden else None)
     request.stats.prefill_seconds = time.perf_counter() - started

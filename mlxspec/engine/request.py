@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
-from mlxspec.events import Event, FinishEvent, FinishReason, TokensEvent
+from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.sampling.constraints import ConstraintMaker
+from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.sampler import RowSampler
 
 
@@ -16,7 +18,7 @@ class Request:
     """A row's owner.
 
     history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
-    while running.
+    while running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked.
     """
 
     def __init__(
@@ -29,16 +31,30 @@ class Request:
         max_context: int,
         vocab_size: int,
         tokenizer: Tokenizer | None,
+        maker: ConstraintMaker | None = None,
     ) -> None:
+        """Raises ConfigError and GrammarError for what cannot be honoured."""
         self.number = number
         self.prompt = list(prompt)
         self.history = list(prompt)
         self.params, self.spec = params, spec
         self.max_context = max_context
-        self.sampler = RowSampler(params, prompt, vocab_size)
+        self.maker = maker or ConstraintMaker(tokenizer, vocab_size)
+        self.constraints = self.maker.make(params, prompt)
+        self.sampler = RowSampler(
+            params,
+            prompt,
+            vocab_size,
+            drafts_by=spec.drafts_by,
+            keeps_drafts=spec.acceptance == "rejection",
+            constraints=self.constraints,
+        )
         self.stats = RequestStats(num_prompt=len(self.prompt), seed=self.sampler.seed)
         self.answer = AnswerText(tokenizer.stream() if tokenizer else None, params.stop)
         self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
+        self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
         self._eos = frozenset() if params.ignore_eos or tokenizer is None else tokenizer.eos_ids
 
     @property
@@ -51,8 +67,21 @@ class Request:
         budget = self.params.max_tokens - self.num_generated - 1
         return max(0, min(budget, self.max_context - len(self.history)))
 
+    def read_logprobs(
+        self, found: Logprobs | None, tokens: Sequence[int], start: int
+    ) -> list[TokenLogprob] | None:
+        """Those of tokens that were chosen at positions start, start + 1, ... of a round; None where this request wants none."""
+        if found is None or self.logprobs is None:
+            return None
+        return found.read(tokens, self.params.top_logprobs, start, self._bytes)
+
     def accept(
-        self, tokens: Sequence[int], *, num_drafted: int = 0, drafter: str | None = None
+        self,
+        tokens: Sequence[int],
+        *,
+        num_drafted: int = 0,
+        drafter: str | None = None,
+        logprobs: Sequence[TokenLogprob] | None = None,
     ) -> list[Event]:
         """Take a round's tokens (drafts that stand, then the round's own) up to whatever ends the answer; returns events.
 
@@ -65,11 +94,17 @@ class Request:
                 self.stats.num_end = 1
                 self.finish_reason = "stop"
                 break
+            if self.constraints is not None and not self.constraints.push(token):
+                self.finish_reason = "error"
+                self.error = (
+                    "What was asked of the answer (grammar, bad words, thinking) left no token to go on with."
+                )
+                break
             taken.append(token)
             self.history.append(token)
             piece, stopped = self.answer.push(token)
             text += piece
-            if stopped:
+            if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
             elif self.num_generated >= self.params.max_tokens or len(self.history) >= self.max_context:
                 self.finish_reason = "length"
@@ -77,6 +112,12 @@ class Request:
                 break
         self.sampler.observe(taken)
         self.stats.num_generated += len(taken)
+        if self.constraints is not None:
+            self.stats.num_thinking = self.constraints.num_thinking
+            self.stats.num_thinking_forced = self.constraints.num_forced
+        given = None if logprobs is None else tuple(logprobs[: len(taken)])
+        if self.logprobs is not None and given is not None:
+            self.logprobs += given
         if self.finish_reason:
             piece, stopped = self.answer.finish()
             text += piece
@@ -92,10 +133,11 @@ class Request:
                     text=text,
                     num_drafted=stood,
                     drafter=drafter if stood else None,
+                    logprobs=given,
                 )
             )
         if self.finish_reason:
-            events.append(FinishEvent(request=self.number, reason=self.finish_reason))
+            events.append(FinishEvent(request=self.number, reason=self.finish_reason, error=self.error))
         return events
 
     def count(self, drafter: str | None, drafted: int, accepted: int) -> None:

@@ -17,12 +17,12 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.engine.choice import Choice, choose
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
-from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.speculation.verify import match
 
 _PLAIN = Proposal()
@@ -30,13 +30,13 @@ _PLAIN = Proposal()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. tokens, sampled (N,) and hidden (N, H) are lazy; is_open tells that its cache transaction is."""
+    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy; is_open tells that its cache transaction is."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
     rows: FlatRows
     tokens: mx.array
-    sampled: mx.array
+    choice: Choice
     hidden: mx.array
     is_open: bool
 
@@ -64,12 +64,14 @@ def launch_behind(last: Round, requests: Sequence[Request], model: Model, cache:
     """
     if last.is_open or any(r.spec.drafters or not r.sampler.is_plain for r in requests):
         return None
+    if any(r.sampler.needs_tokens(2) for r in requests):
+        return None  # what may come there depends on a token that nobody has read
     places = {r.number: i for i, r in enumerate(last.requests)}
     if any(r.number not in places for r in requests) or all(r.room == 0 for r in requests):
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
-    tokens = last.sampled
+    tokens = last.choice.sampled
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
     return _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, ahead=1)
@@ -79,8 +81,8 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token."""
     rows = round_.rows
     try:
-        mx.eval(round_.sampled, round_.tokens)
-        chosen, given = np.asarray(round_.sampled).tolist(), np.asarray(round_.tokens).tolist()
+        mx.eval(round_.choice.arrays, round_.tokens)
+        chosen, given = np.asarray(round_.choice.sampled).tolist(), np.asarray(round_.tokens).tolist()
         spans = list(zip(rows.starts, rows.starts[1:], strict=False))
         kept = [match(given[start + 1 : end], chosen[start:end]) for start, end in spans]
     except BaseException:
@@ -96,7 +98,8 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
             continue
         new = chosen[start : start + stood + 1]
         request.count(proposal.drafter, proposal.draft.length, stood)
-        events += request.accept(new, num_drafted=stood, drafter=proposal.drafter)
+        logprobs = request.read_logprobs(round_.choice.logprobs, new, start)
+        events += request.accept(new, num_drafted=stood, drafter=proposal.drafter, logprobs=logprobs)
         if request.finish_reason is None and request.spec.drafters:
             hidden = round_.hidden[start : start + len(new)] if chain.needs_hidden else None
             chain.observe(request.number, new, hidden)
@@ -105,6 +108,15 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     stats.num_plain_rounds += rows.max_width == 1
     stats.num_verified += rows.num_tokens
     return events
+
+
+def _rooms(requests: Sequence[Request], widest: int | None) -> dict[int, int]:
+    """How many drafted tokens each row may verify; rows that may none are absent."""
+    rooms = {r.number: r.room for r in requests if r.spec.drafters and r.room > 0}
+    if widest is not None and rooms:
+        share = (widest - len(requests)) // len(rooms)
+        rooms = {number: min(room, share) for number, room in rooms.items()} if share > 0 else {}
+    return rooms
 
 
 def _forward(
@@ -122,8 +134,12 @@ def _forward(
     try:
         # without drafts every token is a fact: recurrent states advance directly and there is nothing to decide
         out = model.forward(tokens, rows, cache, facts=plain)
-        sampled = _sample(requests, rows, tokens, out.logits, model.vocab_size, ahead)
-        mx.async_eval(sampled)
+        if out.logits is None:
+            raise ValueError("a verify needs logits at every position")
+        if any(r.sampler.constraints is not None for r in requests):
+            mx.async_eval(out.logits)  # the device computes while the host finds out what may come
+        choice = choose(requests, proposals, rows, tokens, out.logits, ahead=ahead)
+        mx.async_eval(choice.arrays)
     except BaseException:
         cache.abort()
         raise
@@ -134,7 +150,7 @@ def _forward(
         proposals=proposals,
         rows=rows,
         tokens=tokens,
-        sampled=sampled,
+        choice=choice,
         hidden=out.hidden,
         is_open=not plain,
     )
@@ -153,32 +169,3 @@ def _flatten(requests: Sequence[Request], proposals: Sequence[Proposal]) -> mx.a
         if proposal.draft.length:
             parts.append(mx.array(proposal.draft.tokens).astype(mx.int32))
     return mx.concatenate(parts)
-
-
-def _sample(
-    requests: Sequence[Request],
-    rows: FlatRows,
-    tokens: mx.array,
-    logits: mx.array | None,
-    vocab_size: int,
-    ahead: int,
-) -> mx.array:
-    """The target's own choice at every verified position, (N,)."""
-    if logits is None:
-        raise ValueError("a verify needs logits at every position")
-    sampler = BatchSampler([r.sampler for r in requests], vocab_size)
-    owners = [r for r, width in enumerate(rows.widths) for _ in range(width)]
-    lengths = [len(r.history) + ahead for r in requests]
-    positions = [n + i for n, width in zip(lengths, rows.widths, strict=True) for i in range(width)]
-    drafts = _drafts_before(rows, tokens, vocab_size) if sampler.needs_drafts and rows.max_width > 1 else None
-    return sampler.sample(logits, owners, positions, drafts)
-
-
-def _drafts_before(rows: FlatRows, tokens: mx.array, vocab_size: int) -> mx.array:
-    """(N, V) float32: how often each token is among the drafts read up to each position of its row."""
-    before = np.zeros((rows.num_tokens, rows.num_tokens), np.float32)
-    for start, end in zip(rows.starts, rows.starts[1:], strict=False):
-        for i in range(start + 1, end):
-            before[i, start + 1 : i + 1] = 1.0
-    one_hot = (tokens[:, None] == mx.arange(vocab_size)[None]).astype(mx.float32)
-    return mx.array(before) @ one_hot

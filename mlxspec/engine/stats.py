@@ -34,13 +34,16 @@ class DrafterStats:
 class RequestStats:
     """One request. Seconds are wall time: prefill until the first token, decode behind it; rows decoding together share decode time.
 
-    num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it.
+    num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
+    thinking tags, where a thinking budget or a grammar watches them; num_thinking_forced: tokens of a closing tag that the budget forced.
     """
 
     num_prompt: int = 0
     num_generated: int = 0
     num_end: int = 0
     num_rounds: int = 0
+    num_thinking: int = 0
+    num_thinking_forced: int = 0
     seed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

@@ -57,6 +57,15 @@ class Tokenizer:
         """The vocabulary's own spelling of an id, None for an id it does not know."""
         return self._inner.id_to_token(token)
 
+    def added_tokens(self) -> dict[int, bool]:
+        """Ids that were added to the vocabulary as they are spelled, and whether they are special."""
+        return {i: bool(t.special) for i, t in self._inner.get_added_tokens_decoder().items()}
+
+    def decoder_state(self) -> bytes:
+        """How tokens become text, as JSON; b"{}" where they are text already."""
+        decoder = self._inner.decoder
+        return b"{}" if decoder is None else bytes(decoder.__getstate__())
+
     def stream(self) -> TextStream:
         return TextStream(self._inner)
 

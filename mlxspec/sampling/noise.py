@@ -1,31 +1,57 @@
-"""Gumbel noise keyed by (seed, position): the same place in the same request always draws the same noise, whoever asks.
+"""Noise keyed by (seed, position): the same place in the same request always draws the same noise, whoever asks.
 
 argmax(logits + Gumbel) is a draw from softmax(logits) (Gumbel 1954; Maddison et al. 2014). A drafter that adds the noise the target
-will add at that position agrees with it far more often than an independent draw would. Knows no logits.
+will add at that position agrees with it far more often than an independent draw would. What must be independent of the target's noise
+has a stream of its own. Knows no logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-_MASK = (1 << 64) - 1
+
+class Stream(IntEnum):
+    """Independent sources of noise for the same place."""
+
+    TARGET = 0  # the choice of a token, also from what a rejection leaves
+    DRAFT = 0x6A09E667F3BCC908  # a drafter's own choice
+    ACCEPT = 0x3B67AE8584CAA73B  # whether a draft stands
 
 
-def gumbel(seeds: Sequence[int], positions: Sequence[int], vocab_size: int) -> mx.array:
+def gumbel(
+    seeds: Sequence[int], positions: Sequence[int], vocab_size: int, stream: Stream = Stream.TARGET
+) -> mx.array:
     """(N, V) float32, row i for seeds[i] and positions[i] (the index, in prompt and answer together, of the token to be drawn)."""
-    words = [_mix(_mix(seed & _MASK) ^ position) for seed, position in zip(seeds, positions, strict=True)]
-    keys = mx.array(np.asarray([(w >> 32, w & 0xFFFFFFFF) for w in words], np.uint32))
+    words = _words(seeds, positions, stream)
+    pairs = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1)
+    keys = mx.array(pairs.astype(np.uint32))
     if len(words) == 1:
         return mx.random.gumbel((1, vocab_size), key=keys[0])
     return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
 
 
-def _mix(x: int) -> int:
+def uniform(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> mx.array:
+    """(N,) float32 in [0, 1), in steps of 2^-24."""
+    words = _words(seeds, positions, stream)
+    return mx.array((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+
+
+def _words(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> NDArray[np.uint64]:
+    """(N,) 64 random bits."""
+    if len(seeds) != len(positions):
+        raise ValueError(f"{len(seeds)} seeds for {len(positions)} positions")
+    seed = np.asarray([s & 0xFFFFFFFFFFFFFFFF for s in seeds], np.uint64) ^ np.uint64(stream)
+    return _mix(_mix(seed) ^ np.asarray(positions, np.uint64))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finalizer (Steele, Lea, Flood 2014): neighbouring inputs give unrelated outputs."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

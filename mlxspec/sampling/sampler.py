@@ -1,39 +1,55 @@
 """The choice of the next token from logits, for many positions of many requests at once.
 
-Order: repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p, then argmax of logits + keyed
-Gumbel noise. A position's result depends on its own logits, request and history alone, never on what else is in the batch;
-parameters that a row does not use are neutral for it, bit for bit. Knows nothing of drafts beyond "these tokens stand before that
-position".
+Order: repetition, presence and frequency penalties, logit bias, what is forbidden, temperature, top-k, top-p, min-p, then argmax of
+logits + keyed Gumbel noise. A position's result depends on its own logits, request and history alone, never on what else is in the
+batch; parameters that a row does not use are neutral for it, bit for bit. Knows nothing of drafts beyond "these tokens stand before
+that position".
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.config import SamplingParams
+from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
-from mlxspec.sampling.noise import gumbel
+from mlxspec.sampling.bits import Bits, num_words, unpack
+from mlxspec.sampling.constraints import Constraints
+from mlxspec.sampling.noise import Stream, gumbel
 
 _COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
 
 
 class RowSampler:
-    """One request's parameters, seed and token counts.
+    """One request's parameters, seed, token counts and constraints.
 
-    `observe` is told of every token of the answer, in order; the prompt is given at the start.
+    `observe` is told of every token of the answer, in order; the prompt is given at the start. drafts_by: how drafters choose for it;
+    keeps_drafts: whether the distributions they chose from are wanted. constraints: told of tokens by whoever owns them.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        *,
+        drafts_by: DraftSampling = "shared",
+        keeps_drafts: bool = False,
+        constraints: Constraints | None = None,
+    ) -> None:
         """Raises ConfigError for a logit bias on a token the model does not have."""
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.is_greedy = params.temperature == 0.0
         self.is_plain = not params.has_penalties and not params.logit_bias
+        self.drafts_by = drafts_by
+        self.keeps_drafts = keeps_drafts and not self.is_greedy
+        self.constraints = constraints
         self._vocab_size = vocab_size
         self.prompt_seen: mx.array | None = None
         self.counts: mx.array | None = None
@@ -57,6 +73,17 @@ class RowSampler:
                 np.bincount(list(tokens), minlength=self._vocab_size).astype(np.float32)
             )
 
+    def needs_tokens(self, width: int) -> bool:
+        """Whether the host must know the tokens before any of the next `width` positions to sample there."""
+        return self.constraints is not None and self.constraints.reaches(width)
+
+
+class Drawn(NamedTuple):
+    """What a drafter drew: tokens (N,), and the scores (N, V) it drew them from, None where nobody wants them."""
+
+    tokens: mx.array
+    scores: mx.array | None
+
 
 class BatchSampler:
     """Samples for positions of several rows in one go."""
@@ -71,30 +98,104 @@ class BatchSampler:
         owners: Sequence[int],
         positions: Sequence[int],
         drafts: mx.array | None = None,
+        masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
         """Tokens (N,) for logits (N, V), lazily.
 
         owners: index into rows of each position. positions: where in its row each sampled token will stand. drafts (N, V): how often each
-        token stands between the row's final tokens and this position; None for nowhere.
+        token stands between the row's final tokens and this position; None for nowhere. masks: what may come at each position.
         """
+        if self._is_greedy(owners):
+            return mx.argmax(self._processed(logits, owners, drafts, masks), axis=-1).astype(mx.int32)
+        return self.choose(self.scores(logits, owners, drafts, masks), owners, positions)
+
+    def scores(
+        self,
+        logits: mx.array,
+        owners: Sequence[int],
+        drafts: mx.array | None = None,
+        masks: Sequence[Bits | None] | None = None,
+    ) -> mx.array:
+        """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1)."""
+        used = _Used(self.rows, owners)
+        logits = self._processed(logits, owners, drafts, masks).astype(mx.float32)
+        return _truncate(_temper(logits, used), used)
+
+    def choose(
+        self,
+        scores: mx.array,
+        owners: Sequence[int],
+        positions: Sequence[int],
+        stream: Stream = Stream.TARGET,
+    ) -> mx.array:
+        """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows."""
         used = [self.rows[o] for o in owners]
-        if all(r.is_greedy and r.is_plain for r in used):
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
-        logits = logits.astype(mx.float32)
-        if not all(r.is_plain for r in used):
-            logits = _penalize(logits, used, drafts)
-        if all(r.is_greedy for r in used):
-            return mx.argmax(logits, axis=-1).astype(mx.int32)
-        logits = _truncate(_temper(logits, used), used)
-        noise = gumbel([r.seed for r in used], positions, self.vocab_size)
+        noise = gumbel([r.seed for r in used], positions, self.vocab_size, stream)
         if any(r.is_greedy for r in used):
             noise = mx.where(_column([r.is_greedy for r in used]), 0.0, noise)
-        return mx.argmax(logits + noise, axis=-1).astype(mx.int32)
+        return mx.argmax(scores + noise, axis=-1).astype(mx.int32)
+
+    def draft(self, logits: mx.array, owners: Sequence[int], positions: Sequence[int]) -> Drawn:
+        """What drafters take: each row's way of drafting, and the distribution drawn from where acceptance needs it."""
+        used = [self.rows[o] for o in owners]
+        ways = {r.drafts_by for r in used if not r.is_greedy}
+        if ways <= {"argmax"}:
+            return Drawn(mx.argmax(self._processed(logits, owners), axis=-1).astype(mx.int32), None)
+        scores = self.scores(logits, owners)
+        tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
+        for way, stream in (("shared", Stream.TARGET), ("independent", Stream.DRAFT)):
+            if way in ways:
+                drawn = self.choose(scores, owners, positions, stream)
+                mine = mx.array([r.drafts_by == way for r in used])
+                tokens = drawn if len(ways) == 1 else mx.where(mine, drawn, tokens)
+        wanted = any(r.keeps_drafts and r.drafts_by != "argmax" for r in used)
+        return Drawn(tokens, scores if wanted else None)
 
     @property
     def needs_drafts(self) -> bool:
         """Whether `sample` wants to know what drafts stand before a position."""
         return any(r.counts is not None for r in self.rows)
+
+    def _is_greedy(self, owners: Sequence[int]) -> bool:
+        return all(self.rows[o].is_greedy for o in set(owners))
+
+    def _processed(
+        self,
+        logits: mx.array,
+        owners: Sequence[int],
+        drafts: mx.array | None = None,
+        masks: Sequence[Bits | None] | None = None,
+    ) -> mx.array:
+        """Logits with penalties, bias and what is forbidden; the very ones given where a request has none of it."""
+        used = _Used(self.rows, owners)
+        if not all(r.is_plain for r in used.rows):
+            logits = _penalize(logits.astype(mx.float32), used, drafts)
+        if masks is not None and any(m is not None for m in masks):
+            logits = mx.where(allowed(masks, self.vocab_size), logits, -mx.inf)
+        return logits
+
+
+class _Used:
+    """The distinct rows that own positions, and how their properties become columns (N, 1) or tables (N, V)."""
+
+    def __init__(self, rows: Sequence[RowSampler], owners: Sequence[int]) -> None:
+        order = {owner: place for place, owner in enumerate(dict.fromkeys(owners))}
+        self.rows = [rows[o] for o in order]
+        self._is_aligned = len(order) == len(owners)
+        self._index = None if self._is_aligned else np.asarray([order[o] for o in owners], np.int32)
+
+    def column(self, read: Callable[[RowSampler], float]) -> mx.array:
+        """(N, 1), or (1, 1) where all have the same row."""
+        values = np.asarray([[read(r)] for r in self.rows])
+        values = values.astype(np.float32 if values.dtype.kind == "f" else values.dtype)
+        return mx.array(values if self._index is None or len(self.rows) == 1 else values[self._index])
+
+    def table(self, read: Callable[[RowSampler], mx.array]) -> mx.array:
+        """(N, V), or (1, V) where all have the same row."""
+        if len(self.rows) == 1:
+            return read(self.rows[0])[None]
+        found = mx.stack([read(r) for r in self.rows])
+        return found if self._index is None else found[mx.array(self._index)]
 
 
 def confidence(logits: mx.array) -> mx.array:
@@ -102,54 +203,58 @@ def confidence(logits: mx.array) -> mx.array:
     return mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
 
 
-def _column(values: Sequence[float] | Sequence[bool]) -> mx.array:
+def allowed(masks: Sequence[Bits | None], vocab_size: int) -> mx.array:
+    """(N, V) bool."""
+    everything = np.full(num_words(vocab_size), 0xFFFFFFFF, np.uint32)
+    return unpack(mx.array(np.stack([everything if m is None else m for m in masks])), vocab_size)
+
+
+def _column(values: Sequence[bool]) -> mx.array:
     return mx.array(list(values))[:, None]
 
 
-def _penalize(logits: mx.array, rows: Sequence[RowSampler], drafts: mx.array | None) -> mx.array:
+def _penalize(logits: mx.array, used: _Used, drafts: mx.array | None) -> mx.array:
     vocab = logits.shape[1]
-    if any(r.counts is not None for r in rows):
+    if any(r.counts is not None for r in used.rows):
         zero, nothing = mx.zeros((vocab,)), mx.zeros((vocab,), mx.bool_)
-        counts = mx.stack([zero if r.counts is None else r.counts for r in rows])
+        counts = used.table(lambda r: zero if r.counts is None else r.counts)
         counts = counts if drafts is None else counts + drafts
-        seen = mx.stack([nothing if r.prompt_seen is None else r.prompt_seen for r in rows]) | (counts > 0)
-        repetition = _column([r.params.repetition_penalty for r in rows])
+        seen = used.table(lambda r: nothing if r.prompt_seen is None else r.prompt_seen) | (counts > 0)
+        repetition = used.column(lambda r: float(r.params.repetition_penalty))
         penalized = mx.where(logits > 0, logits / repetition, logits * repetition)
         logits = mx.where(seen, penalized, logits)
-        presence = _column([float(r.params.presence_penalty) for r in rows])
-        frequency = _column([float(r.params.frequency_penalty) for r in rows])
+        presence = used.column(lambda r: float(r.params.presence_penalty))
+        frequency = used.column(lambda r: float(r.params.frequency_penalty))
         logits = logits - presence * (counts > 0) - frequency * counts
-    if any(r.bias is not None for r in rows):
+    if any(r.bias is not None for r in used.rows):
         none = mx.zeros((vocab,))
-        logits = logits + mx.stack([none if r.bias is None else r.bias for r in rows])
+        logits = logits + used.table(lambda r: none if r.bias is None else r.bias)
     return logits
 
 
-def _temper(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
-    return logits / _column(
-        [1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST) for r in rows]
-    )
+def _temper(logits: mx.array, used: _Used) -> mx.array:
+    return logits / used.column(lambda r: 1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST))
 
 
-def _truncate(logits: mx.array, rows: Sequence[RowSampler]) -> mx.array:
+def _truncate(logits: mx.array, used: _Used) -> mx.array:
     """Everything below the largest of the three thresholds becomes impossible. Ties at a threshold all stay."""
-    params = [r.params for r in rows]
+    params = [r.params for r in used.rows]
     vocab = logits.shape[1]
     floors = []
     if any(p.top_k or p.top_p < 1.0 for p in params):
         ranked = -mx.sort(-logits, axis=-1)
-        last = _column([min(p.top_k or vocab, vocab) - 1 for p in params])
-        floors.append(mx.take_along_axis(ranked, last, axis=-1))
+        last = used.column(lambda r: min(r.params.top_k or vocab, vocab) - 1)
+        floors.append(mx.take_along_axis(ranked, mx.broadcast_to(last, (logits.shape[0], 1)), axis=-1))
         if any(p.top_p < 1.0 for p in params):
             inside = mx.where(mx.arange(vocab)[None] <= last, ranked, -mx.inf)
             probs = mx.softmax(inside, axis=-1, precise=True)
             before = mx.cumsum(probs, axis=-1) - probs
             # the most likely token always stays; a top_p of 1 must not lose the tail to rounding
-            limit = _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
+            limit = used.column(lambda r: float(r.params.top_p) if r.params.top_p < 1.0 else 2.0)
             kept = mx.where(before < limit, ranked, mx.inf)
             floors.append(mx.min(kept, axis=-1, keepdims=True))
     if any(p.min_p > 0.0 for p in params):
-        logs = _column([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params])
+        logs = used.column(lambda r: math.log(r.params.min_p) if r.params.min_p > 0.0 else -math.inf)
         floors.append(mx.max(logits, axis=-1, keepdims=True) + logs)
     for floor in floors:
         logits = mx.where(logits < floor, -mx.inf, logits)

@@ -1,13 +1,82 @@
-"""Acceptance: which drafted tokens stand, given what the target chose at every verified position. Pure functions of numbers.
+"""Acceptance: which drafted tokens are submitted, and which of them stand, given what the target chose. Pure functions of numbers.
 
-`match`: the target samples at each position with the request's full sampler; a draft stands while it equals that sample. Whatever proposed the
-draft and however it was trimmed, the text is the one plain decoding would have given (the sample at a position is drawn from the same
-logits with the same keyed noise). One token always follows the drafts that stand: the correction, or after all of them the bonus.
+`match`: the target samples at each position with the request's full sampler; a draft stands while it equals that sample. Whatever
+proposed the draft and however it was trimmed, the text is the one plain decoding would have given (the sample at a position is
+drawn from the same logits with the same keyed noise). One token always follows the drafts that stand: the correction, or after all
+of them the bonus.
+
+`rejection` (sampling/rejection.py) makes the target's choice equal to the draft with the right probability, so it counts with
+`match` as well. But it is exact only if whether token i is submitted depends on nothing but the history, the drafter's
+distributions up to i and the tokens before i. So each rule has a way to submit of its own, and what rejection's takes holds no
+token: it cannot depend on one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOutline:
+    """What is known of a draft without looking at the tokens drawn.
+
+    length: how many tokens were drafted, decided before any was drawn. tops: the probability of the drafter's most likely token at each of
+    them (not of the token drawn, which may be another); None where the drafter has no distribution.
+    """
+
+    length: int
+    tops: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tops is not None and len(self.tops) != self.length:
+            raise ValueError(f"{self.length} drafted tokens have {len(self.tops)} confidences")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """p_min and n_min of a row."""
+
+    p_min: float = 0.0
+    n_min: int = 0
+
+
+@dataclass(frozen=True)
+class ForMatch:
+    """So many tokens of a draft are verified by matching."""
+
+    length: int
+
+
+@dataclass(frozen=True)
+class ForRejection:
+    """So many tokens of a draft are verified by rejection. Made by submit_for_rejection only."""
+
+    length: int
+
+
+Submission = ForMatch | ForRejection
+NOTHING = ForMatch(0)
+
+
+def submit_for_match(
+    outline: DraftOutline, limits: Limits, valid: Callable[[int], int] | None = None
+) -> ForMatch:
+    """How many tokens to verify. Anything may be looked at: `valid(n)` tells how many of the first n tokens could stand at all."""
+    length = _until_doubt(outline, limits)
+    if valid is not None and length:
+        length = valid(length)
+    return ForMatch(length if outline.tops is None or length >= limits.n_min else 0)
+
+
+def submit_for_rejection(outline: DraftOutline, limits: Limits) -> ForRejection:
+    """How many tokens to verify: the draft ends before the first doubt. Neither tokens nor what is behind them has a say.
+
+    Raises ValueError for an n_min, which would drop tokens for what came behind them.
+    """
+    if limits.n_min:
+        raise ValueError("n_min does not go with rejection")
+    return ForRejection(_until_doubt(outline, limits))
 
 
 def match(drafted: Sequence[int], sampled: Sequence[int]) -> int:
@@ -30,3 +99,9 @@ def trim(confidences: Sequence[float], *, p_min: float, n_min: int) -> int:
     """
     length = next((i for i, p in enumerate(confidences) if p < p_min), len(confidences))
     return length if length >= n_min else 0
+
+
+def _until_doubt(outline: DraftOutline, limits: Limits) -> int:
+    if outline.tops is None:
+        return outline.length
+    return trim(outline.tops, p_min=limits.p_min, n_min=0)

@@ -1,0 +1,41 @@
+"""Drafting what there is no choice about: the text a grammar forces, or a closing tag. Costs no model and is nearly always right.
+
+Only a proposal all the same: where the forced text can be cut into tokens in several ways, the target's own way is what stands. Knows a
+row's constraints through its sampler; keeps nothing of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.sampling.sampler import BatchSampler
+
+
+class Forced(Drafter):
+    """Asked before all others for rows that have constraints."""
+
+    name = "forced"
+    longest = 63  # tokens: with the row's own a width that compiles
+
+    def begin(self, row: int) -> None:
+        """Nothing to keep."""
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        """The row's constraints have heard of them."""
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def truncate(self, row: int, length: int) -> None:
+        """Nothing to cut."""
+
+    def close(self, row: int) -> None:
+        """Nothing to forget."""
+
+    def _draft(self, ask: Ask) -> Draft:
+        constraints = ask.sampler.constraints
+        tokens = [] if constraints is None else constraints.forced()[: min(ask.limit, self.longest)]
+        return Draft(len(tokens), tokens) if tokens else NO_DRAFT

@@ -1,0 +1,96 @@
+"""Every token's bytes, from the tokenizer's own files: what a grammar, a forbidden word or a list of log-probabilities needs.
+
+Knows the three ways in which vocabularies spell bytes (byte-level, byte fallback with a mark for spaces, plain text); knows no context:
+a space that a decoder would add or take away at the beginning of a text is not seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any
+
+from mlxspec.loading.tokenizer import Tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_SPACE = "\u2581"  # the mark SentencePiece writes for a space
+
+
+class TokenBytes:
+    """tokens[i]: bytes of id i, b"" for ids of the model's padding. special: ids that are no text (their bytes are their names)."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """vocab_size: the model's, at least the tokenizer's."""
+        self._tokenizer = tokenizer
+        spell = _speller(_kinds(json.loads(tokenizer.decoder_state())))
+        added = tokenizer.added_tokens()
+        found: list[bytes] = []
+        for token in range(vocab_size):
+            text = tokenizer.token_text(token)
+            if text is None:
+                found.append(b"")
+            else:
+                found.append(text.encode() if token in added else spell(text))
+        self.tokens = tuple(found)
+        self.special = frozenset(t for t, is_special in added.items() if is_special and t < vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, special=False)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._tokenizer.eos_ids
+
+    @cached_property
+    def text_ids(self) -> tuple[int, ...]:
+        """Ids that are text."""
+        return tuple(i for i, data in enumerate(self.tokens) if data and i not in self.special)
+
+    @cached_property
+    def sorted_ids(self) -> tuple[int, ...]:
+        """Ids that are text, in the order of their bytes: tokens with a common beginning stand together."""
+        return tuple(sorted(self.text_ids, key=self.tokens.__getitem__))
+
+    @cached_property
+    def sorted_bytes(self) -> tuple[bytes, ...]:
+        """Bytes of sorted_ids."""
+        return tuple(self.tokens[i] for i in self.sorted_ids)
+
+
+def _speller(kinds: frozenset[str]) -> Any:
+    """Vocabulary entry -> bytes."""
+    if "ByteLevel" in kinds:
+        table = _byte_level()
+        return lambda text: bytes(table[c] for c in text) if all(c in table for c in text) else text.encode()
+    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        return _fallback
+    return str.encode
+
+
+def _fallback(text: str) -> bytes:
+    byte = _BYTE.match(text)
+    return bytes([int(byte[1], 16)]) if byte else text.replace(_SPACE, " ").encode()
+
+
+def _byte_level() -> dict[str, int]:
+    """GPT-2's spelling: printable characters of Latin-1 stand for themselves, other bytes for the characters from 256 on, in order."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    table, moved = {}, 256
+    for byte in range(256):
+        if byte in printable:
+            table[chr(byte)] = byte
+        else:
+            table[chr(moved)] = byte
+            moved += 1
+    return table
+
+
+def _kinds(state: Any) -> frozenset[str]:
+    """Every "type" in a component's serialized form."""
+    if isinstance(state, list):
+        return frozenset().union(*map(_kinds, state))
+    if not isinstance(state, dict):
+        return frozenset()
+    own = {state["type"]} if isinstance(state.get("type"), str) else set()
+    return frozenset(own).union(*map(_kinds, state.values()))

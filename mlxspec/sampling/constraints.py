@@ -1,0 +1,194 @@
+"""What may come next in one answer: grammar, forbidden words and thinking budget as one, at every place a draft reaches.
+
+Host work on token ids, so whoever asks must know the draft. The state moves by committed tokens only; looking along a draft leaves it as it
+was. Knows sets of tokens; knows no logits and no acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from mlxspec.config import SamplingParams
+from mlxspec.errors import ConfigError
+from mlxspec.loading.token_bytes import TokenBytes
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.sampling import bits as bitsets
+from mlxspec.sampling.bad_words import BadWords
+from mlxspec.sampling.bits import Bits
+from mlxspec.sampling.grammar import Grammar, GrammarCompiler
+from mlxspec.sampling.thinking import Thinking, ThinkingState
+
+
+class _State(NamedTuple):
+    thinking: ThinkingState
+    tail: bytes  # the end of the answer, for forbidden words
+
+
+class Constraints:
+    """One request's. `push` is told of every token of the answer but the end token."""
+
+    def __init__(
+        self,
+        *,
+        thinking: Thinking | None,
+        words: BadWords | None,
+        grammar: Grammar | None,
+        prompt: Sequence[int],
+        vocabulary: TokenBytes,
+    ) -> None:
+        self._thinking, self._words, self._grammar = thinking, words, grammar
+        self._eos, self._size = vocabulary.eos_ids, len(vocabulary.tokens)
+        start = thinking.start(prompt) if thinking else ThinkingState("done")
+        # what the model opens by itself, a grammar has forbidden already
+        if grammar and start.phase == "waiting":
+            start = ThinkingState("done")
+        self._state = _State(start, b"")
+        self._looked: tuple[list[int], list[Bits | None]] | None = (
+            None  # the draft last looked along, and what was seen
+        )
+        self.num_forced = 0  # tokens of a closing tag
+
+    @property
+    def num_thinking(self) -> int:
+        """Tokens of thinking so far."""
+        return self._state.thinking.num_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """The grammar allows nothing more: the answer is complete."""
+        return self._grammar is not None and self._is_grammar_on(self._state) and self._grammar.is_finished
+
+    def reaches(self, width: int) -> bool:
+        """Whether anything may be forbidden at one of the next `width` places, whatever comes before it."""
+        if self._words is not None or self._grammar is not None:
+            return True
+        return self._thinking is not None and self._thinking.reaches(self._state.thinking, width)
+
+    def masks(self, draft: Sequence[int]) -> list[Bits | None]:
+        """What may come at each place along a draft, and behind it: len(draft) + 1 sets, None for anything.
+
+        Behind a token that may not come, or an end token, anything may: nothing there will stand.
+        """
+        draft = list(draft)
+        if self._looked is None or self._looked[0][: len(draft)] != draft:
+            self._looked = draft, self._look(draft)
+        return self._looked[1][: len(draft) + 1]
+
+    def _look(self, draft: list[int]) -> list[Bits | None]:
+        found: list[Bits | None] = []
+        state, consumed = self._state, 0
+        for token in draft:
+            mask = self._mask(state)
+            found.append(mask)
+            if token in self._eos or (mask is not None and not bitsets.holds(mask, token)):
+                break
+            if self._grammar is not None and self._is_grammar_on(state):
+                if not self._grammar.consume(token):
+                    break
+                consumed += 1
+            state = self._step(state, token)
+        else:
+            found.append(self._mask(state))
+        if self._grammar is not None:
+            self._grammar.rollback(consumed)
+        return found + [None] * (len(draft) + 1 - len(found))
+
+    def validate(self, draft: Sequence[int]) -> int:
+        """How many of these tokens could stand: those before the first forbidden one."""
+        for length, (token, mask) in enumerate(zip(draft, self.masks(draft), strict=False)):
+            if mask is not None and not bitsets.holds(mask, token):
+                return length
+        return len(draft)
+
+    def forced(self) -> list[int]:
+        """Tokens there is no choice about, as far as anybody can tell now."""
+        closing = self._thinking.forced(self._state.thinking) if self._thinking else []
+        if closing or self._grammar is None or not self._is_grammar_on(self._state):
+            return closing
+        return self._grammar.forced()
+
+    def push(self, token: int) -> bool:
+        """A token of the answer. False if nothing allowed was left to choose, and this was not allowed either."""
+        own = self._own_mask(self._state)
+        if own is not None and not bitsets.holds(own, token):
+            return False
+        if (
+            self._grammar is not None
+            and self._is_grammar_on(self._state)
+            and not self._grammar.consume(token)
+        ):
+            return False
+        self.num_forced += self._state.thinking.phase == "closing"
+        self._state, self._looked = self._step(self._state, token), None
+        return True
+
+    def _is_grammar_on(self, state: _State) -> bool:
+        return state.thinking.phase == "done"
+
+    def _own_mask(self, state: _State) -> Bits | None:
+        """What forced tokens and forbidden words leave."""
+        forced = self._thinking.forced(state.thinking) if self._thinking else []
+        if forced:
+            return bitsets.only(forced[:1], self._size)
+        return self._words.mask(state.tail) if self._words else None
+
+    def _mask(self, state: _State) -> Bits | None:
+        mask = self._own_mask(state)
+        if self._grammar is None or not self._is_grammar_on(state):
+            return mask
+        allowed = self._grammar.mask()
+        return allowed if mask is None else np.bitwise_and(mask, allowed)
+
+    def _step(self, state: _State, token: int) -> _State:
+        thinking = self._thinking.step(state.thinking, token) if self._thinking else state.thinking
+        return _State(thinking, self._words.step(state.tail, token) if self._words else b"")
+
+
+class ConstraintMaker:
+    """Makes them for one model; what depends on the vocabulary alone is made once, when first needed."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._tokenizer, self._size = tokenizer, vocab_size
+
+    def make(self, params: SamplingParams, prompt: Sequence[int]) -> Constraints | None:
+        """None where nothing is constrained. Raises GrammarError, and ConfigError without a tokenizer."""
+        wanted = params.has_grammar or params.bad_words or params.thinking_budget is not None
+        if not wanted:
+            return None
+        if self._tokenizer is None:
+            raise ConfigError("Without a tokenizer there are no grammars, bad words or thinking budgets.")
+        watches = params.has_grammar or params.thinking_budget is not None
+        return Constraints(
+            thinking=self._thinking(params) if watches else None,
+            words=BadWords(params.bad_words, self.vocabulary) if params.bad_words else None,
+            grammar=self._compiler.compile(params) if params.has_grammar else None,
+            prompt=prompt,
+            vocabulary=self.vocabulary,
+        )
+
+    def _thinking(self, params: SamplingParams) -> Thinking | None:
+        try:
+            return Thinking(params.thinking_tags, params.thinking_budget, self.vocabulary)
+        except ConfigError:
+            if params.thinking_budget is not None:
+                raise
+            return None  # a model that cannot close thinking has not opened it
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        """Bytes by token id; all empty without a tokenizer."""
+        return (b"",) * self._size if self._tokenizer is None else self.vocabulary.tokens
+
+    @cached_property
+    def vocabulary(self) -> TokenBytes:
+        if self._tokenizer is None:
+            raise ConfigError("Without a tokenizer tokens have no bytes.")
+        return TokenBytes(self._tokenizer, self._size)
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(self.vocabulary)

@@ -1,0 +1,57 @@
+"""Log-probabilities of chosen tokens and of the likeliest ones, under the model's own distribution: softmax of its logits as they are.
+
+Not those after penalties, grammar or temperature: so they say what the model thought, whatever was asked of it. Knows logits and choices;
+knows no rows and no drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.events import TokenLogprob, TopToken
+
+
+class Logprobs(NamedTuple):
+    """Lazy, for N positions: chosen (N,) float32; top_tokens and top_values (N, n), likeliest first, None for n = 0."""
+
+    chosen: mx.array
+    top_tokens: mx.array | None
+    top_values: mx.array | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [x for x in self if x is not None]
+
+    def read(
+        self, tokens: Sequence[int], num_top: int, start: int, data: Sequence[bytes]
+    ) -> list[TokenLogprob]:
+        """Those of positions start, start + 1, ...: one for each of `tokens`. data: bytes by token id."""
+        end = start + len(tokens)
+        own = np.asarray(self.chosen)[start:end].tolist()
+        tops: list[tuple[TopToken, ...]] = [()] * len(tokens)
+        if num_top and self.top_tokens is not None:
+            ids = np.asarray(self.top_tokens)[start:end, :num_top].tolist()
+            values = np.asarray(self.top_values)[start:end, :num_top].tolist()
+            tops = [
+                tuple(TopToken(token=t, logprob=v, data=data[t]) for t, v in zip(*pair, strict=True))
+                for pair in zip(ids, values, strict=True)
+            ]
+        return [
+            TokenLogprob(token=token, logprob=value, data=data[token], top=top)
+            for token, value, top in zip(tokens, own, tops, strict=True)
+        ]
+
+
+def logprobs(logits: mx.array, chosen: mx.array, num_top: int) -> Logprobs:
+    """Of tokens chosen (N,) by logits (N, V), and of the num_top likeliest."""
+    logits = logits.astype(mx.float32)
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    own = mx.take_along_axis(logits, chosen[:, None], axis=-1) - total
+    if not num_top:
+        return Logprobs(own[:, 0], None, None)
+    order = mx.argsort(-logits, axis=-1)[:, :num_top]
+    return Logprobs(own[:, 0], order, mx.take_along_axis(logits, order, axis=-1) - total)

@@ -1,0 +1,75 @@
+"""How long a model may think: counts tokens between the tags and, at the budget, forces the tag that closes.
+
+A state is a value, so that what a draft would do can be looked at and forgotten. Only the first stretch of thinking is watched; behind it
+nothing is forced. A character that the budget cuts stays incomplete. Knows bytes of tokens; knows no logits and no drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from mlxspec.errors import ConfigError
+from mlxspec.loading.token_bytes import TokenBytes
+
+
+class ThinkingState(NamedTuple):
+    """phase; tokens thought; the bytes that may begin a tag; how much of the closing tag has been forced."""
+
+    phase: Literal["waiting", "open", "closing", "done"]
+    num_tokens: int = 0
+    tail: bytes = b""
+    num_closed: int = 0
+
+
+class Thinking:
+    """The rules of one request. budget None: only watch."""
+
+    def __init__(self, tags: tuple[str, str], budget: int | None, vocabulary: TokenBytes) -> None:
+        """Raises ConfigError where the closing tag cannot be written with this vocabulary."""
+        self._tokens = vocabulary.tokens
+        self._open, self._close = (tag.encode() for tag in tags)
+        self._budget = budget
+        self.closing = vocabulary.encode(tags[1])
+        if b"".join(self._tokens[t] for t in self.closing) != self._close:
+            raise ConfigError(f"This model's vocabulary cannot write the closing tag {tags[1]!r}.")
+
+    def start(self, prompt: Sequence[int]) -> ThinkingState:
+        """Behind a prompt. It has opened thinking if nothing but white space stands behind its last opening tag."""
+        data = b"".join(self._tokens[t] for t in prompt[-64:])
+        _, tag, after = data.rpartition(self._open)
+        return self._opened(b"") if tag and not after.strip() else ThinkingState("waiting")
+
+    def step(self, state: ThinkingState, token: int) -> ThinkingState:
+        """Behind one more token."""
+        if state.phase == "done":
+            return state
+        if state.phase == "closing":
+            done = state.num_closed + 1 == len(self.closing)
+            return state._replace(phase="done" if done else "closing", num_closed=state.num_closed + 1)
+        tag = self._open if state.phase == "waiting" else self._close
+        data = state.tail + self._tokens[token]
+        place = data.find(tag)
+        tail = data[-(len(tag) - 1) :] if len(tag) > 1 else b""
+        if state.phase == "waiting":
+            return state._replace(tail=tail) if place < 0 else self._opened(data[place + len(tag) :])
+        if place >= 0:
+            return state._replace(phase="done")
+        num = state.num_tokens + 1
+        return ThinkingState("closing" if num == self._budget else "open", num, tail)
+
+    def forced(self, state: ThinkingState) -> list[int]:
+        """Tokens that must come now."""
+        return self.closing[state.num_closed :] if state.phase == "closing" else []
+
+    def reaches(self, state: ThinkingState, width: int) -> bool:
+        """Whether a token may be forced at one of the next `width` places."""
+        if self._budget is None or state.phase == "done":
+            return False
+        # a waiting row may open with its next token
+        return state.phase == "closing" or self._budget - state.num_tokens < width
+
+    def _opened(self, tail: bytes) -> ThinkingState:
+        if self._close in tail:
+            return ThinkingState("done")
+        return ThinkingState("closing" if self._budget == 0 else "open", 0, tail)
