@@ -13,6 +13,7 @@ from mlxspec.events import FinishReason
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import DrafterStats, RequestStats
+    from mlxspec.kernels.launch import KernelReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def by_drafter(all_stats: Iterable[RequestStats]) -> dict[str, list[DrafterStats
 
 
 def machine() -> str:
-    """`peak memory 28 MB · OpenBLAS 0.3.21, bundled`; off Linux without the BLAS, on a GPU with its name."""
+    """`peak memory 28 MB · OpenBLAS 0.3.21, bundled`; off Linux without the BLAS, on a GPU with its name and our kernels in use."""
     import mlx.core as mx
 
     from mlxspec import device
@@ -79,15 +80,19 @@ def machine() -> str:
             report.blas
             + (f", {report.blas_kind}" if report.blas_kind in ("bundled", "path", "preloaded") else "")
         )
+    used = [kernel.name for kernel in _kernels() if kernel.in_use]
+    if used:
+        parts.append(f"kernels {', '.join(used)}")
     return " · ".join(parts)
 
 
 def notices(all_stats: Iterable[RequestStats]) -> list[str]:
-    """Sentences a person should see, each once: drafters that ended, what the machine lacks."""
+    """Sentences a person should see, each once: drafters that ended, what the machine lacks, kernels that failed their check."""
     from mlxspec import device
 
     found = [n for stats in all_stats for n in stats.notices]
-    return list(dict.fromkeys([*found, *device.report().notices]))
+    off = [f"The kernel {k.name} is switched off: it {k.reason}." for k in _kernels() if k.failed]
+    return list(dict.fromkeys([*found, *device.report().notices, *off]))
 
 
 def as_data(stats: RequestStats) -> dict[str, Any]:
@@ -103,7 +108,7 @@ def as_data(stats: RequestStats) -> dict[str, Any]:
 
 
 def device_data() -> dict[str, Any]:
-    """Backend, BLAS and memory for JSON."""
+    """Backend, BLAS, kernels and memory for JSON."""
     import mlx.core as mx
 
     from mlxspec import device
@@ -115,9 +120,16 @@ def device_data() -> dict[str, Any]:
         "blas": report.blas,
         "blas_kind": report.blas_kind,
         "compile_enabled": report.compile_enabled,
+        "kernels": [asdict(kernel) for kernel in _kernels()],
         "peak_memory_bytes": mx.get_peak_memory(),
         "notices": list(report.notices),
     }
+
+
+def _kernels() -> tuple[KernelReport, ...]:
+    from mlxspec.kernels import launch
+
+    return launch.needed()
 
 
 def size(num_bytes: float) -> str:

@@ -30,6 +30,7 @@ from mlxspec.engine.stats import EngineStats, RequestStats
 from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
+from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.sampling.constraints import ConstraintMaker
@@ -206,6 +207,11 @@ class Engine:
                 self._retire()
                 return True
         return False
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        """Which Metal kernels this process uses, and why not the others."""
+        return needed()
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:

@@ -20,6 +20,7 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.kernels import races
 from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer, read_json
 from mlxspec.loading.weights import read_folder
@@ -54,6 +55,7 @@ def load(
     if draft_model is None and model == hub.DEMO:
         draft_model = hub.DEMO_DRAFT
     with device.private_kernels():
+        races.prepare()
         target = _read(folder, dtype)
         tokenizer = _tokenizer(folder, target)
         names = _names(asked, target, draft_model)

@@ -22,7 +22,7 @@ PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
 def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     """Race every distinct quantized projection for 1 to 8 rows, and prefill of the recurrence.
 
-    Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down, if there are any.
+    Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down.
     """
     found: dict[str, dict[str, float]] = {}
     for weight in _distinct_weights(model):
@@ -38,7 +38,7 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
 
 
 def _distinct_weights(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
-    found = {}
+    found: dict[tuple[object, ...], qmv_rows.QuantizedWeight] = {}
     for _, module in model.named_modules():
         if isinstance(module, FusedLinear):
             for w in module.quantized:

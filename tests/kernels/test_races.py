@@ -56,7 +56,9 @@ def test_new_ratios_stand_beside_those_on_record(record):
     launch.forget()
     assert races.restore() is None
     assert launch.speedups()["qmv_rows"] == {
-        **{"512 to 8, 2 rows": 1.25, "512 to 8, 3 rows": 1.5, "512 to 8, 4 rows": 2.0}
+        "512 to 8, 2 rows": 1.25,
+        "512 to 8, 3 rows": 1.5,
+        "512 to 8, 4 rows": 2.0,
     }
     assert launch.speedups()["gdn_prefill"] == RATIOS["gdn_prefill"]
     assert [path.name for path in record.parent.iterdir()] == [record.name]
