@@ -193,7 +193,7 @@ class ModelCache:
     def nbytes(self) -> int:
         """Bytes of all live copies. A fork counts its own recurrent state only: its buffers are the parent's."""
         layers = [x for x in self.layers if x.is_recurrent] if self._is_fork else self.layers
-        return sum(x.nbytes for layer in layers for x in layer.arrays)
+        return sum({id(x): x.nbytes for layer in layers for x in layer.arrays}.values())
 
     def _require_idle(self, what: str) -> None:
         if self.pending is not None:
