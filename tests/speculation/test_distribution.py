@@ -1,0 +1,97 @@
+"""Drafting keeps the distribution, for both rules, with everything that may be asked for; and each mistake it could hide is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.speculation.simulate import Fault, Setting, Simulation, World, p_value
+
+SMALLEST = 1e-4
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4}
+ALL_PARAMS = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 1.0}, **PENALTIES}
+CASES = {
+    "plain": Setting(),
+    "temperature": Setting(params={"temperature": 0.7}),
+    "top-p": Setting(params={"top_p": 0.8}),
+    "top-k": Setting(params={"top_k": 5, "temperature": 1.3}),
+    "penalties": Setting(params=PENALTIES),
+    "p_min": Setting(p_min=0.3),
+    "grammar": Setting(grammar=True),
+    "chain": Setting(ngram=True),
+    "argmax": Setting(drafts_by="argmax"),
+    "everything": Setting(params=ALL_PARAMS, p_min=0.2, grammar=True, ngram=True),
+    "match": Setting(rule="match", drafts_by="shared"),
+    "match, independent drafts": Setting(rule="match"),
+    "match, argmax drafts": Setting(rule="match", drafts_by="argmax", params={"temperature": 0.7}),
+    "match, p_min and n_min": Setting(rule="match", drafts_by="shared", p_min=0.25, n_min=2),
+    "match, grammar": Setting(rule="match", drafts_by="shared", grammar=True, params={"top_p": 0.8}),
+    "match, everything": Setting(
+        rule="match", drafts_by="shared", params=ALL_PARAMS, p_min=0.2, n_min=2, grammar=True, ngram=True
+    ),
+}
+FAULTS = {
+    Fault.ONE_UNIFORM: Setting(depth=3),
+    Fault.OWN_PROBABILITY: Setting(depth=3, p_min=0.25),
+    Fault.TRIMMED: Setting(depth=3, grammar=True),
+    Fault.SHORT_DROPPED: Setting(depth=3, p_min=0.25),
+    Fault.SHARED_NOISE: Setting(depth=3),
+}
+
+
+@cache
+def world() -> World:
+    return World()
+
+
+def check(setting: Setting) -> tuple[float, Simulation]:
+    simulation = Simulation(world(), setting)
+    return p_value(simulation.run(), world().expected(setting)), simulation
+
+
+def depths() -> list:
+    """Every case at one depth, and at the others in the slow tier."""
+    return [
+        pytest.param(
+            name, depth, id=f"{name}-{depth}", marks=[] if i % 4 == depth - 1 else [pytest.mark.slow]
+        )
+        for i, name in enumerate(CASES)
+        for depth in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize(("name", "depth"), depths())
+def test_texts_are_distributed_as_without_drafting(name: str, depth: int) -> None:
+    """210 thousand tokens: every text of three tokens against its exact probability."""
+    p, simulation = check(replace(CASES[name], depth=depth))
+    assert p > SMALLEST
+    if depth > 1 or not CASES[name].n_min:  # a draft of one token is too short there
+        assert 0.05 * simulation.num_drafted < simulation.num_stood < simulation.num_drafted
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name.lower())
+def test_each_mistake_is_found(fault: Fault) -> None:
+    right, _ = check(FAULTS[fault])
+    wrong, _ = check(replace(FAULTS[fault], fault=fault))
+    assert right > SMALLEST > wrong, fault.value
+
+
+def test_rejection_accepts_more_than_matching_independent_drafts() -> None:
+    def acceptance(setting: Setting) -> float:
+        _, simulation = check(replace(setting, num_rows=10_000))
+        return simulation.num_stood / simulation.num_drafted
+
+    independent, shared, rejection = (
+        acceptance(CASES[n]) for n in ("match, independent drafts", "match", "plain")
+    )
+    assert independent < shared < rejection
+
+
+def test_a_p_value_is_one_where_numbers_agree_and_zero_where_the_impossible_came() -> None:
+    expected = np.full((2, 2), 0.25)
+    texts = np.array([[0, 0], [0, 1], [1, 0], [1, 1]] * 100)
+    assert p_value(texts, expected) > 0.99
+    assert p_value(texts, np.array([[0.5, 0.0], [0.25, 0.25]])) == 0.0
