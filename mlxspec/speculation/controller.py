@@ -1,0 +1,343 @@
+"""Chooses each round who drafts and how much of it is verified, so that expected tokens a second are most; plain decoding always
+competes.
+
+A round asks three questions. `choose`: given what lookup offers (it costs next to nothing) and what model drafters promise, who drafts
+for each row? `trim`: now that drafts and their confidences are there, how many tokens of each are worth verifying together? `learn`:
+the text has come, what of it had been drafted? Drafts that lost, were trimmed, or were only made to look (probes) teach like verified
+ones; a verify is never paid to learn.
+
+All values are in tokens. A row's share of a plain round costs `share` seconds and gives one token; a round of value v gives v tokens
+more than the same time spent at the row's going rate. Knows costs and estimates as numbers; knows no tokens, no arrays, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
+from mlxspec.speculation.estimate import Calibration, RowEstimate
+
+MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
+PRUDENCE = (
+    1.04  # what a wider forward takes beyond a plain one counts so many times: curves are never quite right
+)
+PROBE_DEPTH = (
+    3  # where drafting is cheap; a probe's steps together cost at most half a plain step, or are one step
+)
+FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
+CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
+_FIRST_GUESS = 0.65  # chance of a drafted token before a drafter was ever seen
+_FOLLOW = 0.08  # how far one draft moves what a drafter promises
+_RATE_FOLLOW = 0.05
+
+
+class Offer(NamedTuple):
+    """A draft somebody made: how many tokens, and how sure of each, if known."""
+
+    drafter: str
+    length: int
+    confidences: Sequence[float] | None = None
+
+
+class Choice(NamedTuple):
+    """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens, which are not
+    verified if it is a `probe`. value: tokens it promises beyond plain decoding."""
+
+    offer: int | None = None
+    model: str | None = None
+    depth: int = 0
+    probe: bool = False
+    value: float = 0.0
+
+
+PLAIN = Choice()
+
+
+class _Promise:
+    """What one model drafter is worth to a row by depth limit, learned from its drafts. gap, rest: probing; spent: seconds of probes."""
+
+    __slots__ = ("count", "gap", "rest", "spent", "values")
+
+    def __init__(self, values: list[float], count: float, gap: int) -> None:
+        self.values, self.count, self.gap = values, count, gap
+        self.rest, self.spent = 0, 0.0
+
+    def copy(self) -> _Promise:
+        return _Promise(list(self.values), min(self.count, 6.0), self.gap)
+
+    def best(self, limit: int) -> tuple[float, int]:
+        """Highest value and its depth, among depths 1 to `limit`."""
+        values = self.values
+        depth = max(range(min(limit, len(values))), key=values.__getitem__, default=-1)
+        return (values[depth], depth + 1) if depth >= 0 else (0.0, 0)
+
+    def follow(self, seen: Sequence[float]) -> None:
+        self.count += 1.0
+        part = max(_FOLLOW, 1.0 / (self.count + 1.0))
+        values = self.values
+        for i, value in enumerate(seen):
+            values[i] += part * (value - values[i])
+
+
+class RowControl:
+    """One row's part of the controller's memory. Make it with `Controller.open`."""
+
+    __slots__ = ("bucket", "estimates", "kind", "promises", "rate", "seconds")
+
+    def __init__(self, kind: str, context_bucket: int, rate: float) -> None:
+        self.kind, self.bucket, self.rate = kind, context_bucket, rate
+        self.estimates: dict[str, RowEstimate] = {}
+        self.promises: dict[str, _Promise] = {}
+        self.seconds = 0.0
+
+
+class Controller:
+    """One for an engine; what it learns survives its rows. max_depth: longest draft ever asked of a model."""
+
+    def __init__(self, costs: CostModel, *, max_depth: int = 8) -> None:
+        self.costs, self.max_depth = costs, max_depth
+        self._calibrations: dict[tuple[str, str, int], Calibration] = {}
+        self._promises: dict[tuple[str, str, int], _Promise] = {}
+        self._rates: dict[tuple[str, int], float] = {}
+
+    def open(self, kind: str, context_bucket: int) -> RowControl:
+        """A new row. kind: rows whose drafts fare alike, such as greedy ones; knowledge is shared within a kind and context bucket."""
+        return RowControl(kind, context_bucket, self._rates.get((kind, context_bucket), 0.0))
+
+    def close(self, row: RowControl) -> None:
+        """The row has ended: what its drafters promised it is where the next row of its kind begins."""
+        for name, promise in row.promises.items():
+            self._promises[row.kind, name, row.bucket] = promise.copy()
+        self._rates[row.kind, row.bucket] = row.rate
+
+    def move(self, row: RowControl, context_bucket: int) -> None:
+        """The row has grown into another bucket: what is known there counts from now on."""
+        if context_bucket != row.bucket:
+            self.close(row)
+            row.bucket = context_bucket
+            row.estimates.clear()
+            row.promises.clear()
+
+    # --- before drafting
+
+    def choose(
+        self,
+        rows: Sequence[RowControl],
+        offers: Sequence[Sequence[Offer]],
+        models: Sequence[Mapping[str, tuple[int, int]]],
+    ) -> list[Choice]:
+        """One choice a row. models: by drafter, how many tokens it may draft and how many known ones it has to catch up on."""
+        num_rows = len(rows)
+        return [
+            self._choose(row, given, asked, self.curve(rows), num_rows)
+            for row, given, asked in zip(rows, offers, models, strict=True)
+        ]
+
+    def curve(self, rows: Sequence[RowControl]) -> Curve:
+        """The curve of the longest row: it decides what attention costs."""
+        return self.costs.curve(max(r.bucket for r in rows))
+
+    def _choose(
+        self,
+        row: RowControl,
+        offers: Sequence[Offer],
+        models: Mapping[str, tuple[int, int]],
+        curve: Curve,
+        num_rows: int,
+    ) -> Choice:
+        share = curve.seconds(num_rows) / num_rows
+        rate = max(row.rate, 1.0 / share)
+        best = PLAIN
+        for i, offer in enumerate(offers):
+            reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences)
+            depth = _best_ratio(reaches, curve, num_rows)
+            stake = curve.seconds(num_rows + depth) - num_rows * share
+            gained = sum(reaches[:depth]) - PRUDENCE * rate * stake
+            if depth and gained > max(best.value, MARGIN):
+                best = Choice(offer=i, value=gained)
+        for name, (limit, queued) in models.items():
+            promise = self._promise(row, name, curve, num_rows)
+            value, depth = promise.best(min(limit, self.max_depth))
+            value -= rate * self.costs.draft(name).queued * max(0, queued - 2)
+            if depth and value > max(best.value, MARGIN):
+                best = Choice(model=name, depth=depth, value=value)
+        return best if best is not PLAIN else self._probe(row, models, share, num_rows)
+
+    def _probe(
+        self, row: RowControl, models: Mapping[str, tuple[int, int]], share: float, num_rows: int
+    ) -> Choice:
+        """A plain round; now and then one in which a drafter shows what it would have said."""
+        for name, (limit, queued) in models.items():
+            promise = row.promises[name]
+            if promise.rest < promise.gap or limit < 1:
+                continue
+            depth = min(self._probe_depth(name, share), limit)
+            price = self.costs.draft(name).seconds(depth, queued) / num_rows
+            if self.can_afford(row, name, price, share):
+                promise.rest, promise.spent = 0, promise.spent + price
+                return Choice(model=name, depth=depth, probe=True)
+        return PLAIN
+
+    def _probe_depth(self, name: str, share: float) -> int:
+        step = self.costs.draft(name).step
+        return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(0.5 * share / step))
+
+    def can_afford(self, row: RowControl, name: str, price: float, share: float) -> bool:
+        """Whether a row may pay so many seconds for a look at this drafter."""
+        promise = row.promises.get(name)
+        return promise is None or promise.spent + price <= CREDIT * share + ALLOWANCE * row.seconds
+
+    # --- with drafts at hand
+
+    def trim(
+        self,
+        rows: Sequence[RowControl],
+        drafts: Sequence[Offer | None],
+        *,
+        lookahead: Sequence[bool] | None = None,
+    ) -> list[int]:
+        """How many tokens of each row's draft to verify, so that the round as a whole pays most.
+
+        lookahead False: the decision on a token must not depend on those behind it, as acceptance by rejection demands; that row's
+        draft ends where a single token does not pay.
+        """
+        curve, num_rows = self.curve(rows), len(rows)
+        reaches = [
+            [] if d is None else self.estimate(r, d.drafter).reaches(d.length, d.confidences)
+            for r, d in zip(rows, drafts, strict=True)
+        ]
+        rate = max(num_rows / curve.seconds(num_rows), *(r.rate for r in rows))
+        looks = any(d is not None and d.drafter not in r.promises for r, d in zip(rows, drafts, strict=True))
+        widths = [0] * num_rows
+        for i, may in enumerate(lookahead or ()):
+            if not may:
+                widths[i] = _while_it_pays(reaches[i], curve, num_rows, rate)
+                reaches[i] = []
+        if num_rows == 1:
+            if not widths[0]:
+                widths[0] = (
+                    _best_ratio(reaches[0], curve, 1) if looks else _best_at(reaches[0], curve, 1, rate)[0]
+                )
+            return widths
+        merged = sorted(((q, i) for i, row in enumerate(reaches) for q in row), key=lambda x: -x[0])
+        wanted = [q for q, _ in merged[: MAX_TOKENS - num_rows]]
+        total = (
+            _best_ratio(wanted, curve, num_rows, num_rows)
+            if looks
+            else _best_at(wanted, curve, num_rows, rate)[0]
+        )
+        for _, i in merged[:total]:
+            widths[i] += 1
+        return widths
+
+    def drafted(
+        self, row: RowControl, name: str, length: int, confidences: Sequence[float] | None, num_rows: int
+    ) -> None:
+        """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit."""
+        curve = self.curve([row])
+        promise = self._promise(row, name, curve, num_rows)
+        reaches = self.estimate(row, name).reaches(length, confidences)
+        promise.follow(self._values(row, name, reaches, curve, num_rows))
+        if promise.best(self.max_depth)[0] > MARGIN:
+            promise.gap = max(FIRST_GAP, promise.gap // 2)
+        else:
+            plain = curve.seconds(num_rows)
+            depth = self._probe_depth(name, plain / num_rows)
+            rare = self.costs.draft(name).seconds(depth, num_rows, num_rows) / (ALLOWANCE * plain)
+            promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(rare)))
+        promise.rest = 0
+
+    # --- when the text has come
+
+    def learn(self, row: RowControl, offer: Offer, matched: int, known: int) -> None:
+        """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference."""
+        self.estimate(row, offer.drafter).learn(offer.length, offer.confidences, matched, known)
+
+    def spent(self, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
+        """A row's share of a round took `seconds` and gave `num_tokens`. looked_up: through lookup, which comes in bursts and is left
+        out of the going rate."""
+        row.seconds += seconds
+        for promise in row.promises.values():
+            promise.rest += num_tokens
+        if not looked_up and seconds > 0:
+            rate = num_tokens / seconds
+            row.rate += (_RATE_FOLLOW if row.rate else 1.0) * (rate - row.rate)
+
+    def estimate(self, row: RowControl, name: str) -> RowEstimate:
+        found = row.estimates.get(name)
+        if found is None:
+            key = (row.kind, name, row.bucket)
+            shared = self._calibrations.get(key)
+            if shared is None:
+                shared = self._calibrations[key] = Calibration()
+            found = row.estimates[name] = RowEstimate(shared)
+        return found
+
+    def _promise(self, row: RowControl, name: str, curve: Curve, num_rows: int) -> _Promise:
+        found = row.promises.get(name)
+        if found is None:
+            kept = self._promises.get((row.kind, name, row.bucket))
+            if kept is None:
+                guess = [_FIRST_GUESS ** (i + 1) for i in range(self.max_depth)]
+                kept = _Promise(self._values(row, name, guess, curve, num_rows), 0.0, FIRST_GAP)
+            found = row.promises[name] = kept.copy()
+        return found
+
+    def _values(
+        self, row: RowControl, name: str, reaches: Sequence[float], curve: Curve, num_rows: int
+    ) -> list[float]:
+        """Value of a draft by depth limit. Depths the draft did not reach inherit the chance of its last token."""
+        shape, plain = curve.shape, curve.seconds(num_rows)
+        rate = max(row.rate, num_rows / plain)
+        cost = self.costs.draft(name)
+        price = PRUDENCE * rate * curve.scale
+        step = rate * (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
+        drafting = rate * cost.seconds(0, 2 * num_rows, num_rows) / num_rows
+        sum_reaches, best, reached, chance = price * shape[num_rows], 0.0, 1.0, 0.0
+        out = []
+        for i in range(self.max_depth):
+            if i < len(reaches):
+                chance = reaches[i] / reached if reached > 0 else 0.0
+                reached = reaches[i]
+            else:
+                reached *= chance
+            sum_reaches += reached
+            best = max(best, sum_reaches - price * shape[num_rows + i + 1])
+            drafting += step
+            out.append(best - drafting)
+        return out
+
+
+def _best_at(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> tuple[int, float]:
+    """How many drafted tokens give most beyond what their time gives at `rate`, and how much that is."""
+    shape, price = curve.shape, PRUDENCE * rate * curve.scale
+    sum_reaches, best, depth = price * shape[num_rows], 0.0, 0
+    for width, reached in enumerate(reaches, num_rows + 1):
+        sum_reaches += reached
+        value = sum_reaches - price * shape[width]
+        if value > best:
+            best, depth = value, width - num_rows
+    return depth, best
+
+
+def _best_ratio(reaches: Sequence[float], curve: Curve, num_rows: int, tokens: int = 1) -> int:
+    """How many drafted tokens give most tokens a second, beside `tokens` that come anyway within as many shares of a plain round."""
+    shape = curve.shape
+    plain = shape[num_rows]
+    base = plain * (tokens / num_rows - PRUDENCE)
+    sum_reaches, best, depth = float(tokens), num_rows / plain, 0
+    for width, reached in enumerate(reaches, num_rows + 1):
+        sum_reaches += reached
+        ratio = sum_reaches / (base + PRUDENCE * shape[width])
+        if ratio > best:
+            best, depth = ratio, width - num_rows
+    return depth
+
+
+def _while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:
+    """How many tokens at the beginning of a draft each pay for themselves."""
+    for width, reached in enumerate(reaches, num_rows):
+        if reached < PRUDENCE * rate * (curve.seconds(width + 1) - curve.seconds(width)):
+            return width - num_rows
+    return len(reaches)

@@ -1,0 +1,205 @@
+"""What a token costs: seconds of a target forward by its width and context, seconds of a draft by drafter, depth and catch-up.
+
+Starts from what was measured when the model was loaded (or kept from an earlier load) and follows what rounds really take.
+Only ratios matter to whoever asks, so the whole curve moves with the machine's speed and each width besides on its own.
+Plain numbers; knows no drafter, no clock and no model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlxspec.errors import ConfigError
+
+MAX_TOKENS = 384  # widths the curve knows; beyond, the last slope goes on
+KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 24, 32, 48, 64, 96, 128, 192, 256, MAX_TOKENS)
+CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[b], the last bucket everything
+_CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
+_SCALE_GAIN = 0.05
+_KNOT_GAIN = 0.03
+_DRAFT_GAIN = 0.10
+_FORMAT = 1
+
+
+def bucket(context: int) -> int:
+    """Which context bucket a row of so many tokens is in."""
+    return sum(context > edge for edge in CONTEXTS)
+
+
+class Curve:
+    """Seconds of one target forward by number of tokens, piecewise linear over KNOTS."""
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        """measured: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
+        alone every token costs as much as the first. Raises ConfigError for anything else."""
+        if 1 not in measured or not all(
+            isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in measured.items()
+        ):
+            raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
+        self._base = [_line(measured, knot) for knot in KNOTS]
+        self._offset = [0.0] * len(KNOTS)  # log corrections
+        self._seen = [0] * len(KNOTS)
+        self.scale = 1.0
+        self.shape: list[float] = [0.0] * (MAX_TOKENS + 1)  # seconds by width before the scale; [0] is 0
+        self._draw(0, len(KNOTS) - 1)
+
+    def seconds(self, num_tokens: int) -> float:
+        """Of one forward over so many tokens."""
+        if num_tokens <= MAX_TOKENS:
+            return self.shape[num_tokens] * self.scale
+        slope = (self.shape[-1] - self.shape[KNOTS[-2]]) / (MAX_TOKENS - KNOTS[-2])
+        return (self.shape[-1] + slope * (num_tokens - MAX_TOKENS)) * self.scale
+
+    def refine(self, num_tokens: int, seconds: float) -> float:
+        """One forward took `seconds`. Returns the clipped log-ratio to what was expected."""
+        if num_tokens < 1 or num_tokens > MAX_TOKENS or not seconds > 0:
+            return 0.0
+        off = max(-_CLIP, min(_CLIP, math.log(seconds / self.seconds(num_tokens))))
+        self.scale *= math.exp(_SCALE_GAIN * off)
+        right = next(i for i, knot in enumerate(KNOTS) if knot >= num_tokens)
+        left = right if KNOTS[right] == num_tokens else right - 1
+        for i in {left, right}:
+            share = (
+                1.0
+                if left == right
+                else abs(num_tokens - KNOTS[left + right - i]) / (KNOTS[right] - KNOTS[left])
+            )
+            self._seen[i] += 1
+            self._offset[i] += share * off * max(_KNOT_GAIN, 0.5 / (self._seen[i] + 2))
+        self._draw(max(0, left - 1), min(len(KNOTS) - 1, right + 1))
+        return off
+
+    def knots(self) -> dict[int, float]:
+        """Width -> seconds, as known now: `Curve(curve.knots())` expects the same."""
+        return {knot: self.seconds(knot) for knot in KNOTS}
+
+    def _draw(self, first: int, last: int) -> None:
+        """Fill `shape` between two knots."""
+        shape = self.shape
+        for i in range(first, last + 1):
+            right = KNOTS[i]
+            shape[right] = self._base[i] * math.exp(self._offset[i])
+            if i > first:
+                left = KNOTS[i - 1]
+                slope = (shape[right] - shape[left]) / (right - left)
+                for width in range(left + 1, right):
+                    shape[width] = shape[left] + slope * (width - left)
+
+
+def _line(points: Mapping[int, float], width: int) -> float:
+    widths = sorted(points)
+    if width in points:
+        return points[width]
+    if len(widths) == 1:
+        return points[1] * width
+    above = next((i for i, w in enumerate(widths) if w > width), len(widths) - 1)
+    left, right = widths[above - 1], widths[above]
+    slope = (points[right] - points[left]) / (right - left)
+    if width > right:
+        slope = max(slope, 0.0)
+    return (
+        points[left] + slope * (width - left) if width <= right else points[right] + slope * (width - right)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCost:
+    """Seconds of one draft. call: however long it is; step: each drafted token; queued: each known token the drafter has to catch up on
+    beyond the first, which the first step runs anyway; row: each further row that drafts along, as a share."""
+
+    call: float = 0.0
+    step: float = 0.0
+    queued: float = 0.0
+    row: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(v) and v >= 0 for v in (self.call, self.step, self.queued, self.row)):
+            raise ConfigError("What a draft costs must be seconds, not below 0.")
+
+    def seconds(self, depth: int, queued: int, num_rows: int = 1) -> float:
+        """queued: known tokens the drafter has not run, all rows together."""
+        waiting = self.queued * max(0, queued - num_rows)
+        return (self.call + self.step * depth) * (1.0 + self.row * (num_rows - 1)) + waiting
+
+
+class CostModel:
+    """All that is known of costs. Buckets nobody measured are like the nearest that was."""
+
+    def __init__(self, verify: Mapping[int, Mapping[int, float]], drafts: Mapping[str, DraftCost]) -> None:
+        """verify: context bucket -> width -> seconds. Raises ConfigError where there is none."""
+        if not verify:
+            raise ConfigError("A cost model needs at least one latency curve.")
+        self._curves = {b: Curve(points) for b, points in verify.items()}
+        self._measured = sorted(self._curves)
+        self.drafts = dict(drafts)
+
+    def curve(self, context_bucket: int) -> Curve:
+        """The curve of a bucket; asked for the first time it is a copy of its nearest neighbour."""
+        found = self._curves.get(context_bucket)
+        if found is None:
+            nearest = min(self._measured, key=lambda b: abs(b - context_bucket))
+            found = self._curves[context_bucket] = Curve(self._curves[nearest].knots())
+        return found
+
+    def draft(self, name: str) -> DraftCost:
+        return self.drafts.get(name, _FREE)
+
+    def refine_draft(self, name: str, depth: int, queued: int, num_rows: int, seconds: float) -> None:
+        """One draft took `seconds`: everything this drafter costs moves towards it."""
+        known = self.draft(name)
+        expected = known.seconds(depth, queued, num_rows)
+        if expected <= 0 or not seconds > 0:
+            return
+        factor = math.exp(_DRAFT_GAIN * max(-_CLIP, min(_CLIP, math.log(seconds / expected))))
+        self.drafts[name] = replace(
+            known, call=known.call * factor, step=known.step * factor, queued=known.queued * factor
+        )
+
+    def as_data(self) -> dict[str, object]:
+        """For `from_data`, plain JSON."""
+        return {
+            "format": _FORMAT,
+            "verify": {str(b): {str(w): s for w, s in c.knots().items()} for b, c in self._curves.items()},
+            "drafts": {n: vars(d) for n, d in self.drafts.items()},
+        }
+
+    @classmethod
+    def from_data(cls, data: object) -> CostModel:
+        """Raises ConfigError for anything `as_data` does not return."""
+        try:
+            if not isinstance(data, dict) or data["format"] != _FORMAT:
+                raise ConfigError("These costs are of another version.")
+            verify = {int(b): {int(w): float(s) for w, s in c.items()} for b, c in data["verify"].items()}
+            drafts = {
+                str(n): DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError("These costs cannot be read.") from error
+        return cls(verify, drafts)
+
+
+_FREE = DraftCost()
+
+
+def read_costs(path: Path) -> CostModel | None:
+    """Costs kept by `write_costs`; None where there are none that can be used: they are measured again then."""
+    try:
+        return CostModel.from_data(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ConfigError):
+        return None
+
+
+def write_costs(path: Path, costs: CostModel) -> None:
+    """Keep costs for the next load, replacing the file as a whole. A folder that cannot be written to is no error."""
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(json.dumps(costs.as_data()), encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)

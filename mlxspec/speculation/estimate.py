@@ -1,0 +1,119 @@
+"""How likely drafted tokens are to stand: calibrated from what a drafter says of itself, learned from what became of its drafts.
+
+A drafter that knows probabilities is read by them: confidence and depth pick a cell of counts. One that does not (n-gram lookup) is
+read by its streak: how many tokens in a row it has said right up to this one, drafted ones counting as right. Cells never tried
+inherit: a deeper one from its shallower neighbour, the first from a prior. Counts are shared by all requests of a kind; a row has one factor of its own on the odds,
+which follows the text at hand quickly. Drafts need not be verified to be learned from: the text that comes decides. Plain numbers;
+knows no tokens, no costs and no model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # edges of cells
+STREAKS = (1, 2, 3, 4, 6, 9, 13, 21, 41)  # likewise
+_MIDDLES = (0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.985)
+_DEPTHS = 4  # cells for depth 0, 1, 2 and all deeper ones
+_PRIOR_STREAK = 0.5  # of a first lookup, before anything is known
+_TRUST = 4.0  # a cell's inherited value counts as much as so many tries
+_DECAY = 0.997  # of a cell's counts a try: shared knowledge follows slowly
+_NUM_CONFIDENCES = len(CONFIDENCES) + 1
+_NUM_STREAKS = len(STREAKS) + 1
+_NEVER = 0.02  # what is less likely than this to be reached is not looked at
+
+
+class Calibration:
+    """Counts of one drafter for one kind of request. chances: the estimate of every cell."""
+
+    def __init__(self) -> None:
+        self._priors = [*_MIDDLES] * _DEPTHS, [_PRIOR_STREAK] * _NUM_STREAKS
+        self._hits = [0.0] * (_DEPTHS * _NUM_CONFIDENCES), [0.0] * _NUM_STREAKS
+        self._tries = [0.0] * (_DEPTHS * _NUM_CONFIDENCES), [0.0] * _NUM_STREAKS
+        self.by_confidence = list(self._priors[0])
+        self.by_streak = list(self._priors[1])
+
+    def learn_confidence(self, cell: int, stood: bool) -> None:
+        self._learn(0, self.by_confidence, cell, _NUM_CONFIDENCES, stood)
+
+    def learn_streak(self, cell: int, stood: bool) -> None:
+        self._learn(1, self.by_streak, cell, 1, stood)
+
+    def _learn(self, which: int, chances: list[float], cell: int, stride: int, stood: bool) -> None:
+        """Count, then draw this cell and those that inherit from it anew."""
+        hits, tries, priors = self._hits[which], self._tries[which], self._priors[which]
+        hits[cell] = hits[cell] * _DECAY + stood
+        tries[cell] = tries[cell] * _DECAY + 1.0
+        for i in range(cell, len(chances), stride):
+            inherited = chances[i - stride] if i >= stride else priors[i]
+            chances[i] = (hits[i] + _TRUST * inherited) / (tries[i] + _TRUST)
+
+
+class RowEstimate:
+    """One drafter as one row sees it. streak: tokens said right in a row up to the end of the text; odds: the row's own factor."""
+
+    __slots__ = ("_shared", "odds", "streak")
+
+    _QUICK = 0.25  # how far one outcome moves the row's odds
+    _FORGET = 0.98  # how much of the way they stay there
+    _FAR = 8.0
+
+    def __init__(self, shared: Calibration) -> None:
+        self._shared = shared
+        self.odds = 1.0
+        self.streak = 0
+
+    def chances(self, length: int, confidences: Sequence[float] | None) -> list[float]:
+        """For each token of a draft: the probability that it stands if all before it do. Shorter than the draft where reaching further
+        is out of the question."""
+        odds, out, reached = self.odds, [], 1.0
+        for i in range(length):
+            if confidences is None:
+                p = self._shared.by_streak[bisect_right(STREAKS, self.streak + i)]
+            else:
+                p = self._shared.by_confidence[_cell(i, confidences[i])]
+            p = p * odds / (1.0 - p + p * odds)
+            out.append(p)
+            reached *= p
+            if reached < _NEVER:
+                break
+        return out
+
+    def reaches(self, length: int, confidences: Sequence[float] | None) -> list[float]:
+        """For each token of a draft: the probability that it and all before it stand."""
+        reached, out = 1.0, []
+        for p in self.chances(length, confidences):
+            reached *= p
+            out.append(reached)
+        return out
+
+    def learn(self, length: int, confidences: Sequence[float] | None, matched: int, known: int) -> None:
+        """A draft met the text: of its tokens the first `matched` were what came, `known` tokens came. Where a draft and the text
+        part, the token there failed; what lies behind was never in question. The streak ends with it, or grows by what matched."""
+        shared, i = self._shared, 0
+        while i < length and i < known and i <= matched:
+            stood = i < matched
+            if confidences is None:
+                cell = bisect_right(STREAKS, self.streak + i)
+                p = shared.by_streak[cell]
+                shared.learn_streak(cell, stood)
+            else:
+                cell = _cell(i, confidences[i])
+                p = shared.by_confidence[cell]
+                shared.learn_confidence(cell, stood)
+            self._follow(p, stood)
+            i += 1
+        failed = matched < min(length, known)
+        self.streak = 0 if failed or not length else self.streak + matched
+
+    def _follow(self, p: float, stood: bool) -> None:
+        odds = self.odds
+        expected = p * odds / (1.0 - p + p * odds)
+        odds *= 1.0 + self._QUICK * (stood - expected)
+        odds **= self._FORGET
+        self.odds = min(self._FAR, max(1.0 / self._FAR, odds))
+
+
+def _cell(depth: int, confidence: float) -> int:
+    return min(depth, _DEPTHS - 1) * _NUM_CONFIDENCES + bisect_right(CONFIDENCES, confidence)

@@ -1,0 +1,311 @@
+"""Replays traces against latency curves: how long answers would take under any policy, on machines that are not here.
+
+Every policy meets the same requests and the same noise: the time of a forward is the curve's at its width, times what the machine
+happened to be doing at that place of the text. Counted are verifies, drafts with their catch-up, lookups, probes and the choosing
+itself; not prompts. Costs are in plain steps of the curve at hand. Knows traces, curves and policies; knows no model and measures
+nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlxspec.speculation.controller import Choice, Controller, Offer, RowControl
+from mlxspec.speculation.cost import CostModel, Curve, DraftCost
+from mlxspec.speculation.traces import Answer, Said, join
+
+MODELS = ("mtp", "draft-model")  # drafters that run a model; all others look up
+_SPIKE = 0.005  # of forwards take twice as long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A latency curve: width -> plain steps, what drafts cost in plain steps, and one plain step in milliseconds, against which host
+    work counts."""
+
+    name: str
+    widths: Mapping[int, float]
+    drafts: Mapping[str, DraftCost]
+    step_ms: float = 30.0
+    lookup_ms: float = 0.01  # all lookups of a round
+    choose_ms: float = 0.015  # the controller, a round
+    judge_ms: float = 0.05  # the controller, a round in which a model drafted
+    source: str = ""
+
+    @property
+    def lookup(self) -> float:
+        return self.lookup_ms / self.step_ms
+
+    def overhead(self, drafted: bool) -> float:
+        """What one round of the controller costs besides the device's work, in plain steps."""
+        return (self.lookup_ms + self.choose_ms + self.judge_ms * drafted) / self.step_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """An answer to decode, and the machine's moods along it. noise (N,): factor on everything; tilt (N,): factor on what wider
+    forwards cost beyond a plain one."""
+
+    said: Mapping[str, Said]
+    noise: np.ndarray
+    tilt: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.noise)
+
+
+def make_requests(
+    answers: Sequence[Answer],
+    length: int,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    sigma: float = 0.05,
+    drift: float = 0.1,
+) -> list[Request]:
+    """Answers drawn with replacement and joined to `length` tokens. Every forward varies by `sigma`, the machine's speed by up to `drift`
+    along a request, and in half of the requests wide forwards grow dearer by up to `drift` as well."""
+    out = []
+    for _ in range(count):
+        drawn: list[Answer] = []
+        size = 0
+        while size < length:
+            drawn.append(answers[int(rng.integers(len(answers)))])
+            size += len(next(iter(drawn[-1].values())))
+        said = {name: s.part(0, length) for name, s in join(drawn).items()}
+        noise = np.exp(rng.normal(0.0, sigma, length)) * np.where(rng.random(length) < _SPIKE, 2.0, 1.0)
+        noise *= 1.0 + drift * rng.random() * np.sin(np.linspace(0, 2 * np.pi * rng.random(), length))
+        tilt = 1.0 + (
+            drift * rng.random() * np.linspace(0, 1, length) if rng.random() < 0.5 else np.zeros(length)
+        )
+        out.append(Request(said=said, noise=noise, tilt=tilt))
+    return out
+
+
+@dataclass(kw_only=True)
+class Rounds:
+    """The rounds of a policy that does not look at costs. Lists by round: request, place, verified width, drafter's depth and
+    catch-up."""
+
+    request: list[int] = field(default_factory=list)
+    place: list[int] = field(default_factory=list)
+    width: list[int] = field(default_factory=list)
+    model: list[str] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
+    queued: list[int] = field(default_factory=list)
+
+    def add(self, request: int, place: int, width: int, model: str, depth: int, queued: int) -> None:
+        for values, value in zip(
+            vars(self).values(), (request, place, width, model, depth, queued), strict=True
+        ):
+            values.append(value)
+
+    def seconds(self, requests: Sequence[Request], machine: Machine, *, lookups: bool) -> np.ndarray:
+        """Time of each request, in plain steps."""
+        curve = Curve(machine.widths)
+        out = np.zeros(len(requests))
+        for r, place, width, model, depth, queued in zip(*vars(self).values(), strict=True):
+            request = requests[r]
+            time = verify_time(curve, request, place, width)
+            if model in MODELS:
+                time += machine.drafts[model].seconds(depth, queued) * request.noise[place]
+            out[r] += time
+            if lookups:
+                out[r] += machine.lookup
+        return out
+
+
+def verify_time(curve: Curve, request: Request, place: int, width: int) -> float:
+    """Plain steps that a forward of `width` tokens takes there."""
+    plain = curve.seconds(1)
+    return float(request.noise[place] * (plain + (curve.seconds(width) - plain) * request.tilt[place]))
+
+
+def plain_seconds(requests: Sequence[Request], machine: Machine) -> np.ndarray:
+    curve = Curve(machine.widths)
+    return np.array([curve.seconds(1) * float(r.noise.sum()) for r in requests])
+
+
+def fixed(requests: Sequence[Request], drafter: str, depth: int) -> Rounds:
+    """One drafter, always asked, never for more than `depth` tokens."""
+    return first(requests, ((drafter, depth),))
+
+
+def first(requests: Sequence[Request], order: Sequence[tuple[str, int]]) -> Rounds:
+    """The first drafter in order that offers anything wins the round: llama.cpp's rule. order: (drafter, depth)."""
+    rounds = Rounds()
+    for r, request in enumerate(requests):
+        place, last = 0, dict.fromkeys(MODELS, -1)
+        while place < len(request):
+            room = len(request) - place - 1
+            name, depth = next(
+                (
+                    (n, min(d, room, int(request.said[n].length[place])))
+                    for n, d in order
+                    if request.said[n].length[place]
+                ),
+                ("", 0),
+            )
+            place = _advance(rounds, r, request, place, name, depth, last)
+    return rounds
+
+
+def longest_expected(requests: Sequence[Request], limits: Mapping[str, int]) -> Rounds:
+    """Acceptance times length decides: a running mean of each drafter's acceptance, times how many tokens it offers."""
+    rounds = Rounds()
+    for r, request in enumerate(requests):
+        place, last = 0, dict.fromkeys(MODELS, -1)
+        mean = dict.fromkeys(limits, 0.5)
+        while place < len(request):
+            room = len(request) - place - 1
+            lengths = {n: min(d, room, int(request.said[n].length[place])) for n, d in limits.items()}
+            name = max(lengths, key=lambda n: mean[n] * lengths[n])
+            depth = lengths[name]
+            if depth:
+                stood = min(depth, int(request.said[name].stood[place]))
+                mean[name] += 0.1 * (stood / depth - mean[name])
+            place = _advance(rounds, r, request, place, name if depth else "", depth, last)
+    return rounds
+
+
+def _advance(
+    rounds: Rounds, r: int, request: Request, place: int, name: str, depth: int, last: dict[str, int]
+) -> int:
+    """One round; returns the place behind it."""
+    queued = place - last[name] if name in MODELS else 0
+    if name in MODELS:
+        last[name] = place
+    rounds.add(r, place, 1 + depth, name, depth, queued)
+    return place + 1 + (min(depth, int(request.said[name].stood[place])) if depth else 0)
+
+
+def oracle(requests: Sequence[Request], machine: Machine, *, max_depth: int = 16) -> np.ndarray:
+    """The least time there is, knowing in advance what will stand: best (drafter, depth) at every place. Catch-up is charged one
+    token."""
+    curve = Curve(machine.widths)
+    verify = np.array([curve.seconds(w) for w in range(1, max_depth + 2)])
+    out = np.zeros(len(requests))
+    for r, request in enumerate(requests):
+        n = len(request)
+        stood = {d: s.stood.tolist() for d, s in request.said.items()}
+        left = [0.0] * (n + max_depth + 2)
+        for place in range(n - 1, -1, -1):
+            noise, tilt = float(request.noise[place]), float(request.tilt[place])
+            best = verify[0] * noise + left[place + 1]
+            for name, counts in stood.items():
+                for k in range(1, min(counts[place], max_depth, n - place - 1) + 1):
+                    time = noise * (verify[0] + (verify[k] - verify[0]) * tilt)
+                    if name in MODELS:
+                        time += machine.drafts[name].seconds(k, 1) * noise
+                    best = min(best, time + left[place + 1 + k])
+            left[place] = best
+        out[r] = left[0]
+    return out
+
+
+class Auto:
+    """The controller itself, driven by a trace instead of an engine. What it believes of the machine when it starts is off by `error`."""
+
+    def __init__(
+        self, machine: Machine, rng: np.random.Generator, *, error: float = 0.03, max_depth: int = 8
+    ) -> None:
+        self.machine = machine
+        self.curve = Curve(machine.widths)
+        wrong = {w: s * float(np.exp(rng.normal(0.0, error))) for w, s in self.curve.knots().items()}
+        drafts = {
+            n: DraftCost(**{k: v * float(np.exp(rng.normal(0.0, error))) for k, v in vars(d).items()})
+            for n, d in machine.drafts.items()
+        }
+        self.control = Controller(CostModel({0: wrong}, drafts), max_depth=max_depth)
+        self.rounds: list[
+            tuple[int, Choice, int]
+        ] = []  # of the last request: place, choice, drafted tokens verified
+
+    def seconds(self, request: Request) -> float:
+        """Plain steps one request takes. What was learned stays."""
+        replay = _Replay(self, request)
+        while replay.place < len(request):
+            replay.round()
+        self.control.close(replay.row)
+        self.rounds = replay.rounds
+        return replay.time
+
+
+class _Replay:
+    """One request under way: its row of the controller, its drafters' catch-up, and probes whose text has not come yet."""
+
+    def __init__(self, auto: Auto, request: Request) -> None:
+        self.auto, self.request = auto, request
+        self.control = auto.control
+        self.row: RowControl = auto.control.open("", 0)
+        self.place, self.time = 0, 0.0
+        self.rounds: list[tuple[int, Choice, int]] = []
+        said = request.said
+        self.stood = {n: s.stood.tolist() for n, s in said.items()}
+        self.length = {n: s.length.tolist() for n, s in said.items()}
+        self.sure = {
+            n: (s.confidences / 255.0).tolist() for n, s in said.items() if s.confidences is not None
+        }
+        self.lookups = [n for n in said if n not in MODELS]
+        self.last = {n: -1 for n in said if n in MODELS}
+        self.probes: list[
+            tuple[Offer, int, int]
+        ] = []  # what was said, how much of it will stand, where the text will have shown it
+
+    def round(self) -> None:
+        auto, request, place, row = self.auto, self.request, self.place, self.row
+        room = len(request) - place - 1
+        offers = [o for n in self.lookups if (o := self._offer(n, min(room, self.length[n][place])))]
+        asked = {n: (min(room, self.length[n][place]), place - last) for n, last in self.last.items()}
+        choice = self.control.choose([row], [offers], [asked])[0]
+        noise = float(request.noise[place])
+        drafting = 0.0
+        draft = None if choice.offer is None else offers[choice.offer]
+        if choice.model is not None:
+            draft, drafting = self._draft(choice, noise)
+        verified = self.control.trim([row], [None if choice.probe else draft])[0]
+        stood = min(verified, self.stood[draft.drafter][place]) if draft is not None and verified else 0
+        forward = verify_time(auto.curve, request, place, 1 + verified)
+        emitted = 1 + stood
+        self._learn(offers, draft if choice.model is not None else None, choice.probe, emitted)
+        curve = self.control.curve([row])
+        curve.refine(1 + verified, forward)
+        self.control.spent(row, emitted, forward + drafting, looked_up=choice.offer is not None)
+        self.time += forward + drafting + auto.machine.overhead(choice.model is not None)
+        self.rounds.append((place, choice, verified))
+        self.place = place + emitted
+
+    def _offer(self, name: str, length: int) -> Offer | None:
+        sure = self.sure.get(name)
+        return Offer(name, length, None if sure is None else sure[self.place][:length]) if length else None
+
+    def _draft(self, choice: Choice, noise: float) -> tuple[Offer | None, float]:
+        """What the model drafter says, and the plain steps it takes."""
+        name = choice.model or ""
+        queued = self.place - self.last[name]
+        self.last[name] = self.place
+        time = self.auto.machine.drafts[name].seconds(choice.depth, queued) * noise
+        self.control.costs.refine_draft(name, choice.depth, queued, 1, time)
+        draft = self._offer(name, choice.depth)
+        if draft is not None:
+            self.control.drafted(self.row, name, draft.length, draft.confidences, 1)
+        return draft, time
+
+    def _learn(self, offers: Sequence[Offer], draft: Offer | None, probe: bool, emitted: int) -> None:
+        place = self.place
+        for offer in offers:
+            self.control.learn(
+                self.row, offer, min(self.stood[offer.drafter][place], offer.length, emitted), emitted
+            )
+        if draft is not None:
+            stands = min(self.stood[draft.drafter][place], draft.length)
+            if probe:
+                self.probes.append((draft, stands, place + draft.length))
+            else:
+                self.control.learn(self.row, draft, min(stands, emitted), emitted)
+        for probed in [p for p in self.probes if p[2] <= place + emitted]:
+            self.probes.remove(probed)
+            self.control.learn(self.row, probed[0], probed[1], probed[0].length)
