@@ -19,12 +19,8 @@ from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
 from mlxspec.speculation.estimate import Calibration, RowEstimate
 
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
-PRUDENCE = (
-    1.04  # what a wider forward takes beyond a plain one counts so many times: curves are never quite right
-)
-PROBE_DEPTH = (
-    3  # where drafting is cheap; a probe's steps together cost at most half a plain step, or are one step
-)
+PRUDENCE = 1.04  # so many times counts what a forward takes beyond a plain one: curves are never quite right
+PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
 FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
 CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
 _FIRST_GUESS = 0.65  # chance of a drafted token before a drafter was ever seen

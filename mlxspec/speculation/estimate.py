@@ -2,9 +2,9 @@
 
 A drafter that knows probabilities is read by them: confidence and depth pick a cell of counts. One that does not (n-gram lookup) is
 read by its streak: how many tokens in a row it has said right up to this one, drafted ones counting as right. Cells never tried
-inherit: a deeper one from its shallower neighbour, the first from a prior. Counts are shared by all requests of a kind; a row has one factor of its own on the odds,
-which follows the text at hand quickly. Drafts need not be verified to be learned from: the text that comes decides. Plain numbers;
-knows no tokens, no costs and no model.
+inherit: a deeper one from its shallower neighbour, the first from a prior. Counts are shared by all requests of a kind; a row has one
+factor of its own on the odds, which follows the text at hand quickly. Drafts need not be verified to be learned from: the text that
+comes decides. Plain numbers; knows no tokens, no costs and no model.
 """
 
 from __future__ import annotations
