@@ -1,0 +1,258 @@
+"""scripts/gpu_check without a GPU: its launches are those of the launchers, its references and checks are right (in the emulator), nvcc
+takes the text, and where nothing can run it says so in a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from checks_gdn import ints, layout
+
+from mlxspec.kernels import gdn_round, launch, qmv_rows
+from mlxspec.kernels.conv_ops import GdnInputs
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check.py"
+DTYPES = {"float": mx.float32, "half": mx.float16, "bfloat": mx.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules["gpu_check"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+    del sys.modules["gpu_check"]
+
+
+def to_mx(x: Any) -> mx.array:
+    """uint16 stands for bfloat16."""
+    return mx.array(x).view(mx.bfloat16) if x.dtype == np.uint16 else mx.array(x)
+
+
+def to_numpy(x: mx.array) -> Any:
+    return np.array(x.view(mx.uint16)) if x.dtype == mx.bfloat16 else np.array(x)
+
+
+def in_metal(made: Any) -> dict[str, Any]:
+    """Run a launch of the script's through the factory that `launch` uses now, from the real text."""
+    kernel = launch.MetalKernel(made.kernel, inputs=list(made.inputs), outputs=list(made.outputs))
+    found = kernel(
+        [to_mx(x) for x in made.inputs.values()],
+        outputs=[
+            (shape, mx.bfloat16 if dtype is np.uint16 else getattr(mx, np.dtype(dtype).name))
+            for shape, dtype in made.outputs.values()
+        ],
+        template={n: DTYPES[v] if isinstance(v, str) else v for n, v in made.template.items()},
+        grid=made.grid,
+        threadgroup=made.threadgroup,
+    )
+    return {name: to_numpy(x) for name, x in zip(made.outputs, found, strict=True)}
+
+
+# ---- the same launches
+
+
+@pytest.fixture
+def seen():
+    """What our launchers hand to Metal: one dictionary a launch."""
+    found: list[dict[str, Any]] = []
+
+    def factory(*, input_names: Any, output_names: Any, **_: Any) -> Any:
+        def call(**arguments: Any) -> list[mx.array]:
+            found.append({"input_names": input_names, "output_names": output_names, **arguments})
+            sizes = zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
+            return [mx.zeros(shape, dtype) for shape, dtype in sizes]
+
+        return call
+
+    with launch.using(factory):
+        yield found
+
+
+def same_launch(made: Any, told: dict[str, Any]) -> None:
+    assert list(made.inputs) == told["input_names"]
+    assert list(made.outputs) == told["output_names"]
+    for (name, mine), theirs in zip(made.inputs.items(), told["inputs"], strict=True):
+        if name not in made.unread:  # what stands in for those may differ
+            assert mine.shape == theirs.shape, name
+            assert to_mx(mine).dtype == theirs.dtype, name
+    assert [shape for shape, _ in made.outputs.values()] == [tuple(s) for s in told["output_shapes"]]
+    template = {n: DTYPES[v] if isinstance(v, str) else v for n, v in made.template.items()}
+    assert template == dict(told["template"])
+    assert (made.grid, made.threadgroup) == (told["grid"], told["threadgroup"])
+
+
+@pytest.mark.parametrize("mode", ["tape", "facts", "states"])
+@pytest.mark.parametrize("widths", [(1,), (5,), (8,), (3, 1, 0, 6), (40,)])
+def test_rounds_are_launched_as_the_launcher_does(script, seen, widths, mode):
+    r = script.Round(widths, tuple(w // 2 for w in widths), mode=mode, key_heads=2, value_heads=6)
+    made = script.make(r)
+    given = {name: to_mx(x) for name, x in made.inputs.items()}
+    inputs = GdnInputs(*(given[name] for name in GdnInputs._fields))
+    rows, state = layout(*widths), given["state"]
+    last = gdn_round.Kept(
+        gdn_round.Tape(given["tape_k"], given["tape_delta"], given["tape_log_g"]), rows, ints(r.kept)
+    )
+    if mode == "tape":
+        gdn_round.gdn_round_metal(inputs, state[:, 0], rows, last)
+    elif mode == "facts":
+        gdn_round.gdn_facts_metal(inputs, state[:, 0], rows, last)
+    else:
+        gdn_round.gdn_snapshots_metal(inputs, state, given["slot"], rows, 3)
+    (told,) = seen
+    same_launch(made, told)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8])
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])
+def test_products_are_launched_as_the_launcher_does(script, seen, num_rows, bits, group):
+    made = script.make(replace(script.CHECKED_PRODUCT, num_rows=num_rows, bits=bits, group=group))
+    codes, scales, biases, x = (to_mx(a) for a in made.inputs.values())
+    qmv_rows.qmv_rows_metal(x, qmv_rows.QuantizedWeight(codes, scales, biases, group, bits))
+    (told,) = seen
+    same_launch(made, told)
+
+
+# ---- right and wrong
+
+
+def few(script) -> list[Any]:
+    """Every kind of case but the large heads."""
+    rounds = [c for c in script.checked_cases() if isinstance(c, script.Round) and len(c.widths) > 1]
+    products = [c for c in script.checked_cases() if isinstance(c, script.Product)]
+    return [*rounds, products[0], products[7], products[-1]]
+
+
+def test_the_kernels_are_right_by_its_own_measure(metal, script, capsys):
+    with metal():
+        right, worst = script.correctness(in_metal, few(script))
+    assert right, capsys.readouterr().out
+    assert set(worst) >= {"gdn_round, bfloat", "gdn_round, half", "gdn_round, float", "qmv_rows, bfloat"}
+    said = capsys.readouterr().out
+    assert said.count(": yes") == 2
+    assert "WRONG" not in said
+
+
+@pytest.mark.parametrize(
+    ("kernel", "output"),
+    [("gdn_round", "y"), ("gdn_round", "state_out"), ("gdn_round", "delta"), ("qmv_rows", "y")],
+)
+@pytest.mark.parametrize("fault", ["a little off", "unwritten"])
+def test_a_wrong_output_is_found(metal, script, capsys, kernel, output, fault):
+    def spoiled(made: Any) -> dict[str, Any]:
+        found = in_metal(made)
+        if made.kernel == kernel and found[output].size > 1:
+            value = found[output].reshape(-1)
+            value[-1] = (
+                0x7FFF if value.dtype == np.uint16 else np.nan if fault == "unwritten" else value[-1] + 1
+            )
+            if fault == "a little off" and value.dtype == np.uint16:
+                value[-1] = 0
+        return found
+
+    of_kernel = [c for c in few(script) if isinstance(c, script.Round) == (kernel == "gdn_round")]
+    with metal():
+        right, _ = script.correctness(spoiled, of_kernel[:1])
+    assert not right
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_bfloat_is_rounded_as_mlx_does(script):
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    wanted = to_numpy(mx.array(x).astype(mx.bfloat16))
+    assert np.array_equal(script.cases.rounded(x, "bfloat"), wanted)
+    assert np.array_equal(script.cases.exact(wanted), np.array(to_mx(wanted).astype(mx.float32)))
+
+
+def test_a_grid_that_does_not_divide_is_refused(script):
+    made = script.make(replace(script.CHECKED_PRODUCT, num_rows=3, out_features=60))
+    with pytest.raises(script.build.BuildError, match="no multiple"):
+        script.build.unit([made])
+
+
+def test_timed_launches_need_no_kernels_but_the_checked(script, monkeypatch):
+    checked = {script.build.key_of(script.make(c)) for c in script.checked_cases()}
+    monkeypatch.setattr(script, "ROWS", (1, 2))
+    monkeypatch.setattr(script, "WIDTHS", (1, 8))
+    timed = list(script.timed_cases())
+    assert {script.build.key_of(made) for _, made in timed} <= checked
+    state = 48 * 128 * 128 * 4
+    assert all(made.least_bytes > 2 * state for what, made in timed if what["kernel"] == "gdn_round")
+
+
+# ---- without a GPU
+
+
+def run_script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=variables or None, timeout=600
+    )
+
+
+def test_without_a_gpu_it_says_so_in_one_sentence(script):
+    if script.build.missing_compiler() is None and script.device.missing_gpu() is None:
+        pytest.skip("there is a GPU")
+    done = run_script()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("scripts/gpu_check cannot run: there is no")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_nvcc_it_says_so_in_one_sentence():
+    done = run_script("--compile-only", PATH="/nowhere")
+    assert done.returncode == 2
+    assert done.stderr == "scripts/gpu_check cannot run: there is no nvcc.\n"
+
+
+@pytest.mark.slow
+def test_nvcc_takes_the_text_and_nothing_spills(script, tmp_path):
+    if reason := script.build.missing_compiler():
+        pytest.skip(reason)
+    source, places = script.build.unit(script.make(case) for case in script.checked_cases())
+    made, said = script.build.compile_unit(source, tmp_path, arch="sm_90", output="kernels.cubin")
+    assert made.stat().st_size > 0
+    used = script.build.resources(said)
+    assert set(used) == set(places.values())
+    assert all(spilled == 0 for _, spilled in used.values()), used
+
+
+@pytest.mark.slow
+def test_the_text_is_warps_and_wide_reads(script, tmp_path):
+    """The shim's collectives become shuffles of a whole warp, and four numbers are read at once."""
+    if reason := script.build.missing_compiler():
+        pytest.skip(reason)
+    launches = [script.make(script.Round((2,), (1,))), script.make(script.CHECKED_PRODUCT)]
+    source, _ = script.build.unit(launches)
+    made, _ = script.build.compile_unit(source, tmp_path, arch="sm_90", output="kernels.ptx")
+    round_text, product_text = (
+        text for text in made.read_text().split(".entry ")[1:] if "copy_words" not in text.split("(")[0]
+    )
+    if "qmv_rows" in round_text.split("(")[0]:
+        round_text, product_text = product_text, round_text
+    assert round_text.count("shfl.sync.bfly") == 12  # 2 rows a lane, 2 sums a token, 3 steps each
+    assert product_text.count("shfl.sync.bfly") == 20  # 4 outputs, 5 steps each
+    assert "ld.global.nc.v4.f32" in round_text
+    assert "ld.global.nc.v4.u16" in product_text
+
+
+@pytest.mark.slow
+def test_the_library_loads_and_reports_that_there_is_no_gpu(script, tmp_path):
+    if reason := script.build.missing_compiler():
+        pytest.skip(reason)
+    if script.device.missing_gpu() is None:
+        pytest.skip("there is a GPU")
+    source, _ = script.build.unit([script.make(script.CHECKED_PRODUCT)])
+    library, _ = script.build.compile_unit(source, tmp_path, arch="sm_90")
+    with pytest.raises(script.device.GpuError, match="device failed on the GPU"):
+        script.device.Gpu(library)
