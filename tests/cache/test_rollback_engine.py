@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +59,7 @@ def test_drafting_never_changes_the_text(name: str, drafters: tuple[str, ...]) -
         same(wanted, got, prompt, ask, f"{name}, {drafters}, alone")
 
 
-@pytest.mark.parametrize("sure", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("sure", [pytest.param(0.0, marks=pytest.mark.slow), 0.7, 1.0])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_any_pattern_of_acceptance_gives_the_same_text(name: str, sure: float) -> None:
     some, params, plain = batch(0)
@@ -102,3 +106,23 @@ def test_the_command_line_has_it() -> None:
     assert options.parse(["demo", "--rollback", "checkpoint"]).rollback == "checkpoint"
     with pytest.raises(options.ConfigError, match="--rollback must be one of tape, snapshots, checkpoint"):
         options.parse(["chat", "--rollback", "rewind"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(equality.EXACT, reason="this process computes with MLX's own BLAS already")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's own BLAS is a Linux matter")
+def test_bit_for_bit_without_any_excuse_where_widths_do_not_matter() -> None:
+    """Some of the above in a process whose BLAS gives every row the same bits whatever stands beside it."""
+    names = [f"test_drafting_never_changes_the_text[{n}-{'+'.join(ALL)}]" for n in OPTIONS if n != "tape"]
+    names += [f"test_any_pattern_of_acceptance_gives_the_same_text[{n}-0.7]" for n in OPTIONS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *(f"{__file__}::{n}" for n in names)],
+        env={**os.environ, "MLXSPEC_BLAS": "wheel"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=570,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "flips excused" not in done.stdout
