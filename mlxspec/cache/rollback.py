@@ -24,7 +24,7 @@ from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
 
-_STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
+STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
 
 
 class RecurrentState(NamedTuple):
@@ -99,7 +99,7 @@ class Rollback(ABC):
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> tuple[mx.array, mx.array]:
         """Run tokens that will all stand: y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after them."""
-        if widths.max_width <= _STEPS_AT_MOST:
+        if widths.max_width <= STEPS_AT_MOST:
             return self._steps(inputs, past, stood, here)
         return gdn_prefill(inputs, self.flush(past, stood), widths)
 

@@ -102,22 +102,22 @@ def chunks(
     num_chunks = -(-num_tokens // size)
     q, k, v, log_g, beta = (_cut(x.astype(mx.float32), num_chunks, size) for x in (q, k, v, log_g, beta))
     q, k = _group_heads(q, num_heads), _group_heads(k, num_heads)  # (H, n, C, Dk)
-    cumulative = mx.cumsum(log_g, axis=-1)  # (H, n, C)
     beta = beta[..., None]
     lower = mx.tri(size, dtype=mx.float32)
-    # exp of the masked difference: above the diagonal it would overflow before being masked away
-    decay = mx.exp(mx.where(lower, cumulative[..., :, None] - cumulative[..., None, :], 0.0)) * lower
+    # decay between token j and token i, each sum on its own: differences of one running sum lose float32 where decays are strong
+    between = mx.cumsum(log_g[..., :, None] * mx.tri(size, k=-1), axis=-2)  # (H, n, C, C)
+    decay = mx.exp(between) * lower
     keys = k.swapaxes(-1, -2)
-    grown = mx.exp(cumulative)[..., None]
+    cumulative = mx.cumsum(log_g, axis=-1)[..., None]  # (H, n, C, 1)
+    grown = mx.exp(cumulative)
     coupling = ((k * beta) @ keys) * decay * (1.0 - mx.eye(size))
     inverse = _unit_lower_inverse(coupling)
     fresh = inverse @ (v * beta)  # deltas if the chunk began with an empty state
     seen = inverse @ (k * beta * grown)
     scores = (q @ keys) * decay
     q = q * grown
-    last = cumulative[..., -1:]
-    k_out = (k * mx.exp(last - cumulative)[..., None]).swapaxes(-1, -2)
-    carry = mx.exp(last)[..., None]
+    k_out = (k * mx.exp(between[..., -1, :])[..., None]).swapaxes(-1, -2)
+    carry = mx.exp(cumulative[..., -1:, :])
     memory = state[0].swapaxes(-1, -2)  # (H, Dk, Dv)
     ys = []
     for c in range(num_chunks):

@@ -21,7 +21,7 @@ from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, RecurrentState, Rollback, Stood
+from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback, Stood
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
@@ -176,22 +176,21 @@ class Qwen35(nn.Module):
         self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache
     ) -> Callable[..., Any]:
         """The s-th segment as a function of arrays; compiled where shapes repeat."""
-        shape = rows.widths if facts or rows.is_uniform else (rows.num_rows, rows.max_width)
-        way, longest = cache.rollback, 0 if cache.stood is None else cache.stood.longest
-        key = (s, facts, taps, way, longest, shape)
-        found = self._runners.get(key)
-        if found is not None:
-            return found
         segment = self._segments[s]
+        way, longest = cache.rollback, 0 if cache.stood is None else cache.stood.longest
 
         def run(x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
             unpacked = _unpack_layout(rows, facts, way, longest, layout)
             return self._run(segment, taps, unpacked, x, attended, gate, cos, sin, past)
 
-        if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
+        # wide ragged facts are prefilled row by row, so their graph depends on every single width
+        repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
+        if rows.num_tokens > COMPILE_AT_MOST or not repeats or not device.compile_enabled():
             return run
-        self._runners[key] = compiled = mx.compile(run)
-        return compiled
+        key = (s, facts, taps, way, longest, rows.num_rows, rows.max_width)
+        if key not in self._runners:
+            self._runners[key] = mx.compile(run)
+        return self._runners[key]
 
     def _run(self, segment, taps, layout, x, attended, gate, cos, sin, past):  # type: ignore[no-untyped-def]
         layers = self.language_model.model.layers
