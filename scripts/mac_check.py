@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What an Apple GPU makes of mlxspec, in one report to paste: kernels against their twins, bits, and times as ratios.
 
-    scripts/mac_check [--quick] [--out FILE]
+    scripts/mac_check [--quick] [--out FILE] [--model NAME]
 
 Every section stands alone: one that fails says so and the next goes on. Times are medians of alternating runs in this process; anything
-else that uses the GPU meanwhile spoils them. Without Metal the sections about kernels say that they were skipped.
+else that uses the GPU meanwhile spoils them. Without Metal the sections about kernels say that they were skipped. What the races gave is
+kept in mlxspec's cache folder, where every later run of mlxspec on this device finds it; --model races the shapes of that model.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
+import json
 import platform
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.bench.timing import alternate, median, ratio
-from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows
+from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Kept, RowLayout
@@ -71,6 +73,7 @@ def main() -> int:
         "--quick", action="store_true", help="leave the kernel tests out and time fewer rounds"
     )
     parser.add_argument("--out", type=Path, help="write the report there as well")
+    parser.add_argument("--model", metavar="NAME", help="also race the shapes of this model (name or folder)")
     options = parser.parse_args()
     if options.quick:
         sizes.rounds = 5
@@ -84,8 +87,11 @@ def main() -> int:
         "A Gated DeltaNet layer's round": rollback,
         "What stands before its recurrence": convolution,
         "Prefill of a Gated DeltaNet layer": prefill,
-        "A small model, whole": whole_model,
+        "Ways of rollback": ways_of_rollback,
+        "A small model, whole": partial(bench, "bench_core.py", "--rounds", str(min(sizes.rounds, 9))),
     }
+    if options.model is not None:
+        sections[f"Races at the shapes of {options.model}"] = partial(model_races, options.model)
     if options.quick:
         del sections["Kernel tests"]
     report, failed = io.StringIO(), 0
@@ -193,10 +199,14 @@ def qmv_race() -> None:
     needs_metal()
     if not launch.in_use("qmv_rows"):
         raise Skipped("qmv_rows is not in use")
-    out, size = sizes.matmuls[0]
-    rows = [[str(b), *(f"{r:.2f}" for r in qmv_rows.tune(quantized(out, size, b)).values())] for b in (4, 8)]
-    print(f"MLX's time over ours, {size} -> {out}, bfloat16; from 1.02 on ours is used\n")
-    table(["bits", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
+    rows = []
+    for out, size in sizes.matmuls:
+        for bits in (4, 8):
+            found = qmv_rows.tune(quantized(out, size, bits))
+            rows.append([f"{size} -> {out}", str(bits), *(f"{ratio:.2f}" for ratio in found.values())])
+    races.save()
+    print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
+    table(["shape", "bits", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
 
 
 def rollback() -> None:
@@ -251,6 +261,7 @@ def prefill() -> None:
             "plain": partial(gdn_prefill.gdn_prefill_ops, inputs, state, flat)
         }
         if HAS_METAL:
+            gdn_prefill.tune(inputs, state, flat)
             runs["kernel"] = partial(gdn_prefill.gdn_prefill_metal, inputs, state, flat)
             runs["steps"] = partial(gdn_round.gdn_facts_metal, inputs, state, layout)
             if hasattr(mx.fast, "gated_delta_update"):
@@ -260,20 +271,50 @@ def prefill() -> None:
         taken = compare(runs)
         others = (relative(taken, n, "plain") for n in ("kernel", "steps", "mlx"))
         rows.append([str(tokens), f"{1e3 * median(taken, 'plain') / sizes.repeat:.2f}", *others])
+    if HAS_METAL:
+        races.save()
     print(f"{name} layer; times over the chunked form in plain mx\n")
     table(["tokens", "plain mx, ms", "gdn_prefill", "gdn_round (steps)", "mx.fast.gated_delta_update"], rows)
 
 
-def whole_model() -> None:
-    """scripts/bench_core.py: plain decoding, verify and prefill against mlx-lm on one small random model."""
-    script = ROOT / "scripts" / "bench_core.py"
+def ways_of_rollback() -> None:
+    """Bytes, launches and, where nothing is slow, times of every way back, at the layers of 27B."""
+    options = ["--models", "27B"] if HAS_METAL else ["--models", "0.8B", "--widths", "1", "4"]
+    bench("bench_rollback.py", *options, "--rounds", str(min(sizes.rounds, 5)))
+
+
+def bench(name: str, *options: str) -> None:
+    """What another script prints."""
+    script = ROOT / "scripts" / name
     if not script.is_file():
-        raise Skipped("scripts/bench_core.py is not there")
-    command = [sys.executable, str(script), "--rounds", str(min(sizes.rounds, 9))]
+        raise Skipped(f"scripts/{name} is not there")
+    command = [sys.executable, str(script), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(f"```\n{done.stdout.strip()}\n```")
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-500:])
+
+
+def model_races(name: str) -> None:
+    """Loads the model's weights; says what was raced and what won."""
+    from mlxspec.loading import hub
+    from mlxspec.loading.weights import read_folder
+    from mlxspec.models.assemble import assemble
+    from mlxspec.models.tune import tune
+
+    folder = hub.resolve(name)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = tune(assemble(config, lambda: read_folder(folder)).model)
+    if not found:
+        raise Skipped("no kernel that could be raced is in use")
+    table(
+        ["kernel", "what", "MLX's time over ours"],
+        [
+            [kernel, what, f"{ratio:.2f}"]
+            for kernel, ratios in found.items()
+            for what, ratio in ratios.items()
+        ],
+    )
 
 
 # ---- data

@@ -17,7 +17,7 @@ ON_GPU = mx.metal.is_available()
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_cache(pytestconfig: pytest.Config) -> None:
-    if pytestconfig.cache is not None:
+    if getattr(pytestconfig, "cache", None) is not None:  # pytest may run without its cache plugin
         emulator.build_cache(pytestconfig.cache.mkdir("metal-emulator"))
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-from mlxspec.kernels import launch
+from mlxspec.kernels import launch, races
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "mac_check.py"
 
 
 @pytest.fixture
-def script(monkeypatch):
+def script(monkeypatch, tmp_path):
+    """The script at tiny sizes; races are short, and kept in a folder of the test's own."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(launch, "race", functools.partial(launch.race, num_rounds=1, repeat=1))
     spec = importlib.util.spec_from_file_location("mac_check", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "mac_check", module)
@@ -45,6 +49,11 @@ def test_every_section_about_kernels_runs(emulated, script):
             assert text.strip()
             assert "skipped" not in text
     assert all(report.in_use for report in launch.reports())
+    raced = launch.speedups()
+    assert set(raced) == {"gdn_prefill", "qmv_rows"}
+    launch.forget()
+    assert races.restore() is None
+    assert launch.speedups() == raced
 
 
 def test_a_section_that_fails_does_not_stop_the_others(script):
