@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ LIMITS = {
     "bfloat": 8e-3,
 }  # outputs in T are rounded to it; gdn_round's are float32
 CHECKED_PRODUCT = Product(num_rows=1, out_features=64, in_features=1024)
+_LARGE_COPY = 1 << 30
 _SETS_BYTES = 1 << 30  # what the launches of one graph touch together
 
 Case = Union[Round, Product]  # noqa: UP007 (evaluated, and older Pythons serve here)
@@ -86,8 +86,6 @@ def check(options: argparse.Namespace) -> int:
 
 
 def machine(gpu: device.Gpu) -> dict[str, Any]:
-    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
-    release = next((part.strip() for part in said.split(",") if "release" in part), "nvcc")
     found = {
         "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}",  # noqa: UP017 (Python 3.10 serves here)
         "device": gpu.name,
@@ -95,7 +93,7 @@ def machine(gpu: device.Gpu) -> dict[str, Any]:
         "multiprocessors": gpu.num_cores,
         "l2_bytes": gpu.l2_bytes,
         "driver": gpu.driver,
-        "nvcc": release,
+        "nvcc": build.compiler_release(),
     }
     print(", ".join(f"{name} {value}" for name, value in found.items()))
     return found
@@ -207,10 +205,11 @@ def timed_cases() -> Iterator[tuple[dict[str, Any], Launch]]:
 
 def speed(gpu: device.Gpu, places: dict[tuple[Any, ...], int], *, rounds: int) -> dict[str, Any]:
     """Prints and returns bandwidths: bytes that must move, over the time, over the bandwidth of a large copy."""
-    large = 1 << 30
-    copies = [gpu.time_copy(large, num_sets=2, rounds=rounds, by_driver=by) for by in (False, True)]
-    peak = 2 * large / min(copies)
-    print(f"\ncopy of 1 GiB: {peak / 1e12:.2f} TB/s read and written (kernel and driver: the faster)\n")
+    copies = [gpu.time_copy(_LARGE_COPY, num_sets=2, rounds=rounds, by_driver=by) for by in (False, True)]
+    peak = 2 * _LARGE_COPY / min(copies)
+    print(
+        f"\ncopy of {_LARGE_COPY >> 20} MiB: {peak / 1e12:.2f} TB/s read and written (kernel and driver: the faster)\n"
+    )
     print(
         "| kernel | rows | width | us | a copy of as many bytes, us | bytes over time, of the copy bandwidth |"
     )

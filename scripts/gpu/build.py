@@ -43,6 +43,12 @@ def missing_compiler() -> str | None:
     return None if shutil.which("nvcc") else "there is no nvcc"
 
 
+def compiler_release() -> str:
+    """Such as "release 13.0"."""
+    said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    return next((part.strip() for part in said.split(",") if "release" in part), "unknown")
+
+
 def key_of(launch: Launch) -> tuple[Any, ...]:
     """What one compiled kernel serves: launches that differ in data and sizes only."""
     dtypes = tuple(a.dtype.str for a in launch.inputs.values())

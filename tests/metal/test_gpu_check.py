@@ -4,6 +4,8 @@ takes the text, and where nothing can run it says so in a sentence."""
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -191,6 +193,120 @@ def test_timed_launches_need_no_kernels_but_the_checked(script, monkeypatch):
 
 
 # ---- without a GPU
+
+IN_HOST_MEMORY = r"""
+#include <cstdlib>
+#include <cstring>
+extern "C" {
+struct Shape { unsigned grid[3], block[3]; };
+static long held = 0;
+const char* gpu_error(int code) { return code == 7 ? "told to fail" : "unknown"; }
+int gpu_device(char* name, int* numbers) {
+  strcpy(name, "none");
+  const int given[] = {9, 0, 132, 1 << 20, 13010};
+  memcpy(numbers, given, sizeof given);
+  return 0;
+}
+int gpu_allocate(void** place, size_t bytes) { ++held; return (*place = malloc(bytes)) ? 0 : 2; }
+int gpu_free(void* place) { --held; free(place); return 0; }
+int gpu_fill(void* place, int value, size_t bytes) { memset(place, value, bytes); return 0; }
+int gpu_write(void* place, const void* from, size_t bytes) { memcpy(place, from, bytes); return 0; }
+int gpu_read(void* to, const void* place, size_t bytes) { memcpy(to, place, bytes); return 0; }
+// The parameters of a product: w, scales, biases, x, sizes of scales and of x, y.
+int gpu_run(int kernel, const Shape* shape, void** arguments) {
+  if (kernel == 7) return 7;
+  unsigned short* y = *(unsigned short**)arguments[6];
+  const unsigned short found[] = {
+      (unsigned short)shape->grid[1], (unsigned short)shape->block[1], (unsigned short)((int*)arguments[4])[0],
+      (unsigned short)((int*)arguments[5])[1], (*(unsigned short**)arguments[3])[5],
+      (unsigned short)(*(unsigned**)arguments[0])[9], (*(unsigned short**)arguments[1])[2], y[6]};
+  memcpy(y, found, 6 * sizeof found[0]);
+  y[7] = found[6];
+  return 0;
+}
+int gpu_time(int kernel, const Shape* shape, void*** sets, int num_sets, size_t bytes, int rounds, float* milliseconds) {
+  for (int i = 0; i < num_sets; ++i) {
+    if (kernel >= 0 && gpu_run(kernel, shape, sets[i])) return 7;
+    if (kernel < 0) memcpy(sets[i][1], sets[i][0], bytes);
+  }
+  for (int i = 0; i < rounds; ++i) milliseconds[i] = (i + 1) * num_sets;
+  return 0;
+}
+int num_held() { return held; }
+}
+"""
+
+
+@pytest.fixture
+def gpu(script, tmp_path):
+    """The script's `Gpu` over a library that stands in for CUDA: memory is the host's, a launch tells what it was given."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    (tmp_path / "host.cpp").write_text(IN_HOST_MEMORY)
+    library = tmp_path / "host.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "host.cpp")], check=True)
+    found = script.device.Gpu(library)
+    yield found
+    assert found._lib.num_held() == 0
+
+
+def test_a_launch_reaches_the_library_as_it_is(script, gpu):
+    assert (gpu.name, gpu.compute, gpu.num_cores, gpu.driver) == ("none", "9.0", 132, "13.1")
+    made = script.make(replace(script.CHECKED_PRODUCT, num_rows=3))
+    y = gpu.run(0, made)["y"]
+    assert (y.shape, y.dtype) == ((3, 64), np.uint16)
+    given = made.inputs
+    assert y[0, :6].tolist() == [
+        *(4, 4, 64, 1024),  # blocks and threads along y; sizes of scales and of x
+        given["x"][0, 5],
+        given["w"][0, 9] & 0xFFFF,
+    ]
+    assert y[0, 6] == 0xFFFF  # poisoned before
+    assert y[0, 7] == given["scales"][0, 2]
+
+
+def test_times_are_medians_of_one_launch(script, gpu):
+    made = script.make(script.CHECKED_PRODUCT)
+    assert gpu.time(0, made, num_sets=3, rounds=5) == pytest.approx(3e-3)
+    assert gpu.time_copy(64, num_sets=2, rounds=3, by_driver=True) == pytest.approx(2e-3)
+
+
+def test_what_cuda_says_is_an_error_that_frees_its_memory(script, gpu):
+    made = script.make(script.CHECKED_PRODUCT)
+    for call in (lambda: gpu.run(7, made), lambda: gpu.time(7, made, num_sets=2, rounds=1)):
+        with pytest.raises(script.device.GpuError, match="failed on the GPU: told to fail"):
+            call()
+
+
+def test_the_whole_report_is_written(script, gpu, monkeypatch, tmp_path, capsys):
+    """Everything behind the compiler, with a library that computes nothing: wrong numbers, said so, and a full report."""
+    checked = [script.CHECKED_PRODUCT, replace(script.CHECKED_PRODUCT, num_rows=8)]
+    timed = [({"kernel": "qmv_rows", "rows": 8, "width": 1}, script.make(checked[1]))]
+    monkeypatch.setattr(script, "checked_cases", lambda: checked)
+    monkeypatch.setattr(script, "timed_cases", lambda: iter(timed))
+    monkeypatch.setattr(script, "replay_is_forward", lambda run: True)
+    monkeypatch.setattr(script, "_LARGE_COPY", 1 << 16)
+    monkeypatch.setattr(script, "_SETS_BYTES", 1 << 16)
+    monkeypatch.setattr(script.build, "missing_compiler", lambda: None)
+    monkeypatch.setattr(script.build, "compiler_release", lambda: "release 13.0")
+    monkeypatch.setattr(script.device, "missing_gpu", lambda: None)
+    said = "ptxas info : Compiling entry function '_Z8kernel_0v'\n 0 bytes spill stores, 4 bytes spill loads\nUsed 40 registers"
+    monkeypatch.setattr(script.build, "compile_unit", lambda *a, **b: (tmp_path, said))
+    monkeypatch.setattr(script.device, "Gpu", lambda library: gpu)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--quick", "--json", str(tmp_path / "report.json")])
+    assert script.main() == 1
+    printed = capsys.readouterr().out
+    assert "WRONG" in printed
+    assert "| qmv_rows | 8 | 1 |" in printed
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["machine"]["device"] == "none"
+    assert [k["registers"] for k in report["kernels"]] == [40, 0]
+    (row,) = report["speed"]["times"]
+    assert row["bytes"] == timed[0][1].least_bytes
+    assert row["fraction"] == pytest.approx(
+        row["bytes"] / row["seconds"] / report["speed"]["copy_bytes_per_second"]
+    )
 
 
 def run_script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
