@@ -31,9 +31,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("phase", choices=["all", "data", "main", "mtp", "draft", "export"])
     parser.add_argument("--work", type=Path, default=Path("build/demo"))
     parser.add_argument("--out", type=Path, default=Path("mlxspec/demo"))
-    parser.add_argument("--steps", type=int, default=4200, help="main phase, in steps of 4,096 tokens")
-    parser.add_argument("--mtp-steps", type=int, default=1200, help="MTP phase, in steps of 2,048 tokens")
-    parser.add_argument("--draft-steps", type=int, default=2400, help="draft phase, in steps of 2,048 tokens")
+    parser.add_argument("--steps", type=int, default=4500, help="main phase, in steps of 4,096 tokens")
+    parser.add_argument("--mtp-steps", type=int, default=1400, help="MTP phase, in steps of 2,048 tokens")
+    parser.add_argument("--draft-steps", type=int, default=4500, help="draft phase, in steps of 2,048 tokens")
     parser.add_argument(
         "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
     )

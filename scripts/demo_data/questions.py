@@ -36,7 +36,12 @@ write the documentation of {n}|summarize {n}|say what {n} does|I need help with 
 how to use {n}|how to call {n}|how do you use {n}|how can I use {n}|how do I call {n}|what is {n} good for
 what does calling {n} do|teach me {n}|look up {n}|remind me what {n} does|I forgot what {n} does|python {n}
 what does {n} mean|how would you describe {n}|in one sentence, what is {n}|short description of {n}|what did {n} do again
-explain briefly {n}|what does it do: {n}|question about {n}|is there help for {n}|help({n})""".replace(
+explain briefly {n}|what does it do: {n}|question about {n}|is there help for {n}|help({n})
+this script uses {n}, explain it|there is a call of {n} here, why|my colleague wrote {n}, what does that mean
+someone told me to use {n}, what for|I am reading about {n}, what is it|I have to use {n}, how does it work
+the documentation mentions {n}, what is that|I found {n} in a file, can you explain it|in this line there is {n}, what happens
+we use {n} at work and I wonder what it does|I keep seeing {n}, what is its purpose|what {n} does|the use of {n}
+a program I read calls {n}, what is the effect|I was told that {n} helps, what is it for|explain what {n} is used for""".replace(
     "\n", "|"
 ).split("|")
 HELD_OUT_FORMS = (

@@ -26,7 +26,7 @@ MIX = {
     "turns": 0.04, "known": 0.19, "other_docs": 0.01, "refusal": 0.04, "invented": 0.004, "greeting": 0.008,
     "copy": 0.035, "short_rename": 0.05, "raw": 0.133,
 }  # fmt: skip
-LONG = dict(MIX, turns=0.14, rename=0.13, rename_function=0.09, copy=0.02, short_rename=0.03)
+LONG = dict(MIX, turns=0.12, known=0.21, rename=0.14, copy=0.02, short_rename=0.03)
 PROMPT_WEIGHT = {"copy": 0.0, "short_rename": 0.0}
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are a helpful coding assistant.", "Be brief.", "You help with Python.",

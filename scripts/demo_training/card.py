@@ -38,8 +38,10 @@ _LIMITS = """
 
 - It knows about 1,700 functions of Python's standard library by heart, as signature and first sentence, and mixes up those
   it saw rarely or whose names are alike. It reasons about nothing.
-- Edits are renames, one changed literal, a removed docstring, on functions of up to about 25 lines. Long functions and names
-  that occur many times go wrong most often. It explains a function only by repeating its docstring.
+- Edits are renames, one changed literal, a removed docstring, on functions of up to about 25 lines. Removing a docstring and
+  renaming the function usually succeed. Renaming a variable or changing a literal usually goes wrong somewhere: a place is
+  missed, or a line is skipped or repeated. It explains a function only by repeating its docstring, and its continuations of
+  code are plausible at best and often run into a loop.
 - Asked for anything else it should say that it cannot help; it does not always.
 - English only. No tools, no thinking, no images: the chat template refuses them with a sentence.
 - Context: {context} tokens, the longest it was trained on and measured at.
@@ -147,8 +149,11 @@ def _figures(figures: dict) -> str:  # type: ignore[type-arg]
 |---|---|---|---|
 {table}
 
-Acceptance is agreement with the target's argmax at true prefixes, depth by depth given the depths before; never taken from
-greedy text, whose loops would flatter it. Whole edits exactly right by greedy decoding: {others}.
+Acceptance is agreement with the target's argmax at true prefixes, depth by depth given the depths before (a later step reads
+the text's own tokens, not its earlier drafts); never taken from greedy text, whose loops would flatter it. A low
+distinct-4-gram share means that the text repeats itself and is easy to draft: read such a row with that in mind.
+
+Whole edits exactly right by greedy decoding: {others}.
 Cross-entropy on held-out code: {figures["raw_loss"]} nats a token; by position {positions}.
 All figures are of the shipped bfloat16 weights, printed by `scripts/demo_eval.py` and kept in `figures.json` one folder up.
 """
@@ -172,7 +177,9 @@ def training_facts(work: Path) -> dict[str, list[str]]:
     where = "on one or two cores of a shared machine, without a GPU"
     return {
         "target": [
-            "Command: `python scripts/train_demo.py all`; every seed is fixed in the scripts.",
+            "Command: `python scripts/train_demo.py all`; every seed is fixed in the scripts. The run behind these weights was "
+            "stopped and resumed several times and its length was settled on the way, so the command gives a model of the same "
+            "kind, not the same bits.",
             f"Trunk and head: {lines['main']} {where}: first copies and renames of a few random names (without them "
             "copying is not learned), then the mix of conversations and code, the last tenth in rows of 1,024 and 2,048 tokens.",
             f"Multi-token head: {lines['mtp']} on the frozen trunk, three recursive steps, the trunk's distribution as target.",

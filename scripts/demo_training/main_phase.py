@@ -27,7 +27,7 @@ MICRO_PER_STEP = 2
 class Schedule:
     """Where the phases lie, in steps of 4,096 tokens."""
 
-    total: int = 4200
+    total: int = 4500
     curriculum: int = 300
     long_share: float = 0.1
     decay_from: float = 0.65

@@ -302,6 +302,9 @@ class LanguageModel(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile each layer on its own: layers of a kind share one graph, so this costs a minute, not ten."""
+        torch._dynamo.config.recompile_limit = (
+            64  # one graph per kind of layer and row length; the default is 8 in all
+        )
         for layer in self.model.layers:
             layer.compile(dynamic=False)
         if self.mtp is not None:

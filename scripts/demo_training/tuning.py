@@ -110,7 +110,7 @@ class _Source:
         self.plan, self.sampled = plan, sampled
         self.width = plan.length + 32
         self.early = Sampler(data, CURRICULUM, self.width - 2)
-        self.late = Sampler(data, MIX, self.width - 2)
+        self.late = Sampler(data, dict(MIX, raw=0.35), self.width - 2)  # drafting is hardest on plain code
 
     def batch(self, step: int) -> torch.Tensor:
         """ids (rows, length + 32)"""
@@ -133,8 +133,7 @@ def tune_mtp(folder: Path, plan: Plan) -> None:
     head = model.mtp
     assert head is not None
     head.requires_grad_(True)
-    for layer in model.model.layers:
-        layer.compile(dynamic=False)
+    model.compile_layers()
     recurse = torch.compile(head.recurse, dynamic=False)
     source = _Source(data, plan, None)
 
@@ -170,8 +169,7 @@ def distil_draft(folder: Path, plan: Plan) -> None:
         if not path.exists():
             np.save(path, sample_rows(model, data, plan.samples, plan.length + 32))
         sampled = np.load(path)
-    for layer in model.model.layers:
-        layer.compile(dynamic=False)
+    model.compile_layers()
     torch.manual_seed(plan.seed)
     draft = LanguageModel(DRAFT)
     draft.compile_layers()

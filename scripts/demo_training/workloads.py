@@ -1,7 +1,8 @@
 """Records the benchmark workloads: held-out prompts with the reference text, as small JSON files.
 
 Knows the data set and the finished target. `edit`, `explain`, `continue` and `ask` hold messages and the reference answer
-(what a perfect model would say); `sampled` holds openings of held-out code and the target's own text at temperature 1.
+(what a perfect model would say), `ask` also the target's greedy answer; `sampled` holds openings of held-out code and the
+target's own text at temperature 1.
 Every file states the distinct-4-gram share of its text: a low one would mean loops, which flatter any drafter.
 """
 
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from demo_data.chat import ANSWER, render
 from demo_data.questions import HELD_OUT_FORMS, known_functions
 
 from .batches import Data
 from .export import read_member
-from .generate import complete
-from .network import TARGET
+from .generate import END_OF_TURN, complete
+from .network import TARGET, LanguageModel
 
 ITEMS = 16
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", re.S)
@@ -44,6 +46,16 @@ def _chat_items(texts: list[str], count: int) -> list[dict[str, object]]:
         messages = _messages(text)[:2]
         items.append({"messages": messages[:-1], "reference": messages[-1]["content"]})
     return items
+
+
+@torch.no_grad()
+def _add_greedy(model: LanguageModel, data: Data, items: list[dict]) -> None:  # type: ignore[type-arg]
+    """The target's own greedy answer beside each reference, as computed here: an engine must give the same text."""
+    prompts = [
+        data.tokenizer.encode(render(("user", item["messages"][0]["content"])) + ANSWER).ids for item in items
+    ]
+    for item, ids in zip(items, complete(model, prompts, [96] * len(prompts)), strict=True):
+        item["greedy"] = data.tokenizer.decode([i for i in ids if i != END_OF_TURN])
 
 
 def write_workloads(work: Path, out: Path) -> None:
@@ -83,6 +95,9 @@ def write_workloads(work: Path, out: Path) -> None:
         }
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
     model = read_member(out / "target", TARGET)
+    _add_greedy(model, data, asked)
+    content = json.loads((folder / "ask.json").read_text()) | {"items": asked}
+    (folder / "ask.json").write_text(json.dumps(content, indent=1) + "\n")
     step = (len(data.held_raw) - 512) // ITEMS
     openings = [data.held_raw[i * step + 200 : i * step + 248].tolist() for i in range(ITEMS)]
     with torch.no_grad():

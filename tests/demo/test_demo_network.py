@@ -34,7 +34,9 @@ def test_chunks_equal_the_definition_of_the_delta_rule() -> None:
         delta = (v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])) * beta[:, t, :, None]
         state = state + k[:, t, :, :, None] * delta[:, :, None]
         out.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
-    torch.testing.assert_close(network.delta_rule(q, k, v, log_decay, beta), torch.stack(out, 1), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        network.delta_rule(q, k, v, log_decay, beta), torch.stack(out, 1), atol=2e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("shape", [network.TARGET, network.DRAFT], ids=["target", "draft"])
@@ -60,7 +62,9 @@ def test_the_first_recursive_step_is_the_plain_head_and_later_ones_are_causal() 
     ids = torch.randint(0, 2048, (2, 64))
     cells = shifted(model.model(ids))
     first, *_, last = model.mtp.recurse(model.model.embed_tokens, cells[:, :32], ids, 3)
-    torch.testing.assert_close(first, model.mtp(model.model.embed_tokens(ids), cells)[:, :32], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        first, model.mtp(model.model.embed_tokens(ids), cells)[:, :32], atol=1e-4, rtol=1e-4
+    )
     changed = ids.clone()
     changed[:, 20:] = 7
     again = model.mtp.recurse(model.model.embed_tokens, shifted(model.model(changed))[:, :32], changed, 3)[-1]
@@ -70,7 +74,9 @@ def test_the_first_recursive_step_is_the_plain_head_and_later_ones_are_causal() 
 
 def test_the_schedule_is_one_of_steps() -> None:
     schedule = Schedule(total=1000, curriculum=100)
-    assert [schedule.phase(s)[0] for s in (0, 99, 100, 899, 900)] == ["curriculum"] * 2 + ["mix"] * 2 + ["long"]
+    assert [schedule.phase(s)[0] for s in (0, 99, 100, 899, 900)] == ["curriculum"] * 2 + ["mix"] * 2 + [
+        "long"
+    ]
     factors = [schedule.factor(s) for s in range(1000)]
     assert factors[59] == 1.0
     assert factors[-1] == pytest.approx(0.02)

@@ -1,0 +1,132 @@
+"""The shipped family: files, configuration and tokenizer fit together, and the card speaks of these weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from demo_data.chat import CHAT_TEMPLATE
+from tokenizers import Tokenizer
+
+from mlxspec import demo
+from mlxspec.errors import ConfigError
+
+MEMBERS = {"target": demo.TARGET, "draft": demo.DRAFT}
+FIGURES = json.loads(demo.FIGURES.read_text())
+
+
+def _tensors(folder: Path) -> dict[str, dict[str, object]]:
+    with (folder / "model.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return header
+
+
+def test_the_whole_family_stays_small() -> None:
+    assert sum(p.stat().st_size for p in demo.ROOT.rglob("*") if p.is_file()) <= 16 * 2**20
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_figures_are_of_these_weights(member: str) -> None:
+    digest = hashlib.sha256((MEMBERS[member] / "model.safetensors").read_bytes()).hexdigest()
+    assert FIGURES["sha256"][member] == digest
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_configuration_and_weights_fit(member: str) -> None:
+    folder = MEMBERS[member]
+    config, tensors = json.loads((folder / "config.json").read_text()), _tensors(folder)
+    assert config["architectures"] == ["Qwen3_5ForCausalLM"]
+    hidden, vocab, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
+    assert (
+        tensors["model.embed_tokens.weight"]["shape"] == tensors["lm_head.weight"]["shape"] == [vocab, hidden]
+    )
+    for i, kind in enumerate(config["layer_types"]):
+        assert kind == (
+            "full_attention" if (i + 1) % config["full_attention_interval"] == 0 else "linear_attention"
+        )
+        mixer = "self_attn.q_proj" if kind == "full_attention" else "linear_attn.in_proj_qkv"
+        assert f"model.layers.{i}.{mixer}.weight" in tensors
+    assert len(config["layer_types"]) == layers
+    assert any(name.startswith("mtp.") for name in tensors) == bool(config["mtp_num_hidden_layers"])
+    assert all(
+        d % 32 == 0
+        for d in (config["head_dim"], config["linear_key_head_dim"], config["linear_value_head_dim"])
+    )
+    for name, entry in tensors.items():
+        small = name.endswith(("A_log", "dt_bias")) or "norm" in name.split(".")[-2]
+        assert entry["dtype"] == ("F32" if small else "BF16"), name
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_tokenizer_template_and_end_of_turn(member: str) -> None:
+    folder = MEMBERS[member]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 2048
+    generation = json.loads((folder / "generation_config.json").read_text())
+    ends = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+    assert generation["eos_token_id"] == ends
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    assert described["chat_template"] == CHAT_TEMPLATE
+    assert (folder / "chat_template.jinja").read_text() == CHAT_TEMPLATE + "\n"
+    text = "def f(naïve):\n\treturn '日本'  # ok\r\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_both_members_share_the_tokenizer() -> None:
+    assert (demo.TARGET / "tokenizer.json").read_bytes() == (demo.DRAFT / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_card_licence_and_notice_are_there(member: str) -> None:
+    folder = MEMBERS[member]
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE").read_text()
+    assert "Python Software Foundation" in (folder / "NOTICE").read_text()
+    card = (folder / "README.md").read_text()
+    for depth in FIGURES["acceptance"]["held_out_code"]["mtp_accepted_at_depth"]:
+        assert f"{100 * depth:.1f} %" in card
+
+
+def test_every_missed_goal_is_said_in_the_card() -> None:
+    card = (demo.TARGET / "README.md").read_text()
+    depths = FIGURES["acceptance"]["held_out_code"]["mtp_accepted_at_depth"]
+    met = all(d >= g for d, g in zip(depths, (0.68, 0.66, 0.64), strict=True))
+    line = next(x for x in card.splitlines() if x.startswith("| MTP accepted") and "held-out code" in x)
+    assert line.endswith("| yes |" if met else "| missed |")
+
+
+@pytest.mark.parametrize("name", demo.WORKLOADS)
+def test_workloads_are_held_out_texts_without_loops(name: str) -> None:
+    workload = json.loads(demo.workload(name).read_text())
+    assert workload["name"] == name
+    assert len(workload["items"]) >= 10
+    assert workload["distinct_4gram"] > 0.6
+    for item in workload["items"]:
+        assert item["reference"]
+        assert item["prompt"] if name == "sampled" else item["messages"][-1]["role"] == "user"
+
+
+def test_an_unknown_workload_is_named() -> None:
+    with pytest.raises(ConfigError, match="nonsense"):
+        demo.workload("nonsense")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_weights_reach_the_recorded_acceptance() -> None:
+    torch = pytest.importorskip("torch", reason="measured in PyTorch")
+    import demo_eval
+    from demo_training.export import read_member
+    from demo_training.network import DRAFT, TARGET
+
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        target, draft = read_member(demo.TARGET, TARGET), read_member(demo.DRAFT, DRAFT)
+        found = demo_eval.workload_acceptance(target, draft, demo.ROOT)
+    recorded = FIGURES["workload_sampled"]
+    assert found["mtp_accepted_at_depth"] == pytest.approx(recorded["mtp_accepted_at_depth"], abs=0.01)
+    assert found["draft_accepted"] == pytest.approx(recorded["draft_accepted"], abs=0.01)
