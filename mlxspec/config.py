@@ -18,6 +18,7 @@ ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
 DraftSampling = Literal["shared", "independent", "argmax"]
+Policy = Literal["fixed", "auto"]
 DRAFTER_NAMES = (
     "forced",
     "mtp",
@@ -180,6 +181,10 @@ class SpecConfig:
     when the model is loaded. What a grammar forces is drafted before anything else wherever there are drafters at all; the name for
     that alone is `forced`.
 
+    policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
+    and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
+    may take.
+
     acceptance: "match" keeps the drafts that equal the target's own choice, so the same seed gives the same text with and without
     drafting; "rejection" keeps them by comparing probabilities (Leviathan et al. 2023, Chen et al. 2023): more drafts stand when
     sampling, the distribution is the same, the text of a seed is not. A draft may then not be dropped for being short, so n_min must
@@ -197,10 +202,12 @@ class SpecConfig:
     ngram_mod_n: int = 24
     ngram_dynamic: str | None = None
     ngram_static: str | None = None
+    policy: Policy = "fixed"
     acceptance: Acceptance = "match"
     draft_sampling: DraftSampling | None = None
 
     def __post_init__(self) -> None:
+        _check_choice("policy", self.policy, get_args(Policy))
         _check_choice("acceptance", self.acceptance, get_args(Acceptance))
         if self.draft_sampling is not None:
             _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))

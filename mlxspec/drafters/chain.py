@@ -1,4 +1,5 @@
-"""Several drafters as one: facts go to all of them, and for each row the first that proposes anything wins the round.
+"""Several drafters as one: facts go to all of them, and for each row the first that proposes anything wins the round, or whom the
+controller chooses (auto.py), as the row's policy has it.
 
 Knows the users' limits (n_max, n_min, p_min) and submits by them what is to be verified; knows no verdict. A drafter that fails
 ends for the rows it was asked about, with a notice; the request goes on without it.
@@ -16,10 +17,12 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.config import SpecConfig
+from mlxspec.drafters.auto import Auto
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.verify import (
     NOTHING,
     DraftOutline,
@@ -30,6 +33,8 @@ from mlxspec.speculation.verify import (
 )
 
 T = TypeVar("T")
+_Submitted = list[tuple[Draft, Submission]]
+_Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], _Submitted]
 
 
 @dataclass(kw_only=True)
@@ -46,6 +51,11 @@ class ChainRow:
     def rejects(self) -> bool:
         """Whether drafts are accepted by rejection. A greedy row has one token at each place, so matching is the same."""
         return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the controller chooses for it."""
+        return self.spec.policy == "auto"
 
     @property
     def limits(self) -> Limits:
@@ -68,6 +78,7 @@ class Chain:
         self.drafters = {d.name: d for d in drafters}
         self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
+        self.auto: Auto | None = None
         self.seconds: dict[str, float] = dict.fromkeys([self._forced.name, *self.drafters], 0.0)
 
     @property
@@ -75,25 +86,37 @@ class Chain:
         """Whether any drafter in use by any row wants hiddens."""
         return any(d.needs.hidden for r in self._rows.values() for d in self._of(r))
 
+    def follow(self, control: Controller) -> None:
+        """From now on rows whose policy is auto draft as the controller chooses. Without one they draft like all others."""
+        self.auto = Auto(self, control)
+
     def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
+        if self.auto is not None and state.is_auto:
+            self.auto.begin(state)
         for drafter in self._of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         return state
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows[row]
+        if self.auto is not None and state.is_auto:
+            self.auto.observe(row, tokens)
         for drafter in self._of(state):
             given = hidden if drafter.needs.hidden else None
             self._guard(drafter, [state], partial(drafter.observe, row, tokens, given))
 
     def truncate(self, row: int, length: int) -> None:
         state = self._rows[row]
+        if self.auto is not None and state.is_auto:
+            self.auto.truncate(row)
         for drafter in self._of(state):
             self._guard(drafter, [state], partial(drafter.truncate, row, length))
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+        if self.auto is not None:
+            self.auto.close(row)
         for drafter in self.drafters.values():
             drafter.close(row)
 
@@ -107,7 +130,16 @@ class Chain:
     ) -> dict[int, Proposal]:
         """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
         won: dict[int, Proposal] = {}
-        waiting = {row: self._of(self._rows[row]) for row in rooms}
+        chosen = self._auto_rows(rooms)
+        if self.auto is not None and chosen:
+            won = {
+                row: Proposal(drafter=name, draft=draft, submission=submission)
+                for row, (name, draft, submission) in self.auto.propose(
+                    chosen, rooms, histories, vocab_size
+                ).items()
+            }
+        first_wins = rooms.keys() - {s.row for s in chosen}
+        waiting = {row: self._of(self._rows[row]) for row in rooms if row in first_wins}
         while queues := [(row, queue) for row, queue in waiting.items() if queue and row not in won]:
             drafter = queues[0][1][0]
             asks = []
@@ -123,21 +155,60 @@ class Chain:
                 won |= self._ask(drafter, asks, vocab_size)
         return won
 
+    def rests(
+        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
+    ) -> bool:
+        """Whether a plain round is next for all these rows, so that it need not wait for what they say now."""
+        chosen = self._auto_rows(rooms)
+        return (
+            self.auto is not None
+            and len(chosen) == len(rooms)
+            and self.auto.rests(chosen, rooms, histories, vocab_size)
+        )
+
+    def took(self, rows: Iterable[int], num_tokens: int, seconds: float, *, ahead: bool) -> None:
+        """A round over these rows has been read; what it cost teaches the controller."""
+        chosen = self._auto_rows(r for r in rows if r in self._rows)
+        if self.auto is not None and chosen:
+            self.auto.took(chosen, num_tokens, seconds, ahead=ahead)
+
+    def _auto_rows(self, rows: Iterable[int]) -> list[ChainRow]:
+        states = [self._rows[r] for r in rows]
+        return [s for s in states if s.is_auto] if self.auto is not None else []
+
+    def drafters_of(self, state: ChainRow) -> list[Drafter]:
+        """Who may draft for a row, in its order."""
+        return self._of(state)
+
+    def limit(self, drafter: Drafter, state: ChainRow) -> int:
+        """The longest draft the row takes of this drafter."""
+        return _limit(drafter, state.spec)
+
     def _ask(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> dict[int, Proposal]:
         """Proposals of one drafter, for the rows for which it has any."""
-        started = time.perf_counter()
-        states = [self._rows[a.row] for a in asks]
-        sampler = BatchSampler([a.sampler for a in asks], vocab_size)
-        found = self._guard(drafter, states, partial(_propose, drafter, asks, sampler, states)) or []
-        for state, (draft, _) in zip(states, found, strict=bool(found)):
-            if draft.ended is not None:
-                self._end(drafter, state, draft.ended)
-        self.seconds[drafter.name] += time.perf_counter() - started
+        found = self._found(drafter, asks, vocab_size, _submitted)
         return {
             ask.row: Proposal(drafter=drafter.name, draft=draft, submission=submission)
             for ask, (draft, submission) in zip(asks, found, strict=bool(found))
             if draft.length
         }
+
+    def ask_all(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> list[Draft]:
+        """One draft an ask, evaluated and on the host, within the row's own limits and with its confidences; empty where there is none."""
+        found = self._found(drafter, asks, vocab_size, _submitted_on_host)
+        return [draft for draft, _ in found] or [NO_DRAFT] * len(asks)
+
+    def _found(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int, submit: _Submit) -> _Submitted:
+        """What one drafter proposes and what of it is submitted; nothing if it fails."""
+        started = time.perf_counter()
+        states = [self._rows[a.row] for a in asks]
+        sampler = BatchSampler([a.sampler for a in asks], vocab_size)
+        found = self._guard(drafter, states, lambda: submit(drafter.propose(asks, sampler), states)) or []
+        for state, (draft, _) in zip(states, found, strict=bool(found)):
+            if draft.ended is not None:
+                self._end(drafter, state, draft.ended)
+        self.seconds[drafter.name] += time.perf_counter() - started
+        return found
 
     def _of(self, state: ChainRow) -> list[Drafter]:
         names = [n for n in state.spec.drafters if n in self.drafters and n not in state.ended]
@@ -167,13 +238,7 @@ def _limit(drafter: Drafter, spec: SpecConfig) -> int:
     return spec.n_max if isinstance(drafter, ModelDrafter) else spec.ngram_m
 
 
-def _propose(
-    drafter: Drafter, asks: Sequence[Ask], sampler: BatchSampler, states: Sequence[ChainRow]
-) -> list[tuple[Draft, Submission]]:
-    return _submitted(drafter.propose(asks, sampler), states)
-
-
-def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[tuple[Draft, Submission]]:
+def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> _Submitted:
     """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
     pairs = list(zip(drafts, states, strict=True))
     doubted = [d.length > 0 and d.confidences is not None and _has_limits(s) for d, s in pairs]
@@ -186,6 +251,21 @@ def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[tupl
         _submit(_on_host(draft) if reads else draft, state, doubts)
         for (draft, state), doubts, reads in zip(pairs, doubted, read, strict=True)
     ]
+
+
+def _submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> _Submitted:
+    """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
+    mx.eval([(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)])
+    out = []
+    for draft, state in zip(drafts, states, strict=True):
+        if draft.length:
+            sure = None if draft.confidences is None else np.asarray(draft.confidences).tolist()
+            whole = _on_host(draft)._replace(confidences=sure)
+            cut, submission = _submit(whole, state, sure is not None and _has_limits(state))
+            out.append((cut._replace(confidences=sure and sure[: cut.length]), submission))
+        else:
+            out.append((draft, NOTHING))
+    return out
 
 
 def _submit(draft: Draft, state: ChainRow, doubted: bool) -> tuple[Draft, Submission]:

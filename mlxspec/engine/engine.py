@@ -30,7 +30,6 @@ from mlxspec.engine.stats import EngineStats, RequestStats
 from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
-from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.sampling.constraints import ConstraintMaker
@@ -171,16 +170,25 @@ class Engine:
                 self._inboxes[event.request].append(event)
 
     def _round(self, cache: ModelCache) -> list[Event]:
+        started, ahead = time.perf_counter(), self._ahead is not None
         current, self._ahead = (
             self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats),
             None,
         )
         try:
-            self._ahead = launch_behind(current, self._rows, self.model, cache)
-            return read(current, cache, self.chain, self.stats)
+            self._ahead = launch_behind(current, self._rows, self.model, cache, self.chain)
+            events = read(current, cache, self.chain, self.stats)
         except BaseException as error:
             self._fail(error)
             raise
+        seconds = time.perf_counter() - started
+        self.chain.took(
+            [r.number for r in current.requests if r.spec.drafters],
+            current.rows.num_tokens,
+            seconds,
+            ahead=ahead,
+        )
+        return events
 
     def _charge(self, running: Sequence[Request], seconds: float) -> None:
         self.stats.round_seconds += seconds
@@ -207,11 +215,6 @@ class Engine:
                 self._retire()
                 return True
         return False
-
-    @property
-    def kernels(self) -> tuple[KernelReport, ...]:
-        """Which Metal kernels this process uses, and why not the others."""
-        return needed()
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:

@@ -57,12 +57,14 @@ def launch(
     return _forward(requests, proposals, _flatten(requests, proposals), model, cache, ahead=0)
 
 
-def launch_behind(last: Round, requests: Sequence[Request], model: Model, cache: ModelCache) -> Round | None:
+def launch_behind(
+    last: Round, requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain
+) -> Round | None:
     """A plain round on the tokens of a plain one that has not been read; None where the host must see those tokens first.
 
     A row that turns out to have ended gets one token more than it needed, which nobody reads; rows do not see each other.
     """
-    if last.is_open or any(r.spec.drafters or not r.sampler.is_plain for r in requests):
+    if last.is_open or any(not r.sampler.is_plain for r in requests):
         return None
     if any(r.sampler.needs_tokens(2) for r in requests):
         return None  # what may come there depends on a token that nobody has read
@@ -71,6 +73,9 @@ def launch_behind(last: Round, requests: Sequence[Request], model: Model, cache:
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
+    rooms = {r.number: r.room for r in requests if r.spec.drafters}
+    if rooms and not chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size):
+        return None  # somebody may draft
     tokens = last.choice.sampled
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]

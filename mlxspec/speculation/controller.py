@@ -171,7 +171,6 @@ class Controller:
             depth = min(self._probe_depth(name, share), limit)
             price = self.costs.draft(name).seconds(depth, queued) / num_rows
             if self.can_afford(row, name, price, share):
-                promise.rest, promise.spent = 0, promise.spent + price
                 return Choice(model=name, depth=depth, probe=True)
         return PLAIN
 
@@ -227,13 +226,14 @@ class Controller:
             widths[i] += 1
         return widths
 
-    def drafted(
-        self, row: RowControl, name: str, length: int, confidences: Sequence[float] | None, num_rows: int
-    ) -> None:
-        """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit."""
-        curve = self.curve([row])
+    def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
+        """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit.
+
+        probe_seconds: what it took, if nothing of it is verified.
+        """
+        curve, name = self.curve([row]), draft.drafter
         promise = self._promise(row, name, curve, num_rows)
-        reaches = self.estimate(row, name).reaches(length, confidences)
+        reaches = self.estimate(row, name).reaches(draft.length, draft.confidences)
         promise.follow(self._values(row, name, reaches, curve, num_rows))
         if promise.best(self.max_depth)[0] > MARGIN:
             promise.gap = max(FIRST_GAP, promise.gap // 2)
@@ -243,6 +243,7 @@ class Controller:
             rare = self.costs.draft(name).seconds(depth, num_rows, num_rows) / (ALLOWANCE * plain)
             promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(rare)))
         promise.rest = 0
+        promise.spent += probe_seconds
 
     # --- when the text has come
 

@@ -291,7 +291,7 @@ class _Replay:
         self.control.costs.refine_draft(name, choice.depth, queued, 1, time)
         draft = self._offer(name, choice.depth)
         if draft is not None:
-            self.control.drafted(self.row, name, draft.length, draft.confidences, 1)
+            self.control.drafted(self.row, draft, 1, probe_seconds=time if choice.probe else 0.0)
         return draft, time
 
     def _learn(self, offers: Sequence[Offer], draft: Offer | None, probe: bool, emitted: int) -> None:

@@ -1,0 +1,52 @@
+"""The recorded workloads of the demo family: prompts of one kind, as token ids of a loaded model.
+
+Knows the files' layout; knows no timing. Reference answers in the files are for whoever measures quality; nothing here reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxspec.demo import WORKLOADS, workload
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """prompts: token ids. temperature: what its answers are sampled at, 0 for greedy."""
+
+    name: str
+    what: str
+    prompts: Sequence[Sequence[int]]
+    temperature: float = 0.0
+
+
+def read_workloads(
+    engine: Engine, names: Sequence[str] = WORKLOADS, folder: Path | None = None
+) -> list[Workload]:
+    """Workloads of the demo family, or those of `folder`. Raises ConfigError for a name or a file that cannot be used."""
+    return [_read(engine, folder / f"{name}.json" if folder else workload(name)) for name in names]
+
+
+def _read(engine: Engine, path: Path) -> Workload:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Workload(
+            name=str(data["name"]),
+            what=str(data["what"]),
+            prompts=[_prompt(engine, item) for item in data["items"]],
+            temperature=float(data.get("temperature", 0.0)),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path.name} is no workload that can be read.") from error
+
+
+def _prompt(engine: Engine, item: dict[str, Any]) -> list[int]:
+    if "prompt_ids" in item:
+        return [int(t) for t in item["prompt_ids"]]
+    return engine.chat_prompt(item["messages"])

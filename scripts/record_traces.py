@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Records what every drafter would have said at every place of real answers: the traces that scripts/simulate replays.
+
+    scripts/record_traces [--model demo] [--draft-model demo's] [--workloads FOLDER] [--items N] [--tokens N] [--out FILE]
+
+The engine decodes plainly; before each round every drafter is asked, and what it said is compared with the text that came. Model
+drafters are asked for as many tokens as the controller may ever ask for. Says nothing about time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.bench.workloads import read_workloads
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.demo import WORKLOADS
+from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.load import load
+from mlxspec.sampling.sampler import BatchSampler
+from mlxspec.speculation.traces import Answer, Said, Workload, distinct_share, matched, write_traces
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "tests" / "speculation" / "traces.npz"
+DRAFTERS = (
+    "mtp",
+    "draft-model",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+)
+MODEL_DEPTH, LOOKUP_DEPTH = 8, 16
+LEAST = 0.7  # distinct 4-grams of an answer: below, it loops
+
+
+class Recorder(Chain):
+    """Asks everybody and lets nobody draft. said: by row, a list a place of (drafter, tokens, confidences)."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain.drafters.values())
+        self.said: dict[int, list[dict[str, tuple[list[int], list[float] | None]]]] = {}
+
+    def propose(
+        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
+    ) -> dict[int, Proposal]:
+        for row in rooms:
+            state = self._rows[row]
+            sampler = BatchSampler([state.sampler], vocab_size)
+            place: dict[str, tuple[list[int], list[float] | None]] = {}
+            for drafter in self._of(state):
+                depth = MODEL_DEPTH if isinstance(drafter, ModelDrafter) else LOOKUP_DEPTH
+                draft = drafter.propose([Ask(row, histories[row], depth, state.sampler)], sampler)[0]
+                place[drafter.name] = _read(draft)
+            self.said.setdefault(row, []).append(place)
+        return {}
+
+
+def _read(draft: Draft) -> tuple[list[int], list[float] | None]:
+    if not draft.length:
+        return [], None
+    tokens, sure = draft.tokens, draft.confidences
+    mx.eval(tokens if isinstance(tokens, mx.array) else [], sure if isinstance(sure, mx.array) else [])
+    return np.asarray(tokens).tolist(), None if sure is None else np.asarray(sure).tolist()
+
+
+def record(
+    engine: Engine, recorder: Recorder, prompt: Sequence[int], params: SamplingParams
+) -> tuple[Answer, float]:
+    """One answer's trace, and its share of distinct 4-grams."""
+    request = engine.submit(prompt, params)
+    while request.finish_reason is None:
+        engine.step()
+    text = request.history[len(request.prompt) :]
+    places = recorder.said.pop(request.number, [])[
+        : len(text) - 1
+    ]  # the last round may have found the end token
+    answer = {}
+    for name in engine.spec.drafters:
+        offers = [place[name] for place in places]
+        depth = MODEL_DEPTH if name in ("mtp", "draft-model") else LOOKUP_DEPTH
+        sure = np.zeros((len(offers), depth), np.uint8)
+        for i, (_, confidences) in enumerate(offers):
+            sure[i, : len(confidences or ())] = np.round(255 * np.asarray(confidences or ()))
+        answer[name] = Said(
+            length=np.array([len(tokens) for tokens, _ in offers], np.uint8),
+            stood=np.array(
+                [matched(tokens, text[i + 1 :]) for i, (tokens, _) in enumerate(offers)], np.uint8
+            ),
+            confidences=sure if any(c is not None for _, c in offers) else None,
+        )
+    return answer, distinct_share(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--draft-model")
+    parser.add_argument("--workloads", type=Path, help="a folder of workloads other than the demo's")
+    parser.add_argument("--items", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=320)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH)
+    engine = load(options.model, draft=DRAFTERS, draft_model=options.draft_model, spec=spec)
+    recorder = engine.chain = Recorder(engine.chain)
+    recorded = []
+    with device.private_kernels():
+        for workload in read_workloads(engine, WORKLOADS, options.workloads):
+            answers, shares = [], []
+            for i, prompt in enumerate(workload.prompts[: options.items]):
+                params = SamplingParams(max_tokens=options.tokens, temperature=workload.temperature, seed=i)
+                answer, share = record(engine, recorder, prompt, params)
+                if len(answer["mtp"]) > 1 and share >= LEAST:
+                    answers.append(answer)
+                    shares.append(share)
+            found = Workload(name=workload.name, answers=answers, distinct=shares)
+            _report(found, len(workload.prompts))
+            recorded += [found] if answers else []
+    write_traces(options.out, recorded)
+    print(f"{options.out.name}: {options.out.stat().st_size / 1e3:.0f} kB")
+
+
+def _report(workload: Workload, num_prompts: int) -> None:
+    places = sum(len(a["mtp"]) for a in workload.answers)
+    share = f"distinct 4-grams {np.mean(workload.distinct):.2f}" if workload.answers else "all of them loop"
+    print(f"{workload.name}: {len(workload.answers)} of {num_prompts} answers, {places} places, {share}")
+    for name in workload.answers[0] if workload.answers else ():
+        length = np.concatenate([a[name].length for a in workload.answers])
+        stood = np.concatenate([a[name].stood for a in workload.answers])
+        first = float((stood > 0).sum() / max(1, (length > 0).sum()))
+        print(
+            f"  {name:14s} offers at {np.mean(length > 0):.2f} of places; the first token stands {first:.2f}, mean {stood.mean():.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
