@@ -23,7 +23,8 @@ from typing import Any, Union
 try:
     import numpy  # noqa: F401
 except ImportError:
-    sys.exit("scripts/gpu_check needs numpy: python3 -m pip install numpy.")
+    print("scripts/gpu_check cannot run: there is no numpy (python3 -m pip install numpy).", file=sys.stderr)
+    sys.exit(2)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu import build, cases, device
