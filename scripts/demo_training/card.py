@@ -42,6 +42,7 @@ _LIMITS = """
   renaming the function usually succeed. Renaming a variable or changing a literal usually goes wrong somewhere: a place is
   missed, or a line is skipped or repeated. It explains a function only by repeating its docstring, and its continuations of
   code are plausible at best and often run into a loop.
+- A name alone ("sorted") or an unusual way of asking often gets nonsense; "what does sorted do?" is what it understands.
 - Asked for anything else it should say that it cannot help; it does not always.
 - English only. No tools, no thinking, no images: the chat template refuses them with a sentence.
 - Context: {context} tokens, the longest it was trained on and measured at.
@@ -182,6 +183,9 @@ def training_facts(work: Path) -> dict[str, list[str]]:
             "kind, not the same bits.",
             f"Trunk and head: {lines['main']} {where}: first copies and renames of a few random names (without them "
             "copying is not learned), then the mix of conversations and code, the last tenth in rows of 1,024 and 2,048 tokens.",
+            "After a first measurement (79 % on the fifty functions; one of the five unseen forms reached 16 %) the training forms "
+            "were widened by eighteen, most of two clauses and the last 300 steps saw them. The held-out forms were never trained on, "
+            "but the choice was made knowing that figure.",
             f"Multi-token head: {lines['mtp']} on the frozen trunk, three recursive steps, the trunk's distribution as target.",
         ],
         "draft": [
