@@ -355,6 +355,13 @@ def evaluate(work: Path, out: Path, *, rows: int) -> dict[str, object]:
     return figures
 
 
+def record(work: Path, out: Path, *, rows: int = 32) -> None:
+    """Measure, then write `figures.json` and the model cards."""
+    figures = evaluate(work, out, rows=rows)
+    (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    write_cards(work, out)
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(
@@ -362,7 +369,7 @@ def main() -> None:
     )
     parser.add_argument("--work", type=Path, default=Path("build/demo"))
     parser.add_argument("--out", type=Path, default=Path("mlxspec/demo"))
-    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=32)
     parser.add_argument(
         "--show", action="store_true", help="print twenty greedy answers instead of measuring"
     )
@@ -371,9 +378,7 @@ def main() -> None:
     if args.show:
         show_answers(read_member(args.out / "target", TARGET), Data(args.work))
         return
-    figures = evaluate(args.work, args.out, rows=args.rows)
-    (args.out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
-    write_cards(args.work, args.out)
+    record(args.work, args.out, rows=args.rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, export. Each writes into --work and can be run again; `main`, `mtp` and `draft` resume from
+Phases: data, main, mtp, draft, export; `all` also measures the result and writes the cards (scripts/demo_eval.py). Each writes into --work and can be run again; `main`, `mtp` and `draft` resume from
 their checkpoints. Needs torch, numpy, tokenizers and safetensors. Runs on the CPU with one process or two (--processes).
 """
 
@@ -81,6 +81,10 @@ def main() -> None:
 
         export(work, out)
         write_workloads(work, out)
+    if args.phase == "all":
+        from demo_eval import record
+
+        record(work, out)
 
 
 if __name__ == "__main__":
