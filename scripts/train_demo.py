@@ -2,8 +2,9 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, export; `all` also measures the result and writes the cards (scripts/demo_eval.py). Each writes into --work and can be run again; `main`, `mtp` and `draft` resume from
-their checkpoints. Needs torch, numpy, tokenizers and safetensors. Runs on the CPU with one process or two (--processes).
+Phases: data, main, mtp, draft, export; `all` also measures the result and writes the cards (scripts/demo_eval.py). Each
+writes into --work and can be run again; `main`, `mtp` and `draft` resume from their checkpoints. Needs torch, numpy, tokenizers
+and safetensors. Runs on the CPU, the main phase with one process or two (--processes).
 """
 
 from __future__ import annotations
