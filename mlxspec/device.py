@@ -133,7 +133,10 @@ def _compile_state() -> tuple[bool, str]:
             mx.eval(trial(mx.zeros(3)))
     except (RuntimeError, OSError) as error:
         mx.disable_compile()
-        return False, f"compiling was switched off, as MLX could not compile a kernel with g++: {_first_line(error)}"
+        return (
+            False,
+            f"compiling was switched off, as MLX could not compile a kernel with g++: {_first_line(error)}",
+        )
     return True, "MLX compiles kernels with g++"
 
 

@@ -38,7 +38,8 @@ class DraftModel(ModelDrafter):
         logits_at: LogitsAt,
     ) -> Output:
         missing = self._vocab_size - self._model.vocab_size
-        if missing > 0:  # ids of the target's padding mean nothing to either, but must not be looked up behind the end
+        if missing > 0:
+            # ids of the target's padding mean nothing to either, but must not be looked up behind the end
             tokens = mx.minimum(tokens, self._model.vocab_size - 1)
         out = self._model.forward(tokens, rows, cache, facts=True, logits_at=logits_at)
         if out.logits is None or missing == 0:
