@@ -20,19 +20,22 @@ from typing import Any
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import rollback
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig, shown
+from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.prefill import prefill
+from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.stats import EngineStats, RequestStats
+from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.sampling.constraints import ConstraintMaker
+from mlxspec.speculation.controller import Controller
 
 Prompt = str | Sequence[int]
 
@@ -77,6 +80,7 @@ class Engine:
         self._check_spec(self.spec)
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         self._rollback = rollback(self.config.rollback, num_states)
+        self._widest = self._exact_width() if self.config.exact else None
         self._waiting: deque[Request] = deque()
         self._rows: list[Request] = []
         self._cache: ModelCache | None = None
@@ -147,6 +151,16 @@ class Engine:
         self._waiting.append(request)
         return request
 
+    def prepare_auto(self, *, keep: bool = False) -> None:
+        """Measure what rounds and drafts cost here, which policy auto decides by; the first such request does it otherwise. keep: use and
+        keep figures in the user's cache folder."""
+        if self.chain.auto is None:
+            from mlxspec.engine import calibrate  # builds on this module
+
+            args = self.model, self.chain.drafters, self.config
+            costs = calibrate.kept_costs(*args, self.name) if keep else calibrate.calibrate(*args)
+            self.chain.follow(Controller(costs))
+
     @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._rows
@@ -172,7 +186,7 @@ class Engine:
     def _round(self, cache: ModelCache) -> list[Event]:
         started, ahead = time.perf_counter(), self._ahead is not None
         current, self._ahead = (
-            self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats),
+            self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats, widest=self._widest),
             None,
         )
         try:
@@ -221,6 +235,21 @@ class Engine:
         """Which Metal kernels this process uses, and why not the others."""
         return needed()
 
+    def probe(self, widths: Sequence[int] | None = None) -> ProbeReport:
+        """Whether verifying so many tokens at once changes numbers on this machine; kept in `stats.probe`.
+
+        widths: None for every one that drafts may have, up to a limit.
+        """
+        if widths is None:
+            widths = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
+        self.stats.probe = probe(self.model, widths, rollback=self._rollback)
+        return self.stats.probe
+
+    def _exact_width(self) -> int:
+        """The widest round with the bits of plain steps; rows count as tokens of it."""
+        widths = max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows)
+        return self.probe(range(2, min(PROBE_AT_MOST, widths) + 1)).exact_width
+
     @property
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
@@ -242,6 +271,8 @@ class Engine:
         tokens = self._tokens(prompt)
         if len(tokens) >= self.max_context:
             raise ContextOverflowError(len(tokens), self.max_context)
+        if spec.policy == "auto" and spec.drafters:
+            self.prepare_auto()
         number, self._num_requests = self._num_requests, self._num_requests + 1
         return Request(
             number,
@@ -280,7 +311,7 @@ class Engine:
 
     def _admit(self) -> list[Event]:
         events: list[Event] = []
-        while self._waiting and len(self._rows) < self.config.max_rows:
+        while self._waiting and len(self._rows) < min(self.config.max_rows, self._widest or MAX_ROWS):
             request = self._waiting.popleft()
             try:
                 if request.spec.drafters:

@@ -1,0 +1,72 @@
+"""Latency curves to simulate on: published measurements of Apple machines, the measured CPU, and the two ends of what is possible.
+
+Widths in tokens, costs in plain steps of that machine. Where only matmuls were published they stand for the whole step, which makes wide
+verifies dearer than they are. What a draft costs was published for few machines: an MTP head in 4 bit took 0.085 steps on an M5 Max beside
+a 27B model in 4 bit, and that is taken for all Macs; a small draft model is taken at 0.1. Knows numbers only.
+"""
+
+from __future__ import annotations
+
+from mlxspec.speculation.cost import DraftCost
+from mlxspec.speculation.simulate import Machine
+
+_MAC = {
+    "mtp": DraftCost(step=0.085, queued=0.01),
+    "draft-model": DraftCost(step=0.1, queued=0.01),
+}
+_CPU = {
+    "mtp": DraftCost(step=0.36, queued=0.03),
+    "draft-model": DraftCost(step=0.5, queued=0.04),
+}
+
+MACHINES = (
+    Machine(
+        name="M1 Ultra",
+        widths={1: 1.0, 2: 1.74, 3: 2.44, 4: 3.1, 8: 5.6},
+        drafts=_MAC,
+        step_ms=42.6,
+        source="27B in 4 bit, mlxcel's measurements",
+    ),
+    Machine(
+        name="M3 Max",
+        widths={1: 1.0, 2: 1.0, 4: 1.28, 6: 2.04, 8: 2.5, 10: 3.95, 32: 3.95},
+        drafts=_MAC,
+        step_ms=50.0,
+        source="4-bit matmuls of 5120 x 17408, mlx#3863",
+    ),
+    Machine(
+        name="M3 Ultra",
+        widths={1: 1.0, 2: 1.17, 5: 1.68, 33: 6.44},
+        drafts=_MAC,
+        step_ms=30.0,
+        source="31B, 0.83 + 0.17 a token, mlxcel's measurements",
+    ),
+    Machine(
+        name="M4 Pro",
+        widths={1: 1.0, 2: 1.03, 3: 1.22, 4: 1.47, 8: 2.69},
+        drafts=_MAC,
+        step_ms=60.0,
+        source="4-bit matmuls of 4096 x 24576, mlx#3839",
+    ),
+    Machine(
+        name="flat",
+        widths={1: 1.0, 2: 1.0},
+        drafts=_MAC,
+        step_ms=30.0,
+        source="the ideal: any width costs one step",
+    ),
+    Machine(
+        name="linear",
+        widths={1: 1.0, 2: 2.0},
+        drafts=_MAC,
+        step_ms=30.0,
+        source="the worst: every token costs one step",
+    ),
+    Machine(
+        name="CPU",
+        widths={1: 1.0, 2: 1.27, 4: 1.66, 8: 2.73, 17: 3.83},
+        drafts=_CPU,
+        step_ms=1.28,
+        source="3.4M parameters in float32 with OpenBLAS, 2 x86-64 cores",
+    ),
+)

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
+
+    scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
+                     [--fixed] [--json FILE]
+
+A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
+requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from mlxspec.speculation.machines import MACHINES
+from mlxspec.speculation.report import Cell, run_cells, worst
+from mlxspec.speculation.traces import read_traces
+
+TRACES = Path(__file__).resolve().parent.parent / "tests" / "speculation" / "traces.npz"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--curves", default=",".join(m.name for m in MACHINES))
+    parser.add_argument("--workloads")
+    parser.add_argument("--lengths", default="256,1024")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--fixed", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
+    machines = [m for m in MACHINES if m.name in options.curves.split(",")]
+    lengths = [int(n) for n in options.lengths.split(",")]
+    jobs = [
+        (options.traces, name, length, machines, options.requests) for name in names for length in lengths
+    ]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        cells = [c for found in pool.map(_job, jobs) for c in found]
+    _print(cells, options.fixed)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(c) for c in cells], indent=1))
+
+
+def _job(job):  # type: ignore[no-untyped-def]
+    path, name, length, machines, count = job
+    return run_cells(read_traces(path)[name], length, machines, count=count)
+
+
+def _print(cells: list[Cell], fixed: bool) -> None:
+    print(
+        "| curve | workload | tokens | start | auto / plain | slowest 5 % | auto / best fixed | best fixed | first | longest | oracle |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for c in cells:
+        print(
+            f"| {c.machine} | {c.workload} | {c.length} | {c.start} | {c.over_plain:.3f} | {c.slowest:.3f} | {c.over_best:.3f} "
+            f"| {c.best[0]} {c.best[1]}: {c.best_over_plain:.2f} | {c.first:.2f} | {c.longest:.2f} | {c.oracle:.2f} |"
+        )
+        if fixed:
+            print("  " + ", ".join(f"{k} {v:.2f}" for k, v in c.fixed.items()))
+    for start in ("cold", "warm"):
+        print(f"\nworst, {start}: {worst(cells, start)}")
+
+
+if __name__ == "__main__":
+    main()
