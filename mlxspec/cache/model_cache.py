@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.cache.rollback import TAPE, Rollback, Stood
+from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 
@@ -161,12 +162,18 @@ class ModelCache:
         self._family["writer"] = id(self)
 
     def truncate(self, row: int, length: int) -> None:
-        """Cut one row's committed tokens. Raises CacheError on a recurrent layer, which cannot go back."""
+        """Cut one row's committed tokens. Raises CacheError, and changes nothing, on a recurrent layer, which cannot go back, and where a
+        windowed layer has dropped tokens that the shorter text sees."""
         self._require_own("truncate")
         if not 0 <= length <= self.lengths[row]:
             raise CacheError(f"Cannot cut a row of {self.lengths[row]} tokens to {length}.")
         if length != self.lengths[row] and self.has_recurrent:
             raise CacheError("A recurrent state cannot be cut back; restore a snapshot instead.")
+        windowed = [layer for layer in self.layers if isinstance(layer, WindowedLayerCache)]
+        if not all(layer.can_truncate(row, length) for layer in windowed):
+            raise CacheError(
+                f"A sliding window no longer holds what {length} tokens see; restore a snapshot instead."
+            )
         self.lengths[row] = length
 
     def snapshot(self, row: int) -> Snapshot:

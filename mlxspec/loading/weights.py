@@ -1,7 +1,8 @@
 """A model folder's tensors under the names our modules use, whichever dialect the folder speaks.
 
-Knows the dialects of Qwen3.5 checkpoints: raw Hugging Face (norm weights zero-centred, convolution (C, 1, K), fused experts) and mlx-lm's
-conversions (shifted, (C, K, 1), switch_mlp). Decides from the tensors, never from the config. Knows no module classes.
+Knows what all architectures share, and the dialects of Qwen3.5 checkpoints: raw Hugging Face (norm weights zero-centred, convolution
+(C, 1, K), fused experts) and mlx-lm's conversions (shifted, (C, K, 1), switch_mlp); gemma_weights.py knows Gemma's. Decides from the
+tensors, never from the config. Knows no module classes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _PREFIXES = (  # longest first
     ("lm_head.", "language_model.lm_head."),
     ("model.", "language_model.model."),
 )
-_VISION = ("model.visual.", "visual.", "vision_tower.", "model.vision_tower.", "multi_modal_projector.")
+_NOT_TEXT = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector)\."
+)
 
 
 def read_folder(folder: Path) -> Weights:
@@ -91,23 +94,44 @@ def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
     """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
     convolutions = {k for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3}
     raw = any(weights[k].shape[-1] != 1 for k in convolutions)
+    named = rename(weights)
+    if raw:
+        named |= {k: mx.moveaxis(v, 2, 1) for k, v in named.items() if "conv1d.weight" in k and v.ndim == 3}
+        named |= {k: v.astype(mx.float32) + 1.0 for k, v in named.items() if k.endswith(_NORMS)}
+    return split_experts(named), raw
+
+
+def rename(weights: Weights) -> Weights:
+    """The text model's tensors behind `language_model.`, whatever wrapper they come from. Raises ModelError if two have one place."""
     named: Weights = {}
     for given, value in weights.items():
-        name = given
-        if name.startswith(_VISION):
+        if _NOT_TEXT.match(given):
             continue
-        for prefix, ours in _PREFIXES:
-            if name.startswith(prefix):
-                name = ours + name[len(prefix) :]
-                break
-        if raw and given in convolutions:
-            value = mx.moveaxis(value, 2, 1)
-        if raw and name.endswith(_NORMS):
-            value = value.astype(mx.float32) + 1.0
+        name = our_name(given)
         if name in named:
             raise ModelError(f"The folder has two tensors for one place: {shown(given)} and another.")
         named[name] = value
-    return _split_experts(named), raw
+    return named
+
+
+def our_name(name: str) -> str:
+    """Of a tensor or a module path."""
+    for prefix, ours in _PREFIXES:
+        if name.startswith(prefix):
+            return ours + name[len(prefix) :]
+    return name
+
+
+def without_tied_head(trunk: Weights) -> Weights:
+    """A head that is the embedding once more is not read."""
+    return {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
+
+
+def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
+    """All tensors of a folder -> (the trunk's, the MTP head's, empty where there is none), under our names."""
+    trunk, head = split_mtp(weights)
+    trunk, raw = normalize_trunk(trunk)
+    return without_tied_head(trunk) if tied else trunk, normalize_mtp(head, raw=raw) if head else {}
 
 
 def normalize_mtp(head: Weights, *, raw: bool) -> Weights:
@@ -121,22 +145,22 @@ def normalize_mtp(head: Weights, *, raw: bool) -> Weights:
         raw = means.mean().item() < 0.5
     if raw:
         head = {k: v.astype(mx.float32) + 1.0 if k in norms else v for k, v in head.items()}
-    return _split_experts(head)
+    return split_experts(head)
 
 
-def _split_experts(weights: Weights) -> Weights:
-    """Raw experts (E, 2I, H), or one tensor an expert, to switch_mlp's three stacks."""
+def split_experts(weights: Weights, into: str = "switch_mlp.") -> Weights:
+    """Raw experts (E, 2I, H), or one tensor an expert, to three stacks under the name `into`."""
     out: Weights = {}
     single: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():
         if name.endswith("experts.gate_up_proj") and value.ndim == 3 and value.shape[1] % 2 == 0:
             gate, up = mx.split(value, 2, axis=1)
-            base = name.removesuffix("experts.gate_up_proj") + "switch_mlp."
+            base = name.removesuffix("experts.gate_up_proj") + into
             out[base + "gate_proj.weight"], out[base + "up_proj.weight"] = gate, up
         elif name.endswith("experts.down_proj"):
-            out[name.removesuffix("experts.down_proj") + "switch_mlp.down_proj.weight"] = value
+            out[f"{name.removesuffix('experts.down_proj')}{into}down_proj.weight"] = value
         elif found := re.fullmatch(r"(.*)experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", name):
-            single.setdefault(f"{found[1]}switch_mlp.{found[3]}.weight", {})[int(found[2])] = value
+            single.setdefault(f"{found[1]}{into}{found[3]}.weight", {})[int(found[2])] = value
         else:
             out[name] = value
     for name, parts in single.items():

@@ -20,15 +20,10 @@ from mlxspec.loading.weights import (
     dequantize,
     format_of,
     missing_and_extra,
-    normalize_mtp,
-    normalize_trunk,
+    our_name,
     shown,
-    split_mtp,
 )
-from mlxspec.models.qwen3_5 import Qwen35
-from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.registry import build
+from mlxspec.models.registry import Config, Head, Trunk, architecture
 
 _DEQUANTIZE_AT_MOST = (
     6 << 30
@@ -36,9 +31,9 @@ _DEQUANTIZE_AT_MOST = (
 
 
 class Assembled(NamedTuple):
-    model: Qwen35
-    config: Qwen35Config
-    mtp: Qwen35Mtp | None
+    model: Trunk
+    config: Config
+    mtp: Head | None
 
 
 def assemble(
@@ -48,21 +43,21 @@ def assemble(
 
     `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
     """
-    model, parsed = build(config)
-    trunk, head = split_mtp(read())
-    trunk, raw = normalize_trunk(trunk)
-    if parsed.tied:
-        trunk = {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
+    kind = architecture(config)
+    parsed = kind.parse(config)
+    model = kind.build(parsed)
+    trunk, head = kind.sanitize(read(), parsed)
     quantization = config.get("quantization") or config.get("quantization_config") or {}
     if not isinstance(quantization, Mapping):
         raise ModelError("quantization in config.json is not an object.")
+    quantization = {our_name(str(path)): how for path, how in quantization.items()}
     if dtype is None and device.backend() == "cpu":
         dtype = mx.float32
     _fill(model, trunk, quantization, dtype, "The model")
     mtp = None
-    if head:
-        mtp = Qwen35Mtp(parsed, model)
-        _fill(mtp, normalize_mtp(head, raw=raw), quantization, dtype, "The MTP head")
+    if head and kind.head is not None:
+        mtp = kind.head(parsed, model)
+        _fill(mtp, head, quantization, dtype, "The MTP head")
     for module in (model, mtp):
         if module is not None:
             module.fuse()

@@ -1,25 +1,73 @@
-"""Which class runs which model_type. A lookup, never an import by a name out of a file."""
+"""Which code runs which model_type: how its config is read, its tensors are named, its modules are built.
+
+A lookup, never an import by a name out of a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from mlxspec.errors import ModelError
+from mlxspec.loading.gemma_weights import sanitize_gemma3, sanitize_gemma4
+from mlxspec.loading.weights import Weights, sanitize_qwen3_5
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.gemma3_config import gemma3_config
+from mlxspec.models.gemma4_config import gemma4_config
+from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 
-QWEN35_TYPES = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"})
+Config = Qwen35Config | GemmaConfig
+Trunk = Qwen35 | Gemma
+Head = Qwen35Mtp
 
 
-def build(config: Mapping[str, Any]) -> tuple[Qwen35, Qwen35Config]:
-    """The module tree for a config.json, with weights not yet loaded. Raises ModelError on a model_type we do not run."""
+class Architecture(NamedTuple):
+    """parse: config.json to a checked config. build: that to modules, not yet loaded. sanitize: all tensors of a folder to those of the
+    trunk and of the MTP head, under our names. head: config and trunk to the head's modules, None where the architecture has none."""
+
+    parse: Callable[[Mapping[str, Any]], Any]
+    build: Callable[[Any], Trunk]
+    sanitize: Callable[[Weights, Any], tuple[Weights, Weights]]
+    head: Callable[[Any, Any], Head] | None = None
+
+
+_QWEN35 = Architecture(
+    parse=Qwen35Config.from_dict,
+    build=Qwen35,
+    sanitize=lambda weights, config: sanitize_qwen3_5(weights, tied=config.tied),
+    head=Qwen35Mtp,
+)
+_GEMMA3 = Architecture(
+    parse=gemma3_config,
+    build=Gemma,
+    sanitize=lambda weights, config: (sanitize_gemma3(weights, tied=config.tied), {}),
+)
+
+
+def _sanitize_gemma4(weights: Weights, config: GemmaConfig) -> tuple[Weights, Weights]:
+    without_keys = {i for i, layer in enumerate(config.layers) if layer.source is not None}
+    return sanitize_gemma4(weights, tied=config.tied, without_keys=without_keys), {}
+
+
+_GEMMA4 = Architecture(parse=gemma4_config, build=Gemma, sanitize=_sanitize_gemma4)
+
+ARCHITECTURES = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35),
+    **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _GEMMA4),
+}
+
+
+def architecture(config: Mapping[str, Any]) -> Architecture:
+    """What runs a config.json. Raises ModelError on a model_type we do not run."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelError("config.json names no model_type.")
-    if kind not in QWEN35_TYPES:
+    if kind not in ARCHITECTURES:
         raise ModelError(
-            f"Models of type {kind[:80]!a} are not supported; supported are: {', '.join(sorted(QWEN35_TYPES))}."
+            f"Models of type {kind[:80]!a} are not supported; supported are: {', '.join(sorted(ARCHITECTURES))}."
         )
-    parsed = Qwen35Config.from_dict(config)
-    return Qwen35(parsed), parsed
+    return ARCHITECTURES[kind]

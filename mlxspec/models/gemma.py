@@ -1,0 +1,207 @@
+"""Gemma text models of both generations: attention in every layer, in most of them behind a sliding window.
+
+Parameter names are those that mlx-lm writes, behind `language_model.`. Knows its layers and how they meet the caches; knows no files, no
+sampling, no drafting.
+
+As in other models the forward is a chain of pure functions of arrays between attention cores: the rest of one layer and the head of the
+next, compiled where shapes repeat. They know nothing of rows, so only the number of tokens matters to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec import device
+from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.rollback import TAPE, Rollback
+from mlxspec.cache.windowed import WindowedLayerCache
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
+from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.gemma_layers import DecoderLayer
+from mlxspec.models.layers import FusedLinear, rms_norm
+
+COMPILE_AT_MOST = (
+    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
+)
+
+
+class TextStack(nn.Module):
+    """Embeddings, layers, final norm: parameters only."""
+
+    def __init__(self, c: GemmaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = [DecoderLayer(c, shape) for shape in c.layers]
+        self.norm = nn.RMSNorm(c.hidden_size)
+        if c.per_layer_size:
+            width = len(c.layers) * c.per_layer_size
+            self.embed_tokens_per_layer = nn.Embedding(c.per_layer_vocab, width)
+            self.per_layer_model_projection = nn.Linear(c.hidden_size, width, bias=False)
+            self.per_layer_projection_norm = nn.RMSNorm(c.per_layer_size)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, c: GemmaConfig) -> None:
+        super().__init__()
+        self.model = TextStack(c)
+        if not c.tied:
+            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+
+
+class Gemma(nn.Module):
+    """The model; see models.base.Model for the contract of `forward`."""
+
+    def __init__(self, config: GemmaConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.language_model = LanguageModel(config)
+        self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
+        self._runners: dict[int, Callable[..., Any]] = {}
+        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
+        self.max_context = config.max_context
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once."""
+        transpose, stack = device.backend() == "cpu", self.language_model.model
+        for layer in stack.layers:
+            layer.fuse(transpose=transpose)
+        if "per_layer_model_projection" in stack:
+            stack.per_layer_model_projection = FusedLinear(
+                [stack.per_layer_model_projection], transpose=transpose
+            )
+        if "lm_head" in self.language_model:
+            self.language_model.lm_head = FusedLinear([self.language_model.lm_head], transpose=transpose)
+
+    def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
+        """One layer cache for each layer that has keys and values of its own, in order."""
+        layers: list[AttentionLayerCache] = []
+        for shape in self._config.layers:
+            heads = shape.num_kv_heads, shape.head_dim
+            if shape.source is not None:
+                continue
+            if shape.window is None:
+                layers.append(AttentionLayerCache(*heads, self.dtype, num_rows))
+            else:
+                layers.append(WindowedLayerCache(*heads, shape.window, self.dtype, num_rows))
+        return ModelCache(layers, num_rows, rollback)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: that of the embedding's output."""
+        embedding = self.language_model.model.embed_tokens
+        if "scales" not in embedding:
+            return embedding.weight.dtype
+        # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
+        kept = embedding.scales.dtype
+        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(N,) int32 -> (N, H), scaled as the first layer and a drafter's input want it."""
+        x = self.language_model.model.embed_tokens(tokens)
+        return x * mx.array(self._config.embed_scale, x.dtype)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        if self._config.tied:
+            logits = self.language_model.model.embed_tokens.as_linear(hidden)
+        else:
+            logits = self.language_model.lm_head(hidden)
+        cap = self._config.softcap
+        return logits if cap is None else mx.tanh(logits / cap) * cap
+
+    def forward(
+        self,
+        tokens: mx.array,
+        rows: FlatRows,
+        cache: ModelCache,
+        *,
+        facts: bool = False,
+        logits_at: LogitsAt = "all",
+        taps: Sequence[int] = (),
+    ) -> Output:
+        cache.begin(rows, facts=facts)
+        positions = np.concatenate(
+            [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
+        )
+        where = mx.array(positions.astype(np.int32))
+        angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
+        c, fused = self._config, device.backend() != "cpu"
+        x, own_inputs = self._runner(-1, rows)(self.embed(tokens), self._embed_per_layer(tokens))
+        attended, found = None, {}
+        views: dict[int, list[tuple[mx.array, mx.array]]] = {}
+        for i, shape in enumerate(c.layers):
+            x, projected = self._runner(i, rows)(x, attended, _at(own_inputs, i - 1), *angles[shape.rotary])
+            if i - 1 in taps:
+                found[i - 1] = x
+            source = shape.source
+            if source is None:
+                layer = cache.attention(len(views))
+                views[i] = layer.append(projected[1], projected[2], rows, cache.lengths)
+                source = i
+            attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, fused=fused)
+        last = len(c.layers) - 1
+        x, hidden = self._runner(last + 1, rows)(x, attended, _at(own_inputs, last))
+        if last in taps:
+            found[last] = x
+        return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
+
+    def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
+        if logits_at == "none":
+            return None
+        if logits_at == "last" and rows.num_tokens > len(rows.active):
+            hidden = hidden[rows.last_indices]
+        return self.head(hidden)
+
+    def _embed_per_layer(self, tokens: mx.array) -> mx.array | None:
+        """(N,) -> (N, L * P)"""
+        if not self._config.per_layer_size:
+            return None
+        x = self.language_model.model.embed_tokens_per_layer(tokens)
+        return x * mx.array(self._config.per_layer_size**0.5, x.dtype)
+
+    def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
+        """-1: what comes before the first layer; then what lies before the attention of layer i, and behind the last. Compiled where
+        shapes repeat."""
+
+        def run(*arrays: Any) -> Any:
+            return self._prepare(*arrays) if i < 0 else self._segment(i, *arrays)
+
+        if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
+            return run
+        if i not in self._runners:
+            self._runners[i] = mx.compile(run)
+        return self._runners[i]
+
+    def _prepare(self, x: mx.array, embedded: mx.array | None) -> tuple[mx.array, list[mx.array] | None]:
+        """The residual stream (N, H), and each layer's own input (N, P): its share of the token's second embedding and of the first."""
+        if embedded is None:
+            return x, None
+        c, stack = self._config, self.language_model.model
+        projected = stack.per_layer_model_projection(x) * mx.array(c.hidden_size**-0.5, x.dtype)
+        projected = projected.reshape(x.shape[0], -1, c.per_layer_size)
+        projected = rms_norm(projected, stack.per_layer_projection_norm.weight, c.rms_eps)
+        inputs = (projected + embedded.reshape(projected.shape)) * mx.array(2.0**-0.5, x.dtype)
+        return x, [inputs[:, i] for i in range(len(c.layers))]
+
+    def _segment(
+        self, i: int, x: mx.array, attended: mx.array | None, own_input: mx.array | None, *angles: mx.array
+    ) -> tuple[mx.array, Any]:
+        """The residual stream behind layer i - 1, and layer i's projections or, behind the last, the final norm's output."""
+        stack = self.language_model.model
+        if attended is not None:
+            x = stack.layers[i - 1].leave(x, attended, own_input)
+        if i == len(stack.layers):
+            return x, rms_norm(x, stack.norm.weight, self._config.rms_eps)
+        layer = stack.layers[i]
+        return x, layer.self_attn.project(layer.enter(x), *angles)
+
+
+def _at(values: Sequence[mx.array] | None, i: int) -> mx.array | None:
+    return None if values is None or i < 0 else values[i]

@@ -1,0 +1,71 @@
+"""Shape of a Gemma 3 text model, read from config.json and checked.
+
+Knows the dialects of the config (rope_parameters by kind of layer, or rope_theta, rope_local_base_freq and rope_scaling; layer_types, or
+sliding_window_pattern) and the defaults that published multimodal configs leave out; knows no weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlxspec.models.config_values import Values, mapping
+from mlxspec.models.gemma_config import (
+    GemmaConfig,
+    LayerShape,
+    RotaryShape,
+    check_common,
+    rotary_descriptions,
+    text_values,
+    tied,
+    windowed_layers,
+)
+
+
+def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
+    """Raises ModelError naming the first key that is missing, out of range or not supported."""
+    get = text_values(config)
+    check_common(get)
+    get.only("use_bidirectional_attention", False)
+    get.only("final_logit_softcapping")
+    hidden_size, head_dim = get.size("hidden_size"), get.size("head_dim", 256)
+    windowed, full = _rotaries(get, head_dim)
+    window, num_kv_heads = get.size("sliding_window", 4096), get.size("num_key_value_heads", 4)
+    intermediate_size = get.size("intermediate_size")
+    pattern = get.size("sliding_window_pattern", get.size("_sliding_window_pattern", 6))
+    return GemmaConfig(
+        vocab_size=get.size("vocab_size", Values(config).size("vocab_size", 262208)),
+        hidden_size=hidden_size,
+        layers=tuple(
+            LayerShape(
+                window=window if is_windowed else None,
+                head_dim=head_dim,
+                num_kv_heads=num_kv_heads,
+                rotary=windowed if is_windowed else full,
+                intermediate_size=intermediate_size,
+            )
+            for is_windowed in windowed_layers(get, pattern)
+        ),
+        num_heads=get.size("num_attention_heads", 8),
+        scale=get.number("query_pre_attn_scalar", 256) ** -0.5,
+        embed_scale=_to_bfloat16(hidden_size**0.5),
+        rms_eps=get.number("rms_norm_eps", 1e-6),
+        max_context=get.size("max_position_embeddings", 131072),
+        tied=tied(config, get),
+    )
+
+
+def _rotaries(get: Values, head_dim: int) -> tuple[RotaryShape, RotaryShape]:
+    """(of windowed layers, of full ones)"""
+    local, theta = get.number("rope_local_base_freq", 1e4), get.number("rope_theta", 1e6)
+    described = rotary_descriptions(get) or ({}, mapping(get.raw, "rope_scaling"))
+    return RotaryShape.of(head_dim, described[0], local), RotaryShape.of(head_dim, described[1], theta)
+
+
+def _to_bfloat16(value: float) -> float:
+    """The models were trained with this factor rounded to bfloat16, whatever they are computed in now."""
+    import numpy as np
+
+    bits = int(np.asarray(value, np.float32).view(np.uint32))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.asarray(rounded, np.uint32).view(np.float32))

@@ -1,0 +1,88 @@
+"""Attention of Gemma models: rotations of whole or partial heads, windows, rows that attend to views of caches.
+
+Knows arrays and views that end with the row's newest token; knows no parameters, no layers and no positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.cache.windowed import ALIGNMENT
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.gemma_config import RotaryShape
+from mlxspec.models.layers import Rotary, attend
+
+_QUERY_BLOCK = 256  # queries attended together, multiple of ALIGNMENT: those of a long prompt do not see each other's windows
+
+
+class GemmaRotary(Rotary):
+    """Angles for all pairs of a head; pairs that are not rotated have angle 0."""
+
+    def __init__(self, shape: RotaryShape) -> None:
+        pairs = np.arange(shape.head_dim // 2, dtype=np.float64)
+        frequencies = shape.theta ** (-2 * pairs / shape.head_dim) / shape.factor
+        self._frequencies = mx.array(np.where(pairs < shape.num_pairs, frequencies, 0.0).astype(np.float32))
+
+
+def attend_rows(
+    queries: mx.array,
+    views: Sequence[tuple[mx.array, mx.array]],
+    rows: FlatRows,
+    scale: float,
+    window: int | None,
+    *,
+    fused: bool,
+) -> mx.array:
+    """queries (N, Hq, D), per row keys and values (1, Hkv, n, D) that end with the row's last query -> (N, Hq * D)."""
+    outs = []
+    for r, (keys, values) in enumerate(views):
+        width = rows.widths[r]
+        if width == 0:
+            continue
+        own = queries if rows.num_rows == 1 else queries[rows.starts[r] : rows.starts[r + 1]]
+        # one token: the head axis and the token axis trade places without moving a byte
+        own = own.reshape(1, -1, 1, queries.shape[2]) if width == 1 else own.swapaxes(0, 1)[None]
+        if window is None:
+            out = attend(own, keys, values, scale, fused=fused)
+        else:
+            out = attend_windowed(own, keys, values, scale, window, fused=fused)
+        outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
+    return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+
+def attend_windowed(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, window: int, *, fused: bool
+) -> mx.array:
+    """Causal attention of one row in which a query sees the `window` keys that end at its own place.
+
+    queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, n, D), which begin at a multiple of ALIGNMENT; returns (1, Hq, w, D).
+    """
+    width, length = queries.shape[2], keys.shape[2]
+    if length <= window:
+        return attend(queries, keys, values, scale, fused=fused)
+    outs = []
+    for start in range(0, width, _QUERY_BLOCK):
+        end = min(start + _QUERY_BLOCK, width)
+        seen = length - width + end
+        first = max(0, length - width + start - window + 1) // ALIGNMENT * ALIGNMENT
+        block = queries[:, :, start:end] if end - start < width else queries
+        mask = _mask(end - start, seen - first, window)
+        outs.append(
+            mx.fast.scaled_dot_product_attention(
+                block, keys[:, :, first:seen], values[:, :, first:seen], scale=scale, mask=mask
+            )
+        )
+    return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+
+
+@lru_cache(
+    maxsize=256
+)  # few shapes recur at every layer of every round: a width, and a place among ALIGNMENT
+def _mask(width: int, length: int, window: int) -> mx.array:
+    """(w, n) bool: which of n keys each of the w queries at their end sees."""
+    distance = np.arange(length - width, length)[:, None] - np.arange(length)[None]
+    return mx.array((distance >= 0) & (distance < window))

@@ -1,0 +1,154 @@
+"""Every published Gemma size builds its module tree, without allocating it, at its published number of parameters; bad configs are one
+sentence."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from mlxspec.errors import ModelError
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.registry import architecture
+
+
+def gemma3(
+    hidden: int, layers: int, heads: int, kv: int, ffn: int, window: int, dim: int, vocab: int
+) -> dict:
+    return {
+        "model_type": "gemma3_text",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": ffn,
+        "sliding_window": window,
+        "head_dim": dim,
+    }
+
+
+def gemma4(hidden: int, layers: int, heads: int, kv: int, ffn: int, interval: int, **more: Any) -> dict:
+    """As on the hub: a multimodal config around it."""
+    kinds = ["sliding_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+    text = {
+        "vocab_size": 262144,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "intermediate_size": ffn,
+        "layer_types": kinds,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+    }
+    return {"model_type": "gemma4", "text_config": text | more}
+
+
+_E = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "sliding_window": 512}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+_SAME = {"attention_k_eq_v": True, "sliding_window": 1024}
+
+# config, then parameters in millions: of which the published number speaks, and that number. Gemma 3's technical report counts all but the
+# embedding; model cards count Gemma 4 31B and 26B whole, and "effective" parameters of E2B without the embeddings of layers.
+SIZES = {
+    "gemma3-270m": (gemma3(640, 18, 4, 1, 2048, 512, 256, 262144), "body", 100),
+    "gemma3-1b": (gemma3(1152, 26, 4, 1, 6912, 512, 256, 262144), "body", 698),
+    "gemma3-4b": (gemma3(2560, 34, 8, 4, 10240, 1024, 256, 262208), "body", 3209),
+    "gemma3-12b": (gemma3(3840, 48, 16, 8, 15360, 1024, 256, 262208), "body", 10759),
+    "gemma3-27b": (gemma3(5376, 62, 32, 16, 21504, 1024, 128, 262208), "body", 25600),
+    "gemma4-e2b": (gemma4(1536, 35, 8, 1, 6144, 5, num_kv_shared_layers=20, use_double_wide_mlp=True, **_E), "effective", 2300),
+    "gemma4-12b": (gemma4(3840, 48, 16, 8, 15360, 6, num_global_key_value_heads=1, **_SAME), "all", 12000),
+    "gemma4-26b-a4b": (gemma4(2816, 30, 16, 8, 2112, 6, num_global_key_value_heads=2, **_SAME, **_EXPERTS), "all", 25200),
+    "gemma4-31b": (gemma4(5376, 60, 32, 16, 21504, 6, num_global_key_value_heads=4, **_SAME), "all", 30700),
+}  # fmt: skip
+
+
+def build(config: dict) -> Gemma:
+    kind = architecture(config)
+    return kind.build(kind.parse(config))
+
+
+def count(model: Gemma, what: str) -> int:
+    without = {"body": "embed_tokens", "effective": "embed_tokens_per_layer", "all": "-"}[what]
+    return sum(prod(x.shape) for name, x in tree_flatten(model.parameters()) if without not in name)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_published_sizes(size: str) -> None:
+    config, what, millions = SIZES[size]
+    before = mx.get_active_memory()
+    counted = count(build(config), what) / 1e6
+    assert mx.get_active_memory() - before < 1 << 26
+    assert abs(counted - millions) < 0.01 * millions, counted
+
+
+def test_e4b_to_the_published_digit() -> None:
+    """8B with embeddings; the towers that we leave out have 0.45B of them."""
+    config = gemma4(2560, 42, 8, 2, 10240, 6, num_kv_shared_layers=18, **_E)
+    assert round(count(build(config), "all") / 1e9 + 0.45) == 8
+
+
+def test_defaults_that_published_multimodal_configs_leave_out() -> None:
+    """The hub's Gemma 3 4B names no heads and no vocabulary."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+    }
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    parsed = architecture(SIZES["gemma3-4b"][0]).parse({"model_type": "gemma3", "text_config": text})
+    assert (parsed.vocab_size, parsed.num_heads, parsed.layers[0].num_kv_heads) == (262208, 8, 4)
+    assert [layer.window for layer in parsed.layers[:7]] == [1024] * 5 + [None, 1024]
+    assert (parsed.layers[5].rotary.factor, parsed.layers[0].rotary.factor) == (8.0, 1.0)
+    assert (parsed.layers[5].rotary.theta, parsed.layers[0].rotary.theta) == (1e6, 1e4)
+    assert parsed.embed_scale == 50.5  # sqrt(2560) as bfloat16 has it
+
+
+def test_shared_keys_come_from_the_last_own_layer_of_the_kind() -> None:
+    parsed = architecture(SIZES["gemma4-e2b"][0]).parse(SIZES["gemma4-e2b"][0])
+    sources = [layer.source for layer in parsed.layers]
+    assert sources == [None] * 15 + [13, 13, 13, 13, 14] * 4
+    assert {layer.intermediate_size for layer in parsed.layers[15:]} == {12288}
+
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "hidden_size": ("gemma3-1b", {"hidden_size": None}),
+    "num_hidden_layers": ("gemma3-1b", {"num_hidden_layers": 10**9}),
+    "num_key_value_heads": ("gemma3-1b", {"num_key_value_heads": 3}),
+    "layer_types": ("gemma3-1b", {"layer_types": ["sliding_attention"] * 3}),
+    "cannot be rotated": ("gemma3-1b", {"head_dim": 255}),
+    "hidden_activation": ("gemma3-1b", {"hidden_activation": "silu"}),
+    "attn_logit_softcapping": ("gemma3-1b", {"attn_logit_softcapping": 50.0}),
+    "use_bidirectional_attention": ("gemma3-1b", {"use_bidirectional_attention": True}),
+    "attention_bias": ("gemma3-1b", {"attention_bias": True}),
+    "rope_type": ("gemma3-1b", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "factor": ("gemma3-1b", {"rope_scaling": {"rope_type": "linear", "factor": -1}}),
+    "rope_parameters": ("gemma3-1b", {"rope_parameters": 5}),
+    "sliding_window": ("gemma3-1b", {"sliding_window": 0}),
+    "num_kv_shared_layers": ("gemma4-e2b", {"num_kv_shared_layers": 35}),
+    "vocab_size_per_layer_input": ("gemma4-e2b", {"vocab_size_per_layer_input": 100}),
+    "top_k_experts": ("gemma4-26b-a4b", {"top_k_experts": 129}),
+    "moe_intermediate_size": ("gemma4-26b-a4b", {"moe_intermediate_size": None}),
+    "enable_moe_block": ("gemma4-26b-a4b", {"enable_moe_block": "yes"}),
+    "heads of different shapes": ("gemma4-e2b", {"per_layer_config": {"13": {"head_dim": 128}}}),
+    "tie_word_embeddings": ("gemma3-1b", {"tie_word_embeddings": 3}),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_configs_are_one_sentence(what: str) -> None:
+    size, change = BAD[what]
+    config = SIZES[size][0]
+    text = config.get("text_config", config) | change
+    config = {**config, "text_config": text} if "text_config" in config else text
+    with pytest.raises(ModelError, match=what) as caught:
+        build(config)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
