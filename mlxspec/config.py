@@ -268,6 +268,9 @@ class EngineConfig:
     keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
     and runs what stands again. The text is the same.
+
+    `exact`: at the start it is probed up to which width a round has the very bits of plain steps on this machine, and no round is wider.
+    That may cost all drafting, and decoding rows together. Without it, greedy text is that of plain decoding up to near ties.
     """
 
     max_rows: int = 8
@@ -275,6 +278,7 @@ class EngineConfig:
     max_context: int | None = None
     rollback: str = "tape"
     num_states: int | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.rollback not in ROLLBACKS:
@@ -283,6 +287,8 @@ class EngineConfig:
             check_number("num_states", self.num_states, 2, MAX_DRAFT + 1, integer=True)
             if self.rollback != "snapshots":
                 raise ConfigError(f"num_states is for snapshots; rollback is {self.rollback}.")
+        if not isinstance(self.exact, bool):
+            raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
         check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
         check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:

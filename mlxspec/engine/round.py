@@ -42,15 +42,23 @@ class Round:
 
 
 def launch(
-    requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain, stats: EngineStats
+    requests: Sequence[Request],
+    model: Model,
+    cache: ModelCache,
+    chain: Chain,
+    stats: EngineStats,
+    *,
+    widest: int | None = None,
 ) -> Round:
     """Draft for every row and put the verify on its way. Requests in cache order, each with its last token sampled but not in the cache.
 
-    If anything fails the cache is as it was before.
+    widest: at most so many tokens over all rows. If anything fails the cache is as it was before.
     """
     started = time.perf_counter()
     limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
-    rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and r.room > 0}
+    if widest is not None:
+        limit = min(limit, (widest - len(requests)) // len(requests))
+    rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
     won = chain.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     stats.draft_seconds += time.perf_counter() - started

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxspec.engine.verdict import ProbeReport
+
 
 @dataclass
 class DrafterStats:
@@ -80,7 +82,7 @@ class RequestStats:
 
 @dataclass
 class EngineStats:
-    """Totals since the engine was made. num_syncs: how often the host waited for the device in rounds."""
+    """Totals since the engine was made. probe: what the exactness probe found, None where it has not run."""
 
     num_rounds: int = 0
     num_plain_rounds: int = 0
@@ -88,3 +90,4 @@ class EngineStats:
     num_emitted: int = 0
     draft_seconds: float = 0.0
     round_seconds: float = 0.0
+    probe: ProbeReport | None = None

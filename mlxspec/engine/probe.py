@@ -1,0 +1,108 @@
+"""Does the width of a forward change its numbers? A verify of k tokens against k plain steps, on the real weights of a loaded model.
+
+Kernels of matrix products and attention are chosen by shape, so the same token may get other bits in a verify than in a plain step, and
+at a near tie another token. Knows a model and token ids; knows no requests and no drafters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxspec import device
+from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.rollback import TAPE, Rollback
+from mlxspec.engine.verdict import ProbeReport, WidthVerdict
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import Model
+
+PROMPT = 48  # tokens before the verified ones
+PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a compilation
+
+
+def probe(model: Model, widths: Sequence[int], *, rollback: Rollback = TAPE, seed: int = 0) -> ProbeReport:
+    """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and three forwards a width."""
+    with device.private_kernels():
+        return _probe(model, sorted(set(widths)), rollback, seed)
+
+
+def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int) -> ProbeReport:
+    if not widths:
+        return ProbeReport(widths=(), context=0)
+    longest = widths[-1]
+    context = min(PROMPT, model.max_context - longest - 2)
+    if context < 1 or widths[0] < 2:
+        raise ValueError(f"cannot probe widths {widths} in a context of {model.max_context}")
+    text = np.random.default_rng(seed).integers(0, model.vocab_size, context + longest + 1).tolist()
+    start = _prompt(model, text[:context])
+    rest = text[context:]
+    plain = _steps(model, start, rest)
+    found = []
+    for width in widths:
+        behind = rest[width : width + 1]
+        verified, after = _verify(model, start, rest[:width], rollback, width, behind)
+        kept = 1 if rollback.max_rollback is None else max(1, width - rollback.max_rollback)
+        _, after_part = _verify(model, start, rest[:width], rollback, kept, rest[kept : kept + 1])
+        pairs = [
+            (verified, plain[:width]),
+            (after, plain[width : width + 1]),
+            (after_part, plain[kept : kept + 1]),
+        ]
+        found.append(
+            WidthVerdict(
+                width=width,
+                is_bitwise=all(_same_bits(a, b) for a, b in pairs),
+                same_argmax=bool((verified.argmax(-1) == plain[:width].argmax(-1)).all()),
+                largest=max(float(np.abs(a - b).max()) for a, b in pairs),
+            )
+        )
+    return ProbeReport(widths=tuple(found), context=context)
+
+
+def _prompt(model: Model, tokens: list[int]) -> Snapshot:
+    cache = model.make_cache(1)
+    model.forward(_ids(tokens), FlatRows((len(tokens),)), cache, facts=True, logits_at="none")
+    cache.commit()
+    return cache.snapshot(0)
+
+
+def _steps(model: Model, start: Snapshot, tokens: list[int]) -> NDArray[np.float32]:
+    """Logits (len(tokens), V) of plain steps."""
+    cache, found = model.make_cache(1), []
+    cache.restore(start)
+    for token in tokens:
+        out = model.forward(_ids([token]), FlatRows((1,)), cache, facts=True)
+        cache.commit()
+        found.append(_numbers(out.logits))
+    return np.concatenate(found)
+
+
+def _verify(
+    model: Model, start: Snapshot, tokens: list[int], rollback: Rollback, kept: int, behind: list[int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits of one wide forward, and of a plain step behind the first `kept` of its tokens."""
+    cache = model.make_cache(1, rollback)
+    cache.restore(start)
+    wide = model.forward(_ids(tokens), FlatRows((len(tokens),)), cache)
+    logits = _numbers(wide.logits)
+    cache.commit([kept])
+    out = model.forward(_ids(behind), FlatRows((1,)), cache, facts=True)
+    cache.commit()
+    return logits, _numbers(out.logits)
+
+
+def _ids(tokens: list[int]) -> mx.array:
+    return mx.array(np.asarray(tokens, np.int32))
+
+
+def _numbers(logits: mx.array | None) -> NDArray[np.float32]:
+    if logits is None:
+        raise ValueError("logits were asked for")
+    return np.asarray(logits.astype(mx.float32))
+
+
+def _same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    return bool((a.view(np.uint32) == b.view(np.uint32)).all())

@@ -1,0 +1,133 @@
+"""The exactness probe: finds layers whose numbers depend on the width of a forward, and `exact` then still gives plain text."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.probe import probe
+from mlxspec.engine.verdict import ProbeReport, WidthVerdict
+from mlxspec.models.base import Output
+from tests import tiny_models
+
+DRAFTING = SpecConfig(drafters=("ngram-simple",), ngram_n=1, ngram_m=4)
+
+
+class Planted:
+    """The tiny target with a last layer whose output depends on how many tokens come in together, from `width` on."""
+
+    def __init__(self, width: int, size: float = 0.5) -> None:
+        self._inner, self._width, self._size = tiny_models.stack("attention"), width, size
+        self.vocab_size, self.hidden_size, self.max_context = (
+            self._inner.vocab_size,
+            self._inner.hidden_size,
+            self._inner.max_context,
+        )
+
+    def make_cache(self, num_rows: int, *rest):
+        return self._inner.make_cache(num_rows, *rest)
+
+    def forward(self, tokens, rows, cache, **options):
+        out = self._inner.forward(tokens, rows, cache, **options)
+        if self._width <= rows.num_tokens < 16 and out.logits is not None:
+            wave = mx.sin(mx.arange(self.vocab_size) * 1.7) * (self._size * rows.num_tokens)
+            return Output(logits=out.logits + wave, hidden=out.hidden)
+        return out
+
+
+def report(*bitwise: bool) -> ProbeReport:
+    return ProbeReport(
+        widths=tuple(
+            WidthVerdict(width=i + 2, is_bitwise=yes, same_argmax=True, largest=0.0 if yes else 1e-6)
+            for i, yes in enumerate(bitwise)
+        ),
+        context=48,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "width"),
+    [((), 1), ((True,), 2), ((False, True), 1), ((True, True, False, True), 3), ((True, True), 3)],
+    ids=str,
+)
+def test_the_exact_width_ends_before_the_first_that_differs(found: tuple[bool, ...], width: int) -> None:
+    assert report(*found).exact_width == width
+    assert report(*found).is_exact == all(found)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_planted_width_dependent_layer_is_found(width: int) -> None:
+    found = probe(Planted(width), range(2, 5))
+    for verdict in found.widths:
+        assert verdict.width < width or not verdict.is_bitwise
+        assert verdict.width < width or verdict.largest > 0.1
+    assert found.exact_width < width
+    assert "changes logits" in found.sentence()
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_exact_gives_plain_text_where_the_layer_would_change_it(width: int) -> None:
+    model, tokenizer = Planted(width, 2.0), tiny_models.tokenizer()
+    prompts = [[3, 4, 5] * 6, [9, 9, 8]]
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    plain = [Engine(model, tokenizer).generate(p, params).tokens for p in prompts]
+
+    def text(*, exact: bool) -> tuple[list[tuple[int, ...]], Engine]:
+        config = EngineConfig(exact=exact, max_rows=4)
+        engine = Engine(model, tokenizer, drafters=[NgramSimple(1, 4)], spec=DRAFTING, config=config)
+        return [r.tokens for r in engine.generate(prompts, params)], engine
+
+    careless, _ = text(exact=False)
+    exact, engine = text(exact=True)
+    assert careless != plain
+    assert exact == plain
+    assert engine.stats.probe is not None
+    assert engine.stats.probe.exact_width < width
+
+
+def test_an_engine_probes_when_asked_only() -> None:
+    spec = SpecConfig(drafters=("ngram-simple",), ngram_m=2)
+    engine = Engine(tiny_models.target(), drafters=[NgramSimple(3, 2)], spec=spec)
+    assert engine.stats.probe is None
+    found = engine.probe()
+    assert engine.stats.probe is found
+    assert [v.width for v in found.widths] == [2, 3]
+    assert found.sentence()
+    assert all(v.largest < 1e-3 for v in found.widths)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's own BLAS is a Linux matter")
+@pytest.mark.parametrize("blas", ["wheel", None])
+def test_mlxs_own_blas_is_exact_and_another_says_what_it_changes(blas: str | None) -> None:
+    code = (
+        "from tests import tiny_models\n"
+        "from mlxspec import device\n"
+        "from mlxspec.engine.probe import probe\n"
+        "found = probe(tiny_models.target(), (2, 4, 8))\n"
+        "print(device.report().blas_kind, found.is_exact, max(v.largest for v in found.widths))"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "MLXSPEC_BLAS"} | (
+        {"MLXSPEC_BLAS": blas} if blas else {}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kind, is_exact, largest = done.stdout.split()
+    if kind == "wheel":
+        assert is_exact == "True"
+    assert (float(largest) == 0.0) == (is_exact == "True")
+    assert float(largest) < 1e-3

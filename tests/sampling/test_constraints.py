@@ -1,0 +1,299 @@
+"""What may come next: grammars, forbidden words and thinking budgets, along drafts and behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxspec.config import SamplingParams
+from mlxspec.errors import ConfigError, GrammarError
+from mlxspec.loading.token_bytes import TokenBytes
+from mlxspec.sampling import bits
+from mlxspec.sampling.constraints import ConstraintMaker, Constraints
+from tests import tiny_models
+from tests.tiny_models import EOS, VOCAB
+
+MAKER = ConstraintMaker(tiny_models.tokenizer(), VOCAB)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ab", "abc"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
+
+def ids(text: str) -> list[int]:
+    return [ord(c) - 32 for c in text]
+
+
+def make(prompt: str = "x", **params) -> Constraints:
+    found = MAKER.make(SamplingParams(**params), ids(prompt))
+    assert found is not None
+    return found
+
+
+def letters(mask) -> str:
+    """What a mask allows, the end token as a dollar sign."""
+    flags = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB]
+    return "".join("$" if i == EOS else chr(32 + i) for i in np.flatnonzero(flags))
+
+
+@given(st.sets(st.integers(0, 99)), st.integers(100, 140))
+def test_bits_hold_what_was_put_in(tokens: set[int], vocab: int) -> None:
+    packed = bits.only(tokens, vocab)
+    assert {i for i in range(vocab) if bits.holds(packed, i)} == tokens
+    assert packed.shape == (bits.num_words(vocab),)
+    assert set(np.flatnonzero(np.asarray(bits.unpack(mx.array(packed[None]), vocab))[0]).tolist()) == tokens
+
+
+def test_nothing_asked_is_no_constraint() -> None:
+    assert MAKER.make(SamplingParams(), [1]) is None
+
+
+# ---- grammars
+
+
+def test_masks_along_a_draft_are_those_of_committing_it() -> None:
+    text = '{"name": "ab", "n": 7}'
+    ahead, behind = make(json_schema=SCHEMA), make(json_schema=SCHEMA)
+    for start in range(len(text)):
+        draft = ids(text[start : start + 5])
+        masks = ahead.masks(draft)
+        assert len(masks) == len(draft) + 1
+        assert letters(masks[0]) == letters(behind.masks([])[0])
+        assert ahead.push(draft[0])
+        assert behind.push(draft[0])
+    assert ahead.is_finished
+    assert behind.is_finished
+
+
+def test_looking_along_a_draft_changes_nothing() -> None:
+    c = make(regex="(ab|cd)*e")
+    before = letters(c.masks([])[0])
+    for draft in ("abab", "abx", "cdcdcdcd", "", "e", "zz"):
+        c.masks(ids(draft))
+        assert letters(c.masks([])[0]) == before
+    assert before == "ace"
+
+
+@pytest.mark.parametrize(
+    ("draft", "length"), [("abab", 4), ("abx", 2), ("x", 0), ("", 0), ("abe", 3), ("abea", 3), ("acd", 1)]
+)
+def test_a_draft_is_valid_up_to_its_first_forbidden_token(draft: str, length: int) -> None:
+    assert make(regex="(ab|cd)*e").validate(ids(draft)) == length
+
+
+def test_behind_a_forbidden_or_an_end_token_anything_may_come() -> None:
+    c = make(regex="(ab)*")
+    masks = c.masks([*ids("ab"), EOS, 5])
+    assert letters(masks[2]) == "a$"
+    assert masks[3:] == [None, None]
+    masks = c.masks(ids("axb"))
+    assert masks[2:] == [None, None]
+
+
+def test_what_is_forced_is_known() -> None:
+    c = make(json_schema=SCHEMA)
+    assert "".join(chr(32 + t) for t in c.forced()) == '{"name": "ab'
+    for token in c.forced():
+        assert c.push(token)
+    assert c.forced() == []
+    assert letters(c.masks([])[0]) == '"c'
+
+
+def test_a_token_that_may_not_come_is_refused_and_changes_nothing() -> None:
+    c = make(regex="ab")
+    assert not c.push(ids("b")[0])
+    assert c.push(ids("a")[0])
+    assert c.push(ids("b")[0])
+    assert c.is_finished
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"json_schema": {"type": "nonsense"}},
+        {"json_schema": {"$ref": "#/nowhere"}},
+        {"json_schema": "{"},
+        {"json_schema": "[1]"},
+        {"json_schema": {"a": {1, 2}}},
+        {"json_schema": {"type": "string", "maxLength": float("nan")}},
+        {"regex": "a["},
+        {"lark": "start: nope"},
+        {"lark": "%%%"},
+    ],
+    ids=str,
+)
+def test_a_bad_grammar_is_one_sentence(params: dict) -> None:
+    with pytest.raises(
+        GrammarError, match=r"^The (JSON schema|regular expression|Lark grammar) cannot be used: .+\.$"
+    ) as found:
+        make(**params)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"regex": "a", "lark": 'start: "a"'},
+        {"regex": "a", "ignore_eos": True},
+        {"regex": ""},
+        {"json_schema": 3},
+        {"thinking_budget": -1},
+        {"thinking_tags": ("a", "a")},
+        {"thinking_tags": ("a",)},
+        {"bad_words": ("",)},
+        {"bad_words": (3,)},
+        {"top_logprobs": 21},
+        {"logprobs": 1},
+    ],
+    ids=str,
+)
+def test_bad_parameters_are_refused(params: dict) -> None:
+    with pytest.raises(ConfigError):
+        SamplingParams(**params)
+
+
+def test_without_a_tokenizer_there_is_nothing_to_constrain() -> None:
+    with pytest.raises(ConfigError, match="tokenizer"):
+        ConstraintMaker(None, VOCAB).make(SamplingParams(regex="a"), [1])
+
+
+# ---- forbidden words
+
+
+@given(
+    text=st.text("abc", max_size=14),
+    words=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_a_token_is_forbidden_exactly_where_it_would_complete_a_word(text: str, words: list[str]) -> None:
+    c, said = make(bad_words=tuple(words)), ""
+    for letter in text:
+        expected = any((said + letter).endswith(w) for w in words)
+        mask = c.masks([])[0]
+        assert bits.holds(mask, ids(letter)[0]) != expected
+        assert bits.holds(mask, EOS)
+        if not expected:
+            assert c.push(ids(letter)[0])
+            said += letter
+        else:
+            assert not c.push(ids(letter)[0])
+    assert not any(w in said for w in words)
+
+
+def test_words_are_forbidden_however_they_are_cut() -> None:
+    """A vocabulary of pieces: every way of spelling the word is closed at its last piece."""
+    pieces = [b"se", b"cret", b"s", b"ecr", b"et", b"xsecretx", b"e", b"c", b"r", b"t", b" ", b""]
+
+    class Vocabulary(TokenBytes):
+        def __init__(self) -> None:
+            self.tokens, self.special = tuple(pieces), frozenset()
+
+    from mlxspec.sampling.bad_words import BadWords
+
+    words = BadWords(("secret",), Vocabulary())
+    for spelling in ([0, 1], [2, 3, 4], [2, 6, 7, 8, 4], [0, 7, 8, 6, 9], [10, 0, 1], [5]):
+        tail = b""
+        for i, token in enumerate(spelling):
+            assert bits.holds(words.mask(tail), token) == (i < len(spelling) - 1), (spelling, i)
+            tail = words.step(tail, token)
+
+
+def test_words_and_grammar_together_may_leave_nothing() -> None:
+    c = make(regex="ab", bad_words=("ab",))
+    assert c.push(ids("a")[0])
+    assert letters(c.masks([])[0]) == ""
+    assert not c.push(ids("b")[0])
+
+
+# ---- thinking
+
+
+def run(c: Constraints, text: str) -> str:
+    """What comes of a model that wants to say `text`: forced tokens come before its own."""
+    said, wanted = "", ids(text)
+    while wanted:
+        mask = c.masks([])[0]
+        token = wanted.pop(0) if mask is None or bits.holds(mask, wanted[0]) else c.forced()[0]
+        assert c.push(token)
+        said += chr(32 + token)
+    return said
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3, 7])
+def test_thinking_ends_at_its_budget(budget: int) -> None:
+    c = make("hi <think> ", thinking_budget=budget)
+    said = run(c, "abcdefghijklmnop")
+    assert said.startswith("abcdefghijklmnop"[:budget] + "</think>")
+    assert (c.num_thinking, c.num_forced) == (budget, len("</think>"))
+
+
+def test_thinking_that_ends_by_itself_is_left_alone() -> None:
+    c = make("<think>", thinking_budget=12)
+    assert run(c, "ab</think>" + "c" * 30) == "ab</think>" + "c" * 30
+    assert c.num_forced == 0
+
+
+def test_thinking_may_be_opened_by_the_answer() -> None:
+    c = make("hi", thinking_budget=2)
+    assert run(c, "o <think>abcdefghijkl").startswith("o <think>ab</think>c")
+
+
+@pytest.mark.parametrize("prompt", ["a <think> b", "<think></think>", "<think>x</think> "])
+def test_thinking_is_open_only_where_the_prompt_ends_with_it(prompt: str) -> None:
+    c = make(prompt, thinking_budget=1)
+    assert run(c, "abcdefgh") == "abcdefgh"
+
+
+def test_far_from_the_budget_nothing_must_be_known() -> None:
+    c = make("<think>", thinking_budget=20)
+    assert not c.reaches(20)
+    assert c.reaches(21)
+    run(c, "abcdefghijklmnop")
+    assert not c.reaches(4)
+    assert c.reaches(5)
+    run(c, "</think>")
+    assert make(bad_words=("a",)).reaches(1)
+
+
+def test_a_budget_is_kept_inside_a_draft() -> None:
+    c = make("<think>", thinking_budget=3)
+    assert c.validate(ids("abcdef")) == 3
+    assert c.validate(ids("abc</think>def")) == len("abc</think>def")
+    assert letters(c.masks(ids("abc</"))[5]) == "t"
+
+
+def test_a_grammar_begins_behind_thinking() -> None:
+    c = make("<think>", json_schema=SCHEMA, thinking_budget=30)
+    assert c.forced() == []
+    masks = c.masks(ids('ab</think>{"x'))
+    assert masks[:10] == [None] * 10
+    assert letters(masks[10]) == "{"
+    assert c.validate(ids('ab</think>{"x')) == 12
+    said = run(c, "ab</think>")
+    assert said == "ab</think>"
+    assert "".join(chr(32 + t) for t in c.forced()) == '{"name": "ab'
+
+
+@given(text=st.text(st.sampled_from("ab</think>"), max_size=40), budget=st.integers(0, 12))
+def test_whatever_is_thought_the_budget_holds(text: str, budget: int) -> None:
+    c = make("<think>", thinking_budget=budget)
+    said = run(c, text)
+    # the tag that a budget forces is cut off only where `text` ran out
+    thought = re.split("</think>", said + "".join(chr(32 + t) for t in c.forced()))[0]
+    assert len(thought) <= budget + len("</think>") - 1 + (budget == 0)
+    assert c.num_thinking <= budget or budget == 0
+
+
+def test_a_schema_without_white_space_rules_of_its_own_is_written_as_json_dumps_does() -> None:
+    c = make(json_schema=SCHEMA)
+    assert c.validate(ids(json.dumps({"name": "abc", "n": 12}))) == 24
+    style = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
+    loose = make(json_schema={**SCHEMA, "x-guidance": style})
+    assert loose.validate(ids('{"name":"abc" , "n":12}')) == 23
