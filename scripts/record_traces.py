@@ -41,7 +41,7 @@ DRAFTERS = (
     "ngram-cache",
 )
 MODEL_DEPTH, LOOKUP_DEPTH = 8, 16
-LEAST = 0.7  # distinct 4-grams of an answer: below, it loops
+LEAST = 0.75  # share of distinct 4-grams of an answer; what comes when it falls below is a loop and left out
 
 
 class Recorder(Chain):
@@ -66,6 +66,13 @@ class Recorder(Chain):
         return {}
 
 
+def _before_loops(text: list[int]) -> list[int]:
+    """The longest beginning that does not loop, in steps of a few tokens."""
+    while distinct_share(text) < LEAST:
+        text = text[:-4]
+    return text
+
+
 def _read(draft: Draft) -> tuple[list[int], list[float] | None]:
     if not draft.length:
         return [], None
@@ -81,7 +88,7 @@ def record(
     request = engine.submit(prompt, params)
     while request.finish_reason is None:
         engine.step()
-    text = request.history[len(request.prompt) :]
+    text = _before_loops(request.history[len(request.prompt) :])
     places = recorder.said.pop(request.number, [])[
         : len(text) - 1
     ]  # the last round may have found the end token
@@ -123,7 +130,7 @@ def main() -> None:
             for i, prompt in enumerate(workload.prompts[: options.items]):
                 params = SamplingParams(max_tokens=options.tokens, temperature=workload.temperature, seed=i)
                 answer, share = record(engine, recorder, prompt, params)
-                if len(answer["mtp"]) > 1 and share >= LEAST:
+                if len(answer["mtp"]) > 1:
                     answers.append(answer)
                     shares.append(share)
             found = Workload(name=workload.name, answers=answers, distinct=shares)

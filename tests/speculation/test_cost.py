@@ -1,0 +1,147 @@
+"""Latency curves, what drafts cost, and the file they are kept in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxspec.errors import ConfigError
+from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve, DraftCost, bucket, read_costs, write_costs
+
+points = st.dictionaries(st.integers(2, 40), st.floats(0.5, 20.0), max_size=6)
+
+
+@given(points)
+def test_a_curve_passes_through_what_was_measured_at_knots(measured: dict[int, float]) -> None:
+    curve = Curve({1: 1.0, **measured})
+    knots = curve.knots()
+    for width, seconds in {1: 1.0, **measured}.items():
+        if width in knots:
+            assert curve.seconds(width) == pytest.approx(seconds)
+    again = Curve(knots)
+    assert all(again.seconds(w) == pytest.approx(curve.seconds(w)) for w in range(1, MAX_TOKENS + 50))
+
+
+def test_between_and_beyond_lie_lines() -> None:
+    curve = Curve({1: 1.0, 3: 2.0, 5: 4.0})
+    assert [curve.seconds(w) for w in (1, 2, 3, 4, 5, 6)] == pytest.approx([1, 1.5, 2, 3, 4, 5])
+    assert curve.seconds(MAX_TOKENS + 10) == pytest.approx(MAX_TOKENS + 9)
+
+
+def test_with_a_plain_step_alone_every_token_costs_one() -> None:
+    assert Curve({1: 2.0}).seconds(7) == pytest.approx(14.0)
+
+
+@pytest.mark.parametrize(
+    "bad", [{}, {2: 1.0}, {1: 0.0}, {1: float("nan")}, {0: 1.0, 1: 1.0}, {1: -1.0}], ids=str
+)
+def test_what_is_no_curve_is_refused(bad: dict[int, float]) -> None:
+    with pytest.raises(ConfigError):
+        Curve(bad)
+
+
+def test_a_wrong_width_is_put_right_by_what_rounds_take() -> None:
+    curve = Curve({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.5})
+    for _ in range(150):
+        curve.refine(4, 1.6)
+        curve.refine(1, 1.0)
+    assert curve.seconds(4) / curve.seconds(1) == pytest.approx(1.6, rel=0.03)
+
+
+def test_a_slower_machine_is_slower_at_widths_nobody_has_seen() -> None:
+    curve = Curve({1: 1.0, 8: 2.0})
+    before = curve.seconds(8)
+    for _ in range(100):
+        curve.refine(1, 1.5)
+    assert curve.seconds(1) == pytest.approx(1.5, rel=0.05)
+    assert curve.seconds(8) > 1.1 * before
+
+
+def test_one_hiccup_moves_little() -> None:
+    curve = Curve({1: 1.0, 2: 1.2})
+    for _ in range(50):
+        curve.refine(1, 1.0)
+    curve.refine(1, 100.0)
+    assert curve.seconds(1) < 1.02
+
+
+def test_nonsense_measurements_change_nothing() -> None:
+    curve = Curve({1: 1.0, 2: 1.2})
+    before = curve.knots()
+    for width, seconds in ((0, 1.0), (MAX_TOKENS + 1, 1.0), (1, 0.0), (1, -1.0), (1, float("nan"))):
+        assert curve.refine(width, seconds) == 0.0
+    assert curve.knots() == before
+
+
+def test_drafts_cost_their_steps_and_what_they_catch_up_on() -> None:
+    cost = DraftCost(call=0.5, step=1.0, queued=0.25, row=0.5)
+    assert cost.seconds(3, 1) == 3.5
+    assert cost.seconds(3, 5) == 4.5
+    assert cost.seconds(3, 2, num_rows=2) == 5.25
+
+
+def test_draft_costs_follow_what_drafts_take() -> None:
+    costs = CostModel({0: {1: 1.0}}, {"mtp": DraftCost(step=0.1)})
+    for _ in range(100):
+        costs.refine_draft("mtp", 2, 1, 1, 0.4)
+    assert costs.draft("mtp").step == pytest.approx(0.2, rel=0.02)
+    costs.refine_draft("ngram-simple", 4, 0, 1, 5.0)
+    assert costs.draft("ngram-simple").seconds(4, 0) == 0.0
+
+
+def test_a_context_nobody_measured_begins_like_its_neighbour_and_goes_its_own_way() -> None:
+    costs = CostModel({0: {1: 1.0, 2: 1.5}}, {})
+    far = costs.curve(bucket(50_000))
+    assert far.seconds(2) == pytest.approx(1.5)
+    for _ in range(50):
+        far.refine(2, 3.0)
+    assert costs.curve(0).seconds(2) == pytest.approx(1.5)
+
+
+def test_contexts_have_buckets() -> None:
+    assert [bucket(n) for n in (1, 1024, 1025, 20_000, 1 << 20)] == [0, 0, 1, 3, 4]
+
+
+def test_costs_survive_their_file(tmp_path: Path) -> None:
+    costs = CostModel(
+        {0: {1: 0.01, 4: 0.02}, 2: {1: 0.03}}, {"mtp": DraftCost(call=0.001, step=0.002, queued=0.0001)}
+    )
+    costs.curve(0).refine(4, 0.03)
+    path = tmp_path / "costs.json"
+    write_costs(path, costs)
+    found = read_costs(path)
+    assert found is not None
+    assert found.curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))
+    assert found.curve(2).seconds(5) == pytest.approx(costs.curve(2).seconds(5))
+    assert found.draft("mtp") == costs.draft("mtp")
+    assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"format": 0, "verify": {}, "drafts": {}}',
+        '{"format": 1, "verify": {}, "drafts": {}}',
+        '{"format": 1, "verify": {"0": {"2": 1.0}}, "drafts": {}}',
+        '{"format": 1, "verify": {"0": {"1": "x"}}, "drafts": {}}',
+        '{"format": 1, "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"step": -1}}}',
+        '{"format": 1, "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"stride": 1}}}',
+        '{"format": 1, "verify": {"0": {"1": NaN}}, "drafts": {}}',
+    ],
+)
+def test_a_file_that_cannot_be_used_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    assert read_costs(path) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+    write_costs(tmp_path / "missing" / "costs.json", CostModel({0: {1: 1.0}}, {}))
+    assert read_costs(tmp_path / "missing" / "costs.json") is None
