@@ -156,7 +156,7 @@ def self_checks() -> None:
 
 def kernel_tests() -> None:
     """On the GPU where there is Metal, else in the emulator."""
-    command = [sys.executable, "-m", "pytest", "tests/metal", "-m", "not slow", "-q", "--no-header"]
+    command = [sys.executable, "-m", "pytest", "tests/metal", "-m", "not slow", "--no-header"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     print(f"{'GPU' if HAS_METAL else 'emulator'}: {lines[-1] if lines else 'no output'}")
