@@ -1,0 +1,207 @@
+"""The controller's choices where the right one is known, and what it may never do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxspec.speculation.controller import ALLOWANCE, CREDIT, FIRST_GAP, PLAIN, Controller, Offer, RowControl
+from mlxspec.speculation.cost import CostModel, DraftCost
+
+FLAT = {1: 1.0, 2: 1.0}
+LINEAR = {1: 1.0, 2: 2.0}
+APPLE = {1: 1.0, 2: 1.1, 4: 1.5, 8: 2.7}
+HEAD = DraftCost(step=0.08, queued=0.01)
+
+
+def controller(widths: dict[int, float], **drafts: DraftCost) -> Controller:
+    return Controller(CostModel({0: widths}, {n.replace("_", "-"): d for n, d in drafts.items()}))
+
+
+def taught(control: Controller, row: RowControl, offer: Offer, matched: int, times: int = 40) -> None:
+    """The drafter's drafts have fared like this for a while."""
+    for _ in range(times):
+        if offer.drafter == "mtp":
+            control.drafted(row, offer, 1)
+        control.learn(row, offer, matched, min(matched + 1, offer.length))
+
+
+MODELS = {"mtp": (8, 1)}
+
+
+def test_with_nothing_offered_decoding_is_plain() -> None:
+    control = controller(FLAT)
+    assert control.choose([control.open("", 0)], [[]], [{}]) == [PLAIN]
+
+
+def test_where_verifying_is_free_the_whole_lookup_is_verified() -> None:
+    control = controller(FLAT)
+    row, offer = control.open("", 0), Offer("ngram-simple", 16)
+    taught(control, row, offer, 16)
+    assert control.choose([row], [[offer]], [{}])[0].offer == 0
+    assert control.trim([row], [offer]) == [16]
+
+
+def test_where_every_token_costs_a_step_nothing_is_ever_verified() -> None:
+    control = controller(LINEAR, mtp=HEAD)
+    row, offer = control.open("", 0), Offer("ngram-simple", 16)
+    taught(control, row, offer, 16)
+    taught(control, row, Offer("mtp", 8, [0.99] * 8), 8)
+    assert control.choose([row], [[offer]], [MODELS])[0] == PLAIN
+    assert control.trim([row], [offer]) == [0]
+
+
+def test_lookups_that_fail_are_left_alone_and_tried_again_when_they_would_have_held() -> None:
+    control = controller(APPLE)
+    row, offer = control.open("", 0), Offer("ngram-simple", 8)
+    taught(control, row, offer, 0)
+    assert control.choose([row], [[offer]], [{}]) == [PLAIN]
+    taught(control, row, offer, 8, times=6)  # never verified: the text alone showed it
+    assert control.choose([row], [[offer]], [{}])[0].offer == 0
+
+
+def test_a_good_head_is_asked_deeply_a_poor_one_not() -> None:
+    for matched, sure, drafts in ((8, 0.97, True), (0, 0.3, False)):
+        control = controller(APPLE, mtp=HEAD)
+        row = control.open("", 0)
+        taught(control, row, Offer("mtp", 8, [sure] * 8), matched)
+        choice = control.choose([row], [[]], [MODELS])[0]
+        assert (choice.model == "mtp" and choice.depth >= 3) == drafts
+
+
+def test_the_price_of_drafting_counts() -> None:
+    offer = Offer("mtp", 8, [0.8] * 8)
+    for step, drafts in ((0.05, True), (0.9, False)):
+        control = controller(APPLE, mtp=DraftCost(step=step))
+        row = control.open("", 0)
+        taught(control, row, offer, 4)
+        assert (control.choose([row], [[]], [MODELS])[0].model is not None) == drafts
+
+
+def test_catching_up_is_charged_to_who_needs_it() -> None:
+    control = controller(APPLE, mtp=DraftCost(step=0.05, queued=0.05))
+    row = control.open("", 0)
+    taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
+    assert control.choose([row], [[]], [{"mtp": (8, 2)}])[0].model == "mtp"
+    assert control.choose([row], [[]], [{"mtp": (8, 200)}])[0].model is None
+
+
+def test_a_draft_is_cut_where_it_becomes_doubtful() -> None:
+    control = controller(APPLE, mtp=HEAD)
+    row = control.open("", 0)
+    control.choose([row], [[]], [MODELS])
+    assert control.trim([row], [Offer("mtp", 4, [0.97, 0.97, 0.05, 0.97])]) == [2]
+    assert control.trim([row], [Offer("mtp", 3, [0.05, 0.97, 0.97])]) == [0]
+
+
+def test_limits_of_room_are_kept() -> None:
+    control = controller(FLAT, mtp=HEAD)
+    row = control.open("", 0)
+    taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
+    assert control.choose([row], [[]], [{"mtp": (2, 1)}])[0].depth <= 2
+    assert control.choose([row], [[]], [{"mtp": (0, 1)}])[0] == PLAIN
+
+
+def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:
+    control = controller({1: 1.0, 2: 1.0, 6: 1.4, 7: 5.0, 8: 9.0})  # beyond 6 tokens in all it is dear
+    rows = [control.open("", 0) for _ in range(2)]
+    good, bad = Offer("ngram-simple", 8, [0.97] * 8), Offer("ngram-simple", 8, [0.4] * 8)
+    widths = control.trim(rows, [good, bad])
+    assert sum(widths) <= 4
+    assert widths[0] > widths[1]
+
+
+def test_without_lookahead_a_token_does_not_depend_on_those_behind_it() -> None:
+    control = controller({1: 1.0, 2: 1.6, 3: 1.7, 4: 1.8}, mtp=HEAD)
+    row = control.open("", 0)
+    control.choose([row], [[]], [MODELS])
+    promising = Offer("mtp", 3, [0.55, 0.98, 0.98])  # the second and third token would pay for the first
+    assert control.trim([row], [promising]) == [3]
+    assert control.trim([row], [promising], lookahead=[False]) == [0]
+
+
+def test_probes_come_ever_more_rarely_and_stay_within_their_allowance() -> None:
+    control = controller(LINEAR, mtp=HEAD)
+    row, places, spent = control.open("", 0), [], 0.0
+    for place in range(4000):
+        choice = control.choose([row], [[]], [MODELS])[0]
+        assert not control.trim([row], [None])[0]
+        if choice.probe:
+            places.append(place)
+            spent += HEAD.seconds(choice.depth, 1)
+            control.drafted(
+                row,
+                Offer("mtp", choice.depth, [0.3] * choice.depth),
+                1,
+                probe_seconds=HEAD.seconds(choice.depth, 1),
+            )
+        control.spent(row, 1, 1.0, looked_up=False)
+        assert spent <= CREDIT + ALLOWANCE * (place + 1) + 1e-9
+    gaps = [b - a for a, b in zip(places, places[1:], strict=False)]
+    assert gaps[0] <= 2 * FIRST_GAP + 1
+    assert gaps == sorted(gaps)
+    assert len(places) > 10
+
+
+def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None:
+    control = controller(APPLE, mtp=HEAD)
+    row = control.open("greedy", 0)
+    taught(control, row, Offer("mtp", 8, [0.9] * 8), 0)
+    control.close(row)
+    assert control.choose([control.open("greedy", 0)], [[]], [MODELS])[0].model is None
+    assert control.choose([control.open("sampled", 0)], [[]], [MODELS])[0].model == "mtp"
+    assert control.choose([control.open("greedy", 3)], [[]], [MODELS])[0].model == "mtp"
+
+
+def test_a_drafter_that_collapses_in_long_context_is_dropped_there() -> None:
+    control = controller(APPLE, mtp=HEAD)
+    row = control.open("", 0)
+    taught(control, row, Offer("mtp", 8, [0.9] * 8), 8)
+    control.move(row, 2)
+    taught(control, row, Offer("mtp", 8, [0.9] * 8), 0)
+    assert control.choose([row], [[]], [MODELS])[0].model is None
+    control.move(row, 0)
+    assert control.choose([row], [[]], [MODELS])[0].model == "mtp"
+
+
+curves = st.lists(st.floats(0.0, 1.5), min_size=7, max_size=7).map(
+    lambda steps: {i + 1: 1.0 + sum(steps[:i]) for i in range(8)}
+)
+
+
+@settings(max_examples=40)
+@given(
+    curves,
+    st.lists(st.tuples(st.integers(1, 16), st.integers(0, 16), st.booleans()), max_size=30),
+    st.integers(1, 3),
+)
+def test_widths_never_exceed_drafts_and_one_that_cannot_pay_is_never_verified(
+    widths: dict[int, float], rounds: list[tuple[int, int, bool]], num_rows: int
+) -> None:
+    control = controller(widths, mtp=HEAD)
+    rows = [control.open("", 0) for _ in range(num_rows)]
+    for length, matched, sure in rounds:
+        offers = [Offer("ngram-simple", length, [0.9] * length if sure else None) for _ in rows]
+        for row, choice in zip(
+            rows, control.choose(rows, [[o] for o in offers], [MODELS] * num_rows), strict=True
+        ):
+            assert choice.depth <= 8
+            assert choice.offer in (None, 0)
+            assert row.rate >= 0
+        found = control.trim(rows, list(offers))
+        assert all(0 <= w <= length for w in found)
+        curve = control.curve(rows)
+        gained = curve.seconds(num_rows + sum(found)) / curve.seconds(num_rows)
+        assert gained <= (num_rows + sum(found)) / num_rows + 1e-9  # not even if everything stood
+        for row, offer in zip(rows, offers, strict=True):
+            control.learn(row, offer, min(matched, length), length)
+            control.spent(row, 1, 1.0, looked_up=False)
+
+
+def test_unknown_costs_are_not_invented() -> None:
+    control = controller(FLAT)
+    assert control.costs.draft("mtp").seconds(3, 9) == 0.0
+    assert control.choose([control.open("", 0)], [[]], [MODELS])[0].value == pytest.approx(
+        sum(0.65**i for i in range(1, 9)), rel=0.05
+    )
