@@ -1,8 +1,13 @@
-"""What every test shares: the device layer comes before MLX, markers that need hardware skip with their reason."""
+"""What every test shares: the device layer comes before MLX, markers that need hardware skip with their reason.
+
+MLX compiles nothing here unless --compiled is given: on a CPU each fused kernel is a run of g++, and a thousand little models would spend
+the whole budget on that. `test_compiled.py` runs the shipped models compiled; scripts/test --all runs everything so.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +15,15 @@ from collections.abc import Iterator
 import pytest
 
 from mlxspec import device
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compiled", action="store_true", help="let MLX compile, as it does for users")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--compiled"):
+        os.environ["MLX_DISABLE_COMPILE"] = "1"  # before anything imports MLX
 
 
 def _missing(marker: str) -> str | None:

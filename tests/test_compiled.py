@@ -1,0 +1,36 @@
+"""The compiled path, which users take: the demo family's texts and the wide activations again, in a process where MLX compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxspec import jit
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = ("tests/engine/test_demo_equality.py", "tests/kernels/test_activations.py")
+
+
+@pytest.mark.skipif(
+    sys.platform.startswith("linux") and jit.compiler() is None,
+    reason="needs g++, with which MLX compiles for the CPU",
+)
+def test_shipped_models_say_the_same_compiled() -> None:
+    kept = {k: v for k, v in os.environ.items() if k != "MLX_DISABLE_COMPILE"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--compiled",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        *MODULES,
+    ]
+    done = subprocess.run(command, env=kept, cwd=ROOT, capture_output=True, text=True, timeout=570)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
