@@ -46,8 +46,8 @@ def choose(
 ) -> Choice:
     """Choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
 
-    ahead: how many tokens of each row are on their way but not in its history yet. Raises ValueError where a constraint must know tokens
-    that are on the device.
+    ahead: how many tokens of each row are on their way but not in its history yet. Raises ValueError where a constraint must know
+    those. A draft on the device is waited for where a constraint must know it.
     """
     vocab = logits.shape[1]
     sampler = BatchSampler([r.sampler for r in requests], vocab)
@@ -99,9 +99,10 @@ def _masks(
         if constraints is None or not constraints.reaches(width + ahead):
             found += [None] * width
             continue
-        if ahead or not isinstance(draft.tokens, list):
+        if ahead:
             raise ValueError("constraints must know the tokens before them")
-        found += constraints.masks(draft.tokens)
+        known = draft.tokens if isinstance(draft.tokens, list) else np.asarray(draft.tokens).tolist()
+        found += constraints.masks(known)
     return found if any(m is not None for m in found) else None
 
 

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.base import Draft
+from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.engine.choice import choose
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.events import FinishEvent, TokensEvent
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.speculation.verify import ForMatch
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, prompts, same, spec
@@ -179,6 +183,24 @@ def test_an_answer_with_nothing_left_to_say_ends_with_a_sentence() -> None:
         result = engine().generate([5], params, spec=spec(*names))
         assert (result.finish_reason, result.text) == ("error", "ab")
         assert result.error == events[-1].error
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_drafts_masks_are_the_same_wherever_its_tokens_are(on_device: bool) -> None:
+    text = '{"name": "'
+    draft = [ord(c) - 32 for c in text]
+    request = engine().submit([7], SamplingParams(json_schema=SCHEMA))
+    engine().cancel(request.number)
+    tokens = mx.array(draft, mx.int32) if on_device else draft
+    rows = FlatRows((len(draft) + 1,))
+    chosen = choose(
+        [request],
+        [Proposal(drafter="mtp", draft=Draft(len(draft), tokens), submission=ForMatch(len(draft)))],
+        rows,
+        mx.array([7, *draft], mx.int32),
+        mx.zeros((rows.num_tokens, tiny_models.VOCAB)),
+    )
+    assert chosen.sampled.tolist()[:-1] == draft
 
 
 # ---- thinking
