@@ -59,7 +59,9 @@ def load(
         target = _read(folder, dtype)
         tokenizer = _tokenizer(folder, target)
         names = _names(asked, target, draft_model)
-        drafters = [_drafter(name, spec, target, tokenizer, draft_model, dtype) for name in names]
+        drafters = [
+            _drafter(name, spec, target, tokenizer, draft_model, dtype) for name in names if name != "forced"
+        ]
     return Engine(
         target.model,
         tokenizer,
