@@ -49,6 +49,10 @@ class AttentionLayerCache:
             views.append((self.keys[r][:, :, :end], self.values[r][:, :, :end]))
         return views
 
+    def view(self, row: int, length: int) -> tuple[mx.array, mx.array]:
+        """What a token behind `length` committed ones would see of them, (1, Hkv, length, D) each. Let go of it before the next append."""
+        return self.keys[row][:, :, :length], self.values[row][:, :, :length]
+
     def fork(self) -> AttentionLayerCache:
         """The same buffers under another owner; whoever writes last owns what lies beyond the committed length."""
         twin = object.__new__(AttentionLayerCache)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlxspec.cache.model_cache import ModelCache
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 
 
@@ -24,6 +25,7 @@ class Needs:
     """What a drafter wants to see of the target besides tokens."""
 
     hidden: bool = False  # the final hidden each token was sampled from
+    cache: bool = False  # its keys and values
 
 
 class Ask(NamedTuple):
@@ -79,6 +81,9 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
+
+    def attach(self, cache: ModelCache, order: Sequence[int]) -> None:  # noqa: B027  (few need it)
+        """The target's cache, to be read in the proposals of this round only, and the names of its rows; told if `needs.cache`."""
 
     @abstractmethod
     def truncate(self, row: int, length: int) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import mlx.core as mx
 import numpy as np
 
+from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.auto import Auto
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
@@ -105,6 +106,12 @@ class Chain:
         for drafter in self._of(state):
             given = hidden if drafter.needs.hidden else None
             self._guard(drafter, [state], partial(drafter.observe, row, tokens, given))
+
+    def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
+        """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""
+        for drafter in self.drafters.values():
+            if drafter.needs.cache:
+                drafter.attach(cache, order)
 
     def truncate(self, row: int, length: int) -> None:
         state = self._rows[row]
@@ -235,7 +242,7 @@ class Chain:
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:
     if isinstance(drafter, Forced):
         return drafter.longest
-    return spec.n_max if isinstance(drafter, ModelDrafter) else spec.ngram_m
+    return spec.model_depth if isinstance(drafter, ModelDrafter) else spec.ngram_m
 
 
 def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> _Submitted:

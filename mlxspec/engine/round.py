@@ -59,6 +59,7 @@ def launch(
     if widest is not None:
         limit = min(limit, (widest - len(requests)) // len(requests))
     rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
+    chain.attach(cache, [r.number for r in requests])
     won = chain.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     stats.draft_seconds += time.perf_counter() - started

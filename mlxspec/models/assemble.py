@@ -23,6 +23,8 @@ from mlxspec.loading.weights import (
     our_name,
     shown,
 )
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 
 _DEQUANTIZE_AT_MOST = (
@@ -47,12 +49,8 @@ def assemble(
     parsed = kind.parse(config)
     model = kind.build(parsed)
     trunk, head = kind.sanitize(read(), parsed)
-    quantization = config.get("quantization") or config.get("quantization_config") or {}
-    if not isinstance(quantization, Mapping):
-        raise ModelError("quantization in config.json is not an object.")
-    quantization = {our_name(str(path)): how for path, how in quantization.items()}
-    if dtype is None and device.backend() == "cpu":
-        dtype = mx.float32
+    quantization = {our_name(path): how for path, how in _quantization(config).items()}
+    dtype = _dtype_or_default(dtype)
     _fill(model, trunk, quantization, dtype, "The model")
     mtp = None
     if head and kind.head is not None:
@@ -63,6 +61,36 @@ def assemble(
             module.fuse()
             mx.eval(module.parameters())
     return Assembled(model, parsed, mtp)
+
+
+def assemble_assistant(
+    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
+) -> Gemma4Assistant:
+    """The same for a Gemma 4 assistant, which drafts for `target`. Raises ModelError, also if it is for another model."""
+    if not isinstance(target, Gemma):
+        raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
+    assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
+    _fill(
+        assistant,
+        sanitize_assistant(read()),
+        _quantization(config),
+        _dtype_or_default(dtype),
+        "The assistant",
+    )
+    assistant.fuse()
+    mx.eval(assistant.parameters())
+    return assistant
+
+
+def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = config.get("quantization") or config.get("quantization_config") or {}
+    if not isinstance(found, Mapping):
+        raise ModelError("quantization in config.json is not an object.")
+    return {str(path): how for path, how in found.items()}
+
+
+def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
+    return mx.float32 if dtype is None and device.backend() == "cpu" else dtype
 
 
 def _fill(

@@ -61,7 +61,7 @@ class Gemma(nn.Module):
 
     def __init__(self, config: GemmaConfig) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
         self.language_model = LanguageModel(config)
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
         self._runners: dict[int, Callable[..., Any]] = {}
@@ -83,7 +83,7 @@ class Gemma(nn.Module):
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         """One layer cache for each layer that has keys and values of its own, in order."""
         layers: list[AttentionLayerCache] = []
-        for shape in self._config.layers:
+        for shape in self.config.layers:
             heads = shape.num_kv_heads, shape.head_dim
             if shape.source is not None:
                 continue
@@ -106,14 +106,14 @@ class Gemma(nn.Module):
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H), scaled as the first layer and a drafter's input want it."""
         x = self.language_model.model.embed_tokens(tokens)
-        return x * mx.array(self._config.embed_scale, x.dtype)
+        return x * mx.array(self.config.embed_scale, x.dtype)
 
     def head(self, hidden: mx.array) -> mx.array:
-        if self._config.tied:
+        if self.config.tied:
             logits = self.language_model.model.embed_tokens.as_linear(hidden)
         else:
             logits = self.language_model.lm_head(hidden)
-        cap = self._config.softcap
+        cap = self.config.softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def forward(
@@ -132,7 +132,7 @@ class Gemma(nn.Module):
         )
         where = mx.array(positions.astype(np.int32))
         angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
-        c, fused = self._config, device.backend() != "cpu"
+        c, fused = self.config, device.backend() != "cpu"
         x, own_inputs = self._runner(-1, rows)(self.embed(tokens), self._embed_per_layer(tokens))
         attended, found = None, {}
         views: dict[int, list[tuple[mx.array, mx.array]]] = {}
@@ -161,10 +161,10 @@ class Gemma(nn.Module):
 
     def _embed_per_layer(self, tokens: mx.array) -> mx.array | None:
         """(N,) -> (N, L * P)"""
-        if not self._config.per_layer_size:
+        if not self.config.per_layer_size:
             return None
         x = self.language_model.model.embed_tokens_per_layer(tokens)
-        return x * mx.array(self._config.per_layer_size**0.5, x.dtype)
+        return x * mx.array(self.config.per_layer_size**0.5, x.dtype)
 
     def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
         """-1: what comes before the first layer; then what lies before the attention of layer i, and behind the last. Compiled where
@@ -183,7 +183,7 @@ class Gemma(nn.Module):
         """The residual stream (N, H), and each layer's own input (N, P): its share of the token's second embedding and of the first."""
         if embedded is None:
             return x, None
-        c, stack = self._config, self.language_model.model
+        c, stack = self.config, self.language_model.model
         projected = stack.per_layer_model_projection(x) * mx.array(c.hidden_size**-0.5, x.dtype)
         projected = projected.reshape(x.shape[0], -1, c.per_layer_size)
         projected = rms_norm(projected, stack.per_layer_projection_norm.weight, c.rms_eps)
@@ -198,7 +198,7 @@ class Gemma(nn.Module):
         if attended is not None:
             x = stack.layers[i - 1].leave(x, attended, own_input)
         if i == len(stack.layers):
-            return x, rms_norm(x, stack.norm.weight, self._config.rms_eps)
+            return x, rms_norm(x, stack.norm.weight, self.config.rms_eps)
         layer = stack.layers[i]
         return x, layer.self_attn.project(layer.enter(x), *angles)
 

@@ -25,8 +25,11 @@ from mlxspec.models.gemma_config import (
 _FULL_ROTARY = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 
-def gemma4_config(config: Mapping[str, Any]) -> GemmaConfig:
-    """Raises ModelError naming the first key that is missing, out of range or not supported."""
+def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False) -> GemmaConfig:
+    """Raises ModelError naming the first key that is missing, out of range or not supported.
+
+    `borrows`: a model all of whose layers read keys and values of another model; their `source` is themselves.
+    """
     get = text_values(config)
     check_common(get)
     get.only("use_bidirectional_attention", "vision")  # text is causal then
@@ -38,7 +41,7 @@ def gemma4_config(config: Mapping[str, Any]) -> GemmaConfig:
     return GemmaConfig(
         vocab_size=get.size("vocab_size", Values(config).size("vocab_size", 262144)),
         hidden_size=get.size("hidden_size"),
-        layers=_layers(get),
+        layers=_layers(get, borrows),
         num_heads=get.size("num_attention_heads", 8),
         scale=1.0,
         embed_scale=get.size("hidden_size") ** 0.5,
@@ -56,10 +59,13 @@ def gemma4_config(config: Mapping[str, Any]) -> GemmaConfig:
     )
 
 
-def _layers(get: Values) -> tuple[LayerShape, ...]:
+def _layers(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
     kinds = list(windowed_layers(get, get.size("sliding_window_pattern", 6)))
     kinds[-1] = False  # the last layer always sees everything
-    sources = _sources(kinds, get.size("num_kv_shared_layers", 0))
+    if borrows:
+        sources: list[int | None] = list(range(len(kinds)))
+    else:
+        sources = _sources(kinds, get.size("num_kv_shared_layers", 0))
     theirs = mapping(get.raw, "per_layer_config")
     window, size = get.size("sliding_window", 512), get.size("intermediate_size")
     same = get.flag("attention_k_eq_v")

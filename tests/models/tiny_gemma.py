@@ -137,7 +137,7 @@ def kinds(c: Config) -> list[bool]:
 def weights(c: Config) -> Arrays:
     """All tensors under text-only Hugging Face names."""
     draw, hidden = _Draw(sum(map(ord, json.dumps(c))), float(is_gemma4(c))), c["hidden_size"]
-    draw.matrix("model.embed_tokens.weight", VOCAB, hidden)
+    draw.matrix("model.embed_tokens.weight", c["vocab_size"], hidden)
     for i, full in enumerate(kinds(c)):
         base = f"model.layers.{i}."
         _attention(draw, base + "self_attn.", c, i, full)
@@ -153,7 +153,7 @@ def weights(c: Config) -> Arrays:
     draw.norm("model.norm", hidden)
     if own := c.get("hidden_size_per_layer_input"):
         width = own * c["num_hidden_layers"]
-        draw.matrix("model.embed_tokens_per_layer.weight", VOCAB, width)
+        draw.matrix("model.embed_tokens_per_layer.weight", c["vocab_size"], width)
         draw.matrix("model.per_layer_model_projection.weight", width, hidden)
         draw.norm("model.per_layer_projection_norm", own)
     return draw.arrays
@@ -217,7 +217,9 @@ def write_hub(folder: Path, c: Config) -> Path:
         named[f"{first}{tower}.x.weight"] = np.zeros((8, 8), np.float32)
     kind = c["model_type"].removesuffix("_text")
     return _write(
-        folder, {"model_type": kind, "vocab_size": VOCAB, "text_config": c, "vision_config": {}}, named
+        folder,
+        {"model_type": kind, "vocab_size": c["vocab_size"], "text_config": c, "vision_config": {}},
+        named,
     )
 
 

@@ -1,0 +1,124 @@
+"""Drafting with a Gemma 4 assistant, the MTP head of that family: it reads the target's own keys and values, so it keeps nothing but the
+hidden that the newest token was sampled from.
+
+Knows rows and which hidden goes with which token; the loop over a draft is model_based.py's, the steps are the assistant's. There is
+nothing to catch up: whatever has been observed, a draft costs its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Needs
+from mlxspec.drafters.model_based import ModelDrafter, _Row
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.gemma4_assistant import Gemma4Assistant
+from mlxspec.sampling.sampler import BatchSampler
+
+
+class _Borrowed(ModelCache):
+    """The target's keys and values while a draft is made, in the place of a cache of our own: nothing is written, so a fork is itself.
+
+    views: as the assistant wants them, for the rows of the draft; positions: at which their newest known tokens stand.
+    """
+
+    def __init__(self, assistant: Gemma4Assistant, cache: ModelCache, rows: Sequence[int]) -> None:
+        super().__init__([], len(rows))
+        self.views = assistant.views(cache, rows)
+        self.positions = [cache.lengths[r] for r in rows]
+
+    def fork(self) -> _Borrowed:
+        return self
+
+    def commit(self, kept: Sequence[int] | None = None) -> None:
+        """Nothing was written."""
+
+
+class GemmaAssistant(ModelDrafter):
+    """Named as the heads of other families are. `attach` must have told of the target's cache before `propose`."""
+
+    name = "mtp"
+    needs = Needs(hidden=True, cache=True)
+
+    def __init__(self, assistant: Gemma4Assistant, max_context: int) -> None:
+        super().__init__(max_context)
+        self._assistant = assistant
+        self._newest: dict[int, mx.array] = {}  # row -> hidden (1, H)
+        self._target: ModelCache | None = None
+        self._places: dict[int, int] = {}
+
+    def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
+        self._target, self._places = cache, {row: place for place, row in enumerate(order)}
+
+    def begin(self, row: int) -> None:
+        self._newest.pop(row, None)
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        if tokens and hidden is not None:
+            # a copy: the whole round's hiddens need not stay for one of them
+            self._newest[row] = mx.contiguous(hidden[-1:])
+
+    def truncate(self, row: int, length: int) -> None:
+        """The hidden of an older token is not kept: there are no drafts until the next round has one."""
+        self._newest.pop(row, None)
+
+    def close(self, row: int) -> None:
+        self._newest.pop(row, None)
+        if not self._newest:
+            self._target, self._places = None, {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self._newest.values())
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        """Raises ValueError where nobody has told of a target's cache."""
+        if self._target is None:
+            raise ValueError("an assistant drafts beside its target's cache only")
+        ready = {a.row: a for a in asks if self._is_ready(a, self._target)}
+        if not ready:
+            return [NO_DRAFT] * len(asks)
+        self._order = sorted(ready, key=self._places.__getitem__)
+        self._cache = _Borrowed(self._assistant, self._target, [self._places[row] for row in self._order])
+        for row, ask in ready.items():
+            self._rows[row] = waiting = _Row()
+            waiting.tokens, waiting.hidden = [ask.history[-1]], [self._newest[row]]
+        fits = [a._replace(limit=min(a.limit, self.max_context - len(a.history))) for a in ready.values()]
+        try:
+            done = self._draft(fits, sampler, {a.row: i for i, a in enumerate(asks)})
+            # views of the target's buffers must be gone when its verify writes there, or MLX copies those buffers whole
+            mx.eval(
+                [[x for x in (d.tokens, d.confidences, d.scores) if x is not None] for d in done.values()]
+            )
+        finally:
+            self._cache, self._order = None, []
+            self._rows.clear()
+        return [done.get(a.row, NO_DRAFT) for a in asks]
+
+    def _is_ready(self, ask: Ask, target: ModelCache) -> bool:
+        """Whether the target's cache ends before the row's newest token, whose hidden we have."""
+        place, length = self._places.get(ask.row), len(ask.history)
+        if place is None or ask.row not in self._newest or length >= self.max_context:
+            return False
+        return target.lengths[place] == length - 1 > 0
+
+    def _make_cache(self, num_rows: int) -> ModelCache:
+        raise ValueError("an assistant has no cache of its own")
+
+    def _forward(
+        self,
+        tokens: mx.array,
+        hidden: mx.array | None,
+        rows: FlatRows,
+        cache: ModelCache,
+        logits_at: LogitsAt,
+    ) -> Output:
+        if hidden is None or not isinstance(cache, _Borrowed):
+            raise ValueError("an assistant needs the newest hidden, and its target's keys and values")
+        positions = [cache.positions[r] for r in rows.active]
+        views = {kind: [seen[r] for r in rows.active] for kind, seen in cache.views.items()}
+        return self._assistant.step(tokens, hidden, positions, views)

@@ -1,0 +1,207 @@
+"""The Gemma 4 assistant: four small layers that draft with the target's keys and values, and have none of their own.
+
+One step takes the newest token and the hidden it was sampled from (the target's, after its final norm; later the step's own output):
+    z = pre_projection([embed(token) ; hidden]);  h = norm(layers(z));  logits = head(h);  hidden' = post_projection(h)
+Queries of all steps of a draft stand at one position, that of the newest known token; windowed layers see the target's last windowed
+layer of its own, full ones its last full one. Embedding is the target's, the head is the assistant's. Where the folder has centroids,
+only tokens of the clusters that fit best are scored. Follows transformers' Gemma4AssistantForCausalLM; knows no rows' histories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec import device
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.errors import ModelError
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.weights import Weights
+from mlxspec.models.base import Output
+from mlxspec.models.config_values import Values
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.gemma4_config import gemma4_config
+from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
+from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.gemma_layers import DecoderLayer
+from mlxspec.models.layers import FusedLinear, rms_norm
+
+ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
+View = tuple[mx.array, mx.array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantConfig:
+    """text: the assistant's own layers. target_size: hidden size of its target. num_centroids 0: every token is scored, else those of the
+    num_chosen best clusters."""
+
+    text: GemmaConfig
+    target_size: int
+    num_centroids: int
+    num_chosen: int
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> AssistantConfig:
+        """Raises ModelError naming the first key that is missing, out of range or not supported."""
+        get, text = Values(config), gemma4_config(config, borrows=True)
+        if not text.tied or text.num_experts or text.per_layer_size:
+            raise ModelError(
+                "config.json: an assistant has a tied head, no experts and no per-layer embeddings."
+            )
+        centroids = get.size("num_centroids", 2048) if get.flag("use_ordered_embeddings") else 0
+        chosen = get.size("centroid_intermediate_top_k", 32) if centroids else 0
+        if centroids and (text.vocab_size % centroids or chosen > centroids):
+            raise ModelError(
+                "config.json: num_centroids must divide vocab_size and be at least centroid_intermediate_top_k."
+            )
+        return cls(
+            text=text,
+            target_size=get.size("backbone_hidden_size"),
+            num_centroids=centroids,
+            num_chosen=chosen,
+        )
+
+    def check_fits(self, target: GemmaConfig) -> None:
+        """Raise ModelError unless this is an assistant of such a model."""
+        if (self.target_size, self.text.vocab_size) != (target.hidden_size, target.vocab_size):
+            raise ModelError("The assistant is for a model of another hidden size or vocabulary.")
+        for layer in self.text.layers:
+            found = [
+                x for x in target.layers if x.source is None and (x.window is None) == (layer.window is None)
+            ]
+            if not found or (found[-1].head_dim, found[-1].num_kv_heads) != (
+                layer.head_dim,
+                layer.num_kv_heads,
+            ):
+                raise ModelError("The assistant is for a model whose keys and values have another shape.")
+            if layer.window is not None and (layer.window != found[-1].window or layer.window < 2):
+                raise ModelError("The assistant is for a model with other windows.")
+
+
+class _Stack(nn.Module):
+    def __init__(self, c: GemmaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = [DecoderLayer(c, shape) for shape in c.layers]
+        self.norm = nn.RMSNorm(c.hidden_size)
+
+
+class _Centroids(nn.Module):
+    """Clusters of tokens. token_ordering: all tokens, cluster by cluster."""
+
+    def __init__(self, c: AssistantConfig) -> None:
+        super().__init__()
+        self.centroids = nn.Linear(c.text.hidden_size, c.num_centroids, bias=False)
+        self.token_ordering = mx.zeros(c.text.vocab_size, mx.int32)
+
+
+class Gemma4Assistant(nn.Module):
+    """Parameter names are those of its own repository."""
+
+    def __init__(self, config: AssistantConfig, target: Gemma) -> None:
+        super().__init__()
+        config.check_fits(target.config)
+        c = config.text
+        self._config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
+        self.pre_projection = nn.Linear(2 * config.target_size, c.hidden_size, bias=False)
+        self.post_projection = nn.Linear(c.hidden_size, config.target_size, bias=False)
+        self.model = _Stack(c)
+        if config.num_centroids:
+            self.masked_embedding = _Centroids(config)
+        self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in c.layers}
+        self._runners: dict[int, Callable[..., Any]] = {}
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
+        transpose = device.backend() == "cpu"
+        for layer in self.model.layers:
+            layer.fuse(transpose=transpose)
+        for name in ("pre_projection", "post_projection"):
+            self[name] = FusedLinear([self[name]], transpose=transpose)
+        if "masked_embedding" in self:
+            order = np.sort(np.asarray(self.masked_embedding.token_ordering))
+            if not np.array_equal(order, np.arange(len(order))):
+                raise ModelError("The assistant's token_ordering does not name every token once.")
+
+    def views(self, cache: ModelCache, rows: Sequence[int]) -> dict[bool, list[View]]:
+        """Of the target's idle cache, for each of these rows: {True: what windowed layers read, False: what full ones do}."""
+        own = [shape for shape in self._target[0].config.layers if shape.source is None]
+        found: dict[bool, list[View]] = {}
+        for windowed in {shape.window is not None for shape in self._config.text.layers}:
+            place = max(i for i, shape in enumerate(own) if (shape.window is not None) == windowed)
+            window, layer = own[place].window, cache.attention(place)
+            found[windowed] = []
+            for r in rows:
+                keys, values = layer.view(r, cache.lengths[r])
+                seen = keys.shape[2] if window is None else min(window - 1, keys.shape[2])
+                found[windowed].append((keys[:, :, -seen:], values[:, :, -seen:]))
+        return found
+
+    def step(
+        self,
+        tokens: mx.array,
+        hidden: mx.array,
+        positions: Sequence[int],
+        views: Mapping[bool, Sequence[View]],
+    ) -> Output:
+        """tokens (B,) int32, hidden (B, target's H), one position and one view a row -> logits (B, V) and the next
+        hidden (B, target's H)."""
+        c, rows = self._config.text, FlatRows((1,) * tokens.shape[0])
+        where = mx.array(np.asarray(positions, np.int32))
+        angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
+        x = mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1)
+        attended, fused = None, device.backend() != "cpu"
+        for i, shape in enumerate(c.layers):
+            x, (queries,) = self._runner(i)(x, attended, *angles[shape.rotary])
+            seen = views[shape.window is not None]
+            attended = attend_rows(queries, seen, rows, c.scale, None, fused=fused)
+        x, hidden = self._runner(len(c.layers))(x, attended)
+        return Output(logits=self._head(x), hidden=hidden)
+
+    def _runner(self, i: int) -> Callable[..., Any]:
+        def run(*arrays: Any) -> Any:
+            return self._segment(i, *arrays)
+
+        if not device.compile_enabled():
+            return run
+        if i not in self._runners:
+            self._runners[i] = mx.compile(run)
+        return self._runners[i]
+
+    def _segment(
+        self, i: int, x: mx.array, attended: mx.array | None, *angles: mx.array
+    ) -> tuple[mx.array, Any]:
+        """The residual stream behind layer i - 1 and layer i's queries; behind the last, what the head sees and the next step's hidden."""
+        layers = self.model.layers
+        x = self.pre_projection(x) if attended is None else layers[i - 1].leave(x, attended, None)
+        if i < len(layers):
+            return x, layers[i].self_attn.project(layers[i].enter(x), *angles)
+        x = rms_norm(x, self.model.norm.weight, self._config.text.rms_eps)
+        return x, self.post_projection(x)
+
+    def _head(self, x: mx.array) -> mx.array:
+        """(B, H) -> (B, V). Tokens of clusters that are not looked at are one unit below the least likely of those that are."""
+        if "masked_embedding" not in self:
+            return self.model.embed_tokens.as_linear(x)
+        k, masked = self._config.num_chosen, self.masked_embedding
+        clusters = masked.token_ordering.reshape(self._config.num_centroids, -1)
+        chosen = mx.argpartition(masked.centroids(x), kth=-k, axis=-1)[:, -k:]
+        ids = clusters[chosen].reshape(x.shape[0], -1)  # (B, k * V / C)
+        scores = (self.model.embed_tokens(ids) @ x[..., None])[..., 0]
+        rest = scores.min(axis=-1, keepdims=True) - 1.0
+        everything = mx.broadcast_to(rest, (x.shape[0], self._config.text.vocab_size))
+        return mx.put_along_axis(everything, ids, scores, axis=-1)
+
+
+def sanitize_assistant(weights: Weights) -> Weights:
+    """Drops the head, which is the embedding once more; integers are int32 here."""
+    out = {k: v for k, v in weights.items() if not k.startswith("lm_head.")}
+    name = "masked_embedding.token_ordering"
+    if name in out and mx.issubdtype(out[name].dtype, mx.integer):
+        out[name] = out[name].astype(mx.int32)
+    return out

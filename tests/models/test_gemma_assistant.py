@@ -1,0 +1,223 @@
+"""The Gemma 4 assistant: against transformers' on the very keys and values of our target, and as a drafter that changes no text."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import test_gemma_engine as forms
+import tiny_assistant
+import tiny_gemma
+from compare import array, assert_same_logits, load_ours, to_numpy, tokens_of
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.config import EngineConfig
+from mlxspec.drafters.gemma_assistant import GemmaAssistant
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import ModelError
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.weights import read_folder
+from mlxspec.models.assemble import assemble_assistant
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant
+from tests import tiny_models
+from tests.engine.equality import PLAIN, asked, prompts, same, spec
+
+CLUSTERED = 192  # a vocabulary that clusters divide
+TARGETS = ("gemma4-dense", "gemma4-e", "gemma4-moe")
+
+
+def load_assistant(folder: Path, target: Gemma) -> Gemma4Assistant:
+    return assemble_assistant(
+        json.loads((folder / "config.json").read_text()), lambda: read_folder(folder), target
+    )
+
+
+def prefilled(model: Gemma, lengths: tuple[int, ...], vocab: int) -> tuple[ModelCache, mx.array]:
+    """A cache of rows of so many random tokens, and the hidden of each row's last."""
+    tokens = [t for r, n in enumerate(lengths) for t in tokens_of(r, n, vocab)]
+    cache, rows = model.make_cache(len(lengths)), FlatRows(lengths)
+    out = model.forward(array(tokens), rows, cache, facts=True)
+    cache.commit()
+    return cache, out.hidden[rows.last_indices]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("clusters", [0, 16])
+def test_steps_against_transformers(
+    name: str, clusters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps of a draft behind texts shorter and longer than the window."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    from transformers import Gemma4AssistantForCausalLM, Gemma4TextConfig
+
+    # transformers 5.23 looks for the layers that keep what others read, and refuses a model that has none
+    reuse = property(lambda text: ["reuse"] * text.num_hidden_layers)
+    monkeypatch.setattr(Gemma4TextConfig, "kv_sharing_modes", reuse)
+    c = {**tiny_gemma.CONFIGS[name], "vocab_size": CLUSTERED, "vocab_size_per_layer_input": CLUSTERED}
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    folder = tiny_assistant.write(tmp_path / "assistant", tiny_assistant.config(c, clusters, 3))
+    ours = load_assistant(folder, model)
+    theirs = Gemma4AssistantForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+
+    def tensor(x: mx.array):  # type: ignore[no-untyped-def]
+        return torch.from_numpy(np.array(x))
+
+    for length in (5, 60):
+        target_cache, hidden = prefilled(model, (length,), CLUSTERED)
+        views = ours.views(target_cache, [0])
+        keys = {"sliding_attention": views[True][0], "full_attention": views[False][0]}
+        states = {kind: (tensor(k), tensor(v)) for kind, (k, v) in keys.items()}
+        token, their_hidden = 7, tensor(hidden)[None]
+        for step in range(3):
+            out = ours.step(array([token]), hidden, [length], views)
+            embedded = tensor(model.embed(array([token])))[None]
+            with torch.no_grad():
+                reference = theirs(
+                    inputs_embeds=torch.cat([embedded, their_hidden], dim=-1),
+                    position_ids=torch.tensor([[length]]),
+                    shared_kv_states=states,
+                )
+            what = f"{name}, {clusters} clusters, step {step} behind {length}"
+            ours_now, theirs_now = to_numpy([out.logits]), reference.logits[0].numpy()
+            np.testing.assert_allclose(ours_now, theirs_now, atol=1e-4, err_msg=what)
+            assert ours_now.argmax() == theirs_now.argmax()
+            their_hidden = reference.last_hidden_state
+            np.testing.assert_allclose(
+                to_numpy([out.hidden]), their_hidden[0].numpy(), atol=1e-4, err_msg=what
+            )
+            hidden = mx.array(
+                their_hidden[0].numpy()
+            )  # the same for both: rounding of one step must not grow over others
+            print(f"{what}: largest difference {np.abs(ours_now - theirs_now).max():.1e}")
+            token = int(theirs_now.argmax())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_rows_together_are_the_rows_alone(name: str, tmp_path: Path) -> None:
+    c = tiny_gemma.CONFIGS[name]
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    ours = load_assistant(tiny_assistant.write(tmp_path / "assistant", tiny_assistant.config(c)), model)
+    lengths = (3, 60, 17)
+    target_cache, hidden = prefilled(model, lengths, tiny_gemma.VOCAB)
+    together = ours.step(array([4, 5, 6]), hidden, lengths, ours.views(target_cache, [0, 1, 2]))
+    for r, length in enumerate(lengths):
+        alone = ours.step(array([4 + r]), hidden[r : r + 1], [length], ours.views(target_cache, [r]))
+        assert_same_logits(
+            to_numpy([together.logits])[r : r + 1], to_numpy([alone.logits]), f"{name}, row {r}"
+        )
+
+
+def test_views_are_the_window_and_everything(tmp_path: Path) -> None:
+    c = tiny_gemma.CONFIGS["gemma4-dense"]
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    ours = load_assistant(tiny_assistant.write(tmp_path / "assistant", tiny_assistant.config(c)), model)
+    views = ours.views(prefilled(model, (4, 60), tiny_gemma.VOCAB)[0], [1, 0])
+    assert [k.shape[2] for k, _ in views[True]] == [c["sliding_window"] - 1, 4]
+    assert [v.shape[2] for _, v in views[False]] == [60, 4]
+
+
+def test_clusters_that_are_all_chosen_score_like_no_clusters(tmp_path: Path) -> None:
+    c = {**tiny_gemma.CONFIGS["gemma4-dense"], "vocab_size": CLUSTERED}
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    target_cache, hidden = prefilled(model, (20, 9), CLUSTERED)
+    found = []
+    for clusters in (0, 16):
+        folder = tiny_assistant.write(tmp_path / str(clusters), tiny_assistant.config(c, clusters, 16))
+        ours = load_assistant(folder, model)
+        found.append(ours.step(array([1, 2]), hidden, (20, 9), ours.views(target_cache, [0, 1])).logits)
+    np.testing.assert_allclose(to_numpy(found[:1]), to_numpy(found[1:]), atol=1e-5)
+
+
+def test_an_assistant_of_another_model_is_one_sentence(tmp_path: Path) -> None:
+    c = tiny_gemma.CONFIGS["gemma4-dense"]
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    right = tiny_assistant.config(c)
+    wrong = {
+        "hidden size": right | {"backbone_hidden_size": 96},
+        "another shape": right | {"text_config": right["text_config"] | {"head_dim": 32}},
+        "windows": right | {"text_config": right["text_config"] | {"sliding_window": 12}},
+        "num_centroids": right | {"use_ordered_embeddings": True, "num_centroids": 16},
+    }
+    for what, config in wrong.items():
+        with pytest.raises(ModelError, match=what):
+            load_assistant(tiny_assistant.write(tmp_path / what, config), model)
+    gemma3 = load_ours(tiny_gemma.write_text(tmp_path / "gemma3", tiny_gemma.CONFIGS["gemma3"])).model
+    with pytest.raises(ModelError, match=r"another hidden size|another shape"):
+        load_assistant(tiny_assistant.write(tmp_path / "right", right), gemma3)
+
+
+def test_an_ordering_that_is_none_is_refused(tmp_path: Path) -> None:
+    c = {**tiny_gemma.CONFIGS["gemma4-dense"], "vocab_size": CLUSTERED}
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    folder = tiny_assistant.write(tmp_path / "assistant", tiny_assistant.config(c, 16, 3))
+    tensors = dict(mx.load(str(folder / "model.safetensors")))
+    tensors["masked_embedding.token_ordering"] += 1
+    mx.save_safetensors(str(folder / "changed.safetensors"), tensors, metadata={"format": "pt"})
+    (folder / "changed.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(ModelError, match="does not name every token once"):
+        load_assistant(folder, model)
+
+
+def make_assistant(target: Gemma, clusters: int) -> Gemma4Assistant:
+    """Mostly passes its token's embedding on to the target's own head, so that it is right often, but not always."""
+    own = [shape for shape in target.config.layers if shape.source is None]
+    text = forms.config(
+        *(forms.layer(shape.window, source=i) for i, shape in enumerate(own)), scales_layers=True
+    )
+    assistant = Gemma4Assistant(
+        AssistantConfig(text=text, target_size=64, num_centroids=clusters, num_chosen=max(1, clusters // 4)),
+        target,
+    )
+    rng, filled = np.random.default_rng(6), []
+    for name, value in tree_flatten(assistant.parameters()):
+        new = (
+            rng.normal(0.0, value.shape[-1] ** -0.5, value.shape) if value.ndim > 1 else np.ones(value.shape)
+        )
+        if name == "pre_projection.weight":
+            new = np.concatenate([np.eye(64), np.zeros((64, 64))], axis=1) + 0.3 * new
+        elif "embed_tokens" in name:
+            new = np.asarray(target.language_model.lm_head.weight)
+            new = new if new.shape == value.shape else new.T  # fused heads may be kept transposed
+        elif ".post_" in name:
+            new = 0.2 * new
+        elif "token_ordering" in name:
+            filled.append((name, mx.array(rng.permutation(value.shape[0])).astype(mx.int32)))
+            continue
+        filled.append((name, mx.array(new.astype(np.float32))))
+    assistant.update(tree_unflatten(filled))
+    assistant.fuse()
+    return assistant
+
+
+@cache
+def engine(form: str, clusters: int) -> Engine:
+    target = forms.make(form)
+    drafter = GemmaAssistant(make_assistant(target, clusters), target.max_context)
+    return Engine(target, tiny_models.tokenizer(), drafters=[drafter], config=EngineConfig(prefill_chunk=32))
+
+
+@pytest.mark.parametrize(("form", "clusters"), [("gemma4-dense", 0), ("gemma4-dense", 12), ("gemma4-e", 0)])
+def test_drafted_text_is_plain_text(form: str, clusters: int) -> None:
+    run = engine(form, clusters)
+    some, params = prompts(4, 1), asked(1, 4)
+    plain = [run.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
+    alone = [run.generate(p, s, spec=spec("mtp")) for p, s in zip(some, params, strict=True)]
+    together = run.generate(some, params, spec=spec("mtp"))
+    drafted = accepted = 0
+    for results in (alone, together):
+        for prompt, asked_for, wanted, got in zip(some, params, plain, results, strict=True):
+            same(wanted, got, prompt, asked_for, f"{form}, mtp", run.model)
+            assert not got.stats.notices, got.stats.notices
+            drafted += got.stats.drafters["mtp"].num_drafted
+            accepted += got.stats.drafters["mtp"].num_accepted
+    assert 0 < accepted < drafted  # else equal texts prove little
+    assert run.chain.drafters["mtp"].nbytes == 0  # and nothing of a row stays when it is gone
