@@ -14,6 +14,7 @@ from mlxspec.errors import ConfigError
 MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
 MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
+FIXED_DEPTH, AUTO_DEPTH = 3, 8  # tokens a model drafts at once, unless told otherwise
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
@@ -193,7 +194,7 @@ class SpecConfig:
     """
 
     drafters: tuple[str, ...] = ()
-    n_max: int = 3
+    n_max: int | None = None
     n_min: int = 0
     p_min: float = 0.0
     ngram_n: int = 4
@@ -221,7 +222,8 @@ class SpecConfig:
                 )
         if len(set(self.drafters)) != len(self.drafters):
             raise ConfigError(f"A drafter is named twice in {', '.join(self.drafters)}.")
-        check_number("n_max", self.n_max, 0, MAX_DRAFT, integer=True)
+        if self.n_max is not None:
+            check_number("n_max", self.n_max, 0, MAX_DRAFT, integer=True)
         check_number("n_min", self.n_min, 0, MAX_DRAFT, integer=True)
         check_number("p_min", self.p_min, 0, 1)
         check_number("ngram_n", self.ngram_n, 1, 64, integer=True)
@@ -233,7 +235,7 @@ class SpecConfig:
             if path is not None and (not isinstance(path, str) or not path):
                 raise ConfigError(f"{name} must be a file's path, not {shown(path)}.")
         # only drafters that know probabilities drop short drafts
-        longest = dict.fromkeys(("mtp", "draft-model"), ("n_max", self.n_max))
+        longest = dict.fromkeys(("mtp", "draft-model"), ("n_max", self.model_depth))
         longest |= dict.fromkeys(("ngram-map-k4v", "ngram-cache"), ("ngram_m", self.ngram_m))
         limits = [longest.get(name, ("", MAX_DRAFT)) for name in self.drafters]
         if limits and all(limit < self.n_min for _, limit in limits):
@@ -252,6 +254,11 @@ class SpecConfig:
             raise ConfigError(
                 'draft_sampling "shared" goes with acceptance "match" only: rejection needs drafts independent of the target\'s noise.'
             )
+
+    @property
+    def model_depth(self) -> int:
+        """n_max, or what suits the policy."""
+        return self.n_max if self.n_max is not None else AUTO_DEPTH if self.policy == "auto" else FIXED_DEPTH
 
     @property
     def drafts_by(self) -> DraftSampling:

@@ -6,14 +6,24 @@ Knows flags and argparse; knows no terminal. A default stands in one place only,
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
-from mlxspec.config import DRAFTER_NAMES, ROLLBACKS, EngineConfig, SamplingParams, SpecConfig
+from mlxspec.cli.parser import Parser, refuse
+from mlxspec.config import (
+    AUTO_DEPTH,
+    DRAFTER_NAMES,
+    FIXED_DEPTH,
+    ROLLBACKS,
+    Acceptance,
+    EngineConfig,
+    Policy,
+    SamplingParams,
+    SpecConfig,
+)
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
+    "bench": "measure drafting against plain decoding on recorded prompts",
     "demo": "show drafting at work on the built-in model, off and on",
 }
 DEMO = "demo"
@@ -40,6 +51,11 @@ _SAMPLING = {
     "frequency_penalty": "--frequency-penalty",
     "seed": "--seed",
     "stop": "--stop",
+    "json_schema": "--json-schema",
+    "regex": "--regex",
+    "lark": "--lark",
+    "bad_words": "--bad-word",
+    "thinking_budget": "--thinking-budget",
 }
 _SPEC = {
     "n_max": "--draft-max",
@@ -47,25 +63,10 @@ _SPEC = {
     "p_min": "--draft-p-min",
     "ngram_n": "--ngram-n",
     "ngram_m": "--ngram-m",
+    "acceptance": "--acceptance",
 }
 _ENGINE = {"max_context": "--max-context"}
 _FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE}
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are one sentence of ours, and which never guesses an option from its beginning."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
-
-    def error(self, message: str) -> NoReturn:
-        missing = re.match(r"argument (\S+): expected (?:one|at least one) argument", message)
-        if missing:
-            last = missing[1].rsplit("/", 1)[-1]
-            raise ConfigError(
-                f"{missing[1]} needs a value (one that begins with a dash is written {last}=VALUE)."
-            )
-        raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -86,24 +87,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if args.command is None:
         raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
     if extra:
-        _refuse(extra[0], args.command, parsers[args.command])
+        refuse(extra[0], args.command, parsers[args.command])
     return args
 
 
 def _about(command: str) -> str:
     return f"{COMMANDS[command][:1].upper()}{COMMANDS[command][1:]}."
-
-
-def _refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
-    if not extra.startswith("-"):
-        raise ConfigError(f"{extra!r} belongs to no option; `mlxspec {command} --help` lists the options.")
-    flag = extra.split("=", 1)[0]
-    known = [s for action in parser._actions for s in action.option_strings]
-    near = [k for k in known if k.startswith(flag)] or difflib.get_close_matches(flag, known, 1)
-    tip = (
-        f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
-    )
-    raise ConfigError(f"There is no option {flag}; {tip}")
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:
@@ -173,9 +162,30 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     _add_debug(parser)
 
 
+def _bench(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_drafting(parser)
+
+    def add(flag: str, default: int, text: str) -> None:
+        parser.add_argument(
+            flag, type=_number(flag, int), default=default, metavar="N", help=f"{text} (default {default})"
+        )
+
+    parser.add_argument(
+        "--workloads", metavar="LIST", help="which recorded prompts, separated by commas (default: all)"
+    )
+    add("--items", 1000, "at most so many prompts of each")
+    add("--rows", 1, "prompts answered together")
+    add("--repeat", 3, "measured pairs of each")
+    add("--max-tokens", 192, "longest answer in tokens")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    _add_debug(parser)
+
+
 _BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "generate": _generate,
     "chat": _chat,
+    "bench": _bench,
     "demo": _demo,
 }
 
@@ -199,6 +209,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         type=_choice("--dtype", _DTYPES),
         metavar="TYPE",
         help=f"{', '.join(_DTYPES)} (default: what fits)",
+    )
+    group.add_argument(
+        "--exact",
+        action="store_true",
+        help="only rounds of widths that give the very bits of plain steps on this machine; may cost all drafting",
     )
     group.add_argument(
         "--rollback",
@@ -232,6 +247,13 @@ def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be given again"
     )
+    group.add_argument(
+        "--bad-word", action="append", metavar="TEXT", help="never say this text; may be given again"
+    )
+    add("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)")
+    group.add_argument("--json-schema", metavar="JSON", help="the answer is JSON of this schema")
+    group.add_argument("--regex", metavar="REGEX", help="the answer matches this regular expression")
+    group.add_argument("--lark", metavar="GRAMMAR", help="the answer is of this grammar, in Lark's notation")
 
 
 def _add_drafting(parser: argparse.ArgumentParser) -> None:
@@ -246,8 +268,23 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"off, auto (the default), or names in order: {', '.join(DRAFTER_NAMES)}",
     )
+    group.add_argument(
+        "--policy",
+        type=_choice("--policy", get_args(Policy)),
+        help="auto drafts where it pays, fixed always in the order of --draft (default: fixed)",
+    )
+    group.add_argument(
+        "--acceptance",
+        type=_choice("--acceptance", get_args(Acceptance)),
+        help="match keeps drafts equal to the model's own choice; rejection keeps more of them and the distribution, not the seed's text",
+    )
     _add_draft_model(group)
-    add("--draft-max", int, "N", f"most tokens a model drafts at once (default {SpecConfig.n_max})")
+    add(
+        "--draft-max",
+        int,
+        "N",
+        f"most tokens a model drafts at once (default {FIXED_DEPTH}, policy auto {AUTO_DEPTH})",
+    )
     add("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})")
     add("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)")
     add("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})")
@@ -261,6 +298,9 @@ def _add_draft_model(parser: argparse._ActionsContainer) -> None:
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", action="store_true", help="tell for each round who drafted and why (policy auto)"
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback when something goes wrong")
 
 
@@ -302,8 +342,9 @@ def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams
     """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
     given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SAMPLING.items()}
     stop = tuple(checked_stop(s) for s in given.pop("stop") or ())
+    bad_words = tuple(given.pop("bad_words") or ())
     with named_by_flags():
-        return SamplingParams(**{**defaults, **_given(given)}, stop=stop)
+        return SamplingParams(**{**defaults, **_given(given)}, stop=stop, bad_words=bad_words)
 
 
 def checked_stop(text: str) -> str:
@@ -316,9 +357,10 @@ def checked_stop(text: str) -> str:
 def spec_config(args: argparse.Namespace) -> SpecConfig:
     """Limits of the drafts. Which drafters run is a matter of loading. Raises ConfigError."""
     given = _given({field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SPEC.items()})
+    given |= _given({"policy": args.policy})
     with named_by_flags():
         SpecConfig(
-            drafters=DRAFTER_NAMES[:1], **given
+            drafters=("mtp",), **given
         )  # checks what only matters with drafters, before anything is loaded
         return SpecConfig(**given)
 
@@ -329,10 +371,10 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
     with named_by_flags():
-        config = EngineConfig(max_context=args.max_context, rollback=args.rollback)
+        config = EngineConfig(max_context=args.max_context, rollback=args.rollback, exact=args.exact)
     from mlxspec.engine.load import load
 
-    return load(
+    engine = load(
         args.model,
         draft=args.draft if draft is None else draft,
         draft_model=args.draft_model,
@@ -340,6 +382,11 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
         config=config,
         dtype=args.dtype,
     )
+    if args.trace and engine.chain.auto is not None:
+        from mlxspec.cli.terminal import note
+
+        engine.chain.auto.log = note
+    return engine
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -25,12 +24,14 @@ from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
 from mlxspec.engine.engine import Engine
 from mlxspec.models.base import Model
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.speculation.controller import DEPTHS
 from mlxspec.speculation.cost import CostModel, DraftCost, read_costs, write_costs
 
-WIDTHS = (2, 3, 4, 5, 6, 8, 12, 17, 33)
+WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
 _PROMPT, _QUEUE = 48, 32  # tokens
-_SECONDS = 1.0  # for rounds; each width is run twice at least, once to compile
-_MOST = 9  # measurements of each
+_SECONDS = 1.0  # for rounds, as far as a few of each width fit into it
+_COMPILING = 2  # rounds of a new width compile, and so does the first that undoes one
+_MOST = 8  # rounds of each width
 _NAME = "ngram-simple"
 
 
@@ -103,7 +104,7 @@ def _path(model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, n
 
 
 def _rounds(model: Model, config: EngineConfig) -> dict[int, float]:
-    """Width -> median seconds of a round. Plain ones run ahead of the host, as they do where nothing is drafted."""
+    """Width -> seconds of a round. Plain ones run ahead of the host, as they do where nothing is drafted."""
     junk = _WorthlessDrafter()
     room = model.max_context - _PROMPT - 2
     widths = [w for w in WIDTHS if w <= room]
@@ -115,27 +116,31 @@ def _rounds(model: Model, config: EngineConfig) -> dict[int, float]:
         engines[name] = Engine(model, drafters=[junk], spec=spec, config=config)
         engines[name].submit(prompt, params)
         engines[name].step()
-    taken: dict[int, list[float]] = {w: [] for w in (1, *widths)}
+    found: dict[int, float] = {}
     ends = time.perf_counter() + _SECONDS
-    for turn in range(_MOST + 1):
-        for width in taken:
-            engine = engines["plain" if width == 1 else "drafts"]
-            junk.width[0] = width
-            for _ in range(3 if width == 1 else 1):
-                if not engine.is_idle:
-                    taken[width].append(_seconds(engine.step))
-        if turn and time.perf_counter() > ends:
-            break
-    found = {w: median(times[1:] or times) for w, times in taken.items() if times}  # the first run compiles
+    for width in (1, *widths):
+        engine = engines["plain" if width == 1 else "drafts"]
+        junk.width[0] = width
+        taken: list[float] = []
+        while len(taken) < _MOST and not engine.is_idle:
+            taken.append(_seconds(engine.step))
+            if len(taken) > _COMPILING + 1 and time.perf_counter() > ends:
+                break
+        if len(taken) > _COMPILING:
+            found[width] = _low(taken[_COMPILING:])
     return _rising(found)
 
 
+def _low(times: Sequence[float]) -> float:
+    """The lower quartile: whatever else a machine does makes single rounds slower, never faster."""
+    return sorted(times)[len(times) // 4]
+
+
 def _rising(found: Mapping[int, float]) -> dict[int, float]:
-    """No width is cheaper than a narrower one: where it seems so, that is noise."""
-    out, least = {}, 0.0
-    for width in sorted(found):
-        least = max(least, found[width])
-        out[width] = least
+    """No width is dearer than a wider one: where it seems so, something else was slow."""
+    out, most = {}, float("inf")
+    for width in sorted(found, reverse=True):
+        most = out[width] = min(most, found[width])
     return out
 
 
@@ -162,7 +167,7 @@ def _draft_cost(drafter: ModelDrafter, model: Model, plain: float) -> DraftCost:
         drafter.begin(row)
         draft(_QUEUE, 4)
         times = [(draft(2, 1), draft(2, 4), draft(_QUEUE, 1)) for _ in range(6)]
-        one, four, late = (median(t[i] for t in times[1:]) for i in range(3))
+        one, four, late = (_low([t[i] for t in times[1:]]) for i in range(3))
         step = max((four - one) / 3, 0.1 * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
         return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting)

@@ -62,7 +62,7 @@ def load(
         drafters = [
             _drafter(name, spec, target, tokenizer, draft_model, dtype) for name in names if name != "forced"
         ]
-    return Engine(
+    engine = Engine(
         target.model,
         tokenizer,
         drafters=drafters,
@@ -70,6 +70,9 @@ def load(
         config=config,
         name=model,
     )
+    if names and spec.policy == "auto":
+        engine.prepare_auto(keep=True)
+    return engine
 
 
 def _asked(draft: str | Sequence[str], spec: SpecConfig) -> tuple[str, ...] | None:

@@ -12,6 +12,7 @@ more than the same time spent at the row's going rate. Knows costs and estimates
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,8 +22,21 @@ from mlxspec.speculation.estimate import Calibration, RowEstimate
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
 PRUDENCE = 1.04  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
+DEPTHS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    11,
+    16,
+    32,
+    63,
+)  # lengths a draft is cut to: each width a round may have is compiled once
 FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
 CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
+_CUTS = frozenset(DEPTHS)
 _FIRST_GUESS = 0.65  # chance of a drafted token before a drafter was ever seen
 _FOLLOW = 0.08  # how far one draft moves what a drafter promises
 _RATE_FOLLOW = 0.05
@@ -207,7 +221,7 @@ class Controller:
         widths = [0] * num_rows
         for i, may in enumerate(lookahead or ()):
             if not may:
-                widths[i] = _while_it_pays(reaches[i], curve, num_rows, rate)
+                widths[i] = _cut(_while_it_pays(reaches[i], curve, num_rows, rate))
                 reaches[i] = []
         if num_rows == 1:
             if not widths[0]:
@@ -224,7 +238,7 @@ class Controller:
         )
         for _, i in merged[:total]:
             widths[i] += 1
-        return widths
+        return [_cut(w) for w in widths]
 
     def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
         """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit.
@@ -313,7 +327,7 @@ def _best_at(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float)
     for width, reached in enumerate(reaches, num_rows + 1):
         sum_reaches += reached
         value = sum_reaches - price * shape[width]
-        if value > best:
+        if value > best and (width - num_rows in _CUTS or num_rows > 1):
             best, depth = value, width - num_rows
     return depth, best
 
@@ -327,9 +341,14 @@ def _best_ratio(reaches: Sequence[float], curve: Curve, num_rows: int, tokens: i
     for width, reached in enumerate(reaches, num_rows + 1):
         sum_reaches += reached
         ratio = sum_reaches / (base + PRUDENCE * shape[width])
-        if ratio > best:
+        if ratio > best and (width - num_rows in _CUTS or num_rows > 1):
             best, depth = ratio, width - num_rows
     return depth
+
+
+def _cut(length: int) -> int:
+    """The longest of DEPTHS that is not above `length`."""
+    return DEPTHS[i - 1] if (i := bisect_right(DEPTHS, length)) else 0
 
 
 def _while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:

@@ -57,11 +57,16 @@ class Workload:
 
 
 def join(answers: Sequence[Answer]) -> dict[str, Said]:
-    """Answers as one long one."""
+    """Answers as one long one. Where a drafter has confidences in some, it has none but zeros in those in which it never drafted."""
     out = {}
     for name in answers[0]:
         parts = [a[name] for a in answers]
-        sures = [p.confidences for p in parts if p.confidences is not None]
+        known = next((p.confidences for p in parts if p.confidences is not None), None)
+        sures = [
+            np.zeros((len(p), known.shape[1]), np.uint8) if p.confidences is None else p.confidences
+            for p in parts
+            if known is not None
+        ]
         out[name] = Said(
             length=np.concatenate([p.length for p in parts]),
             stood=np.concatenate([p.stood for p in parts]),

@@ -1,0 +1,113 @@
+"""Plain decoding beside drafting on recorded prompts, alternating in one run: the speed-up of each pair, and whether the texts are the
+same.
+
+Decode time only, behind the first token. Where a text differs there is no speed-up: whatever was measured, it was not the same work.
+Knows the engine; prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from mlxspec.bench.workloads import Workload
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine, Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One workload. pairs: drafted over plain speed, one a group of prompts and repetition; num_different: answers that were not the
+    same. Speeds are tokens a second over all rows, medians."""
+
+    workload: str
+    num_prompts: int
+    num_rows: int
+    num_different: int
+    pairs: tuple[float, ...]
+    plain_speed: float
+    speed: float
+    tokens_per_round: float
+    drafted: dict[str, tuple[int, int]]  # by drafter: drafted, accepted
+
+    @property
+    def is_same(self) -> bool:
+        return self.num_different == 0
+
+    @property
+    def speedup(self) -> float | None:
+        """Median of the pairs; None where texts differ."""
+        return median(self.pairs) if self.is_same and self.pairs else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    results: Sequence[Result]
+    seconds: float
+
+    @property
+    def num_decoded(self) -> int:
+        return sum(r.stats.num_decoded for r in self.results)
+
+    @property
+    def speed(self) -> float:
+        return self.num_decoded / self.seconds if self.seconds > 0 else 0.0
+
+
+def run_workload(
+    engine: Engine, workload: Workload, spec: SpecConfig, *, num_rows: int, repeat: int, max_tokens: int
+) -> Outcome:
+    """Every group of `num_rows` prompts `repeat` times plainly and with `spec`, taking turns in changing order, behind one that warms
+    up."""
+    prompts = list(workload.prompts)
+    groups = [prompts[i : i + num_rows] for i in range(0, len(prompts), num_rows)]
+    pairs, plain_runs, runs, different = [], [], [], 0
+    for index, group in enumerate(groups):
+        for turn in range(repeat + (index == 0)):
+            order = (False, True) if (turn + index) % 2 else (True, False)
+            pair = {d: _run(engine, group, workload, spec if d else None, max_tokens) for d in order}
+            different += _different(pair[False], pair[True])
+            if turn or index:
+                plain_runs.append(pair[False])
+                runs.append(pair[True])
+                if pair[False].speed > 0:
+                    pairs.append(pair[True].speed / pair[False].speed)
+    stats = [r.stats for run in runs for r in run.results]
+    drafted: dict[str, tuple[int, int]] = {}
+    for s in stats:
+        for name, work in s.drafters.items():
+            tried, stood = drafted.get(name, (0, 0))
+            drafted[name] = tried + work.num_drafted, stood + work.num_accepted
+    return Outcome(
+        workload=workload.name,
+        num_prompts=len(prompts),
+        num_rows=num_rows,
+        num_different=different,
+        pairs=tuple(pairs),
+        plain_speed=median(r.speed for r in plain_runs),
+        speed=median(r.speed for r in runs),
+        tokens_per_round=sum(s.num_decoded for s in stats) / max(1, sum(s.num_rounds for s in stats)),
+        drafted=drafted,
+    )
+
+
+def _run(
+    engine: Engine,
+    group: Sequence[Sequence[int]],
+    workload: Workload,
+    spec: SpecConfig | None,
+    max_tokens: int,
+) -> _Run:
+    plain = replace(engine.spec, drafters=(), policy="fixed")
+    params = [
+        SamplingParams(max_tokens=max_tokens, temperature=workload.temperature, seed=i)
+        for i in range(len(group))
+    ]
+    before = engine.stats.round_seconds
+    results = engine.generate(list(group), params, spec=spec or plain)
+    return _Run(results=results, seconds=engine.stats.round_seconds - before)
+
+
+def _different(plain: _Run, drafted: _Run) -> int:
+    return sum(a.tokens != b.tokens for a, b in zip(plain.results, drafted.results, strict=True))

@@ -1,0 +1,83 @@
+"""`mlxspec bench`: recorded workloads with drafting and without, taking turns in one run; a speed-up only where the texts are the same.
+
+Knows options and output; runs and comparison are mlxspec.bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from mlxspec.cli import options, stats_line, terminal
+from mlxspec.config import check_number
+from mlxspec.demo import WORKLOADS
+from mlxspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlxspec.bench.bench import Outcome
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 only if every text was the same, else 1."""
+    check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
+    check_number("--repeat", args.repeat, 1, 100, integer=True)
+    check_number("--rows", args.rows, 1, 64, integer=True)
+    check_number("--items", args.items, 1, 1000, integer=True)
+    names = args.workloads.split(",") if args.workloads else list(WORKLOADS)
+    unknown = [n for n in names if n not in WORKLOADS]
+    if unknown:
+        raise ConfigError(f"There is no workload {unknown[0]!r}; there are: {', '.join(WORKLOADS)}.")
+    args.policy = args.policy or "auto"  # what there is to prove
+    engine = options.load_engine(args, options.spec_config(args))
+    if not engine.spec.drafters:
+        raise ConfigError(
+            "The benchmark compares drafting with plain decoding; --draft off leaves nothing to compare."
+        )
+    from mlxspec.bench.bench import run_workload
+    from mlxspec.bench.workloads import read_workloads
+
+    outcomes = []
+    for workload in read_workloads(engine, names):
+        outcome = run_workload(
+            engine,
+            replace(workload, prompts=workload.prompts[: args.items]),
+            engine.spec,
+            num_rows=args.rows,
+            repeat=args.repeat,
+            max_tokens=args.max_tokens,
+        )
+        outcomes.append(outcome)
+        if not args.json:
+            terminal.say(line(outcome) + "\n")
+    if args.json:
+        data = {
+            "model": engine.name,
+            "spec": asdict(engine.spec),
+            "workloads": [asdict(o) | {"speedup": o.speedup} for o in outcomes],
+            "device": stats_line.device_data(),
+        }
+        terminal.say(json.dumps(data) + "\n")
+    else:
+        terminal.note(
+            f"drafting {engine.spec.policy}: {', '.join(engine.spec.drafters)} · {stats_line.machine()}"
+        )
+    return 0 if all(o.is_same for o in outcomes) else 1
+
+
+def line(outcome: Outcome) -> str:
+    """`edit       1.92x plain (0.98x to 3.10x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
+    begin = f"{outcome.workload:10s} "
+    if not outcome.is_same:
+        return f"{begin}{outcome.num_different} texts differ from plain decoding: no speed-up to tell."
+    if outcome.speedup is None:
+        return f"{begin}nothing was decoded."
+    used = (
+        ", ".join(f"{n} {stood}/{tried}" for n, (tried, stood) in outcome.drafted.items())
+        or "nothing drafted"
+    )
+    return (
+        f"{begin}{outcome.speedup:.2f}x plain ({min(outcome.pairs):.2f}x to {max(outcome.pairs):.2f}x)  "
+        f"{outcome.plain_speed:.0f} -> {outcome.speed:.0f} tok/s, {outcome.tokens_per_round:.2f} tokens a round, {used}"
+    )
