@@ -1,4 +1,4 @@
-"""The compiled path, which users take: the demo family's texts and the wide activations again, in a process where MLX compiles."""
+"""The compiled path, which users take: the demo family's texts and whatever depends on fusing, in a process where MLX compiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import pytest
 from mlxspec import jit
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("tests/engine/test_demo_equality.py", "tests/kernels/test_activations.py")
+MODULES = (
+    "tests/engine/test_demo_equality.py",
+    "tests/kernels/test_activations.py",
+    "tests/models/test_launches.py",
+)
 
 
 @pytest.mark.skipif(

@@ -83,7 +83,7 @@ def test_n_min_above_n_max(run: Run) -> None:
         (["generate", "-p", "x", "--model"], ("--model needs a value",)),
         (["generate", "-p", "--temp"], ("needs a value",)),
         (["generate", "-p", "x", "--json=1"], ("--json",)),
-        (["frobnicate"], ("'frobnicate'", "generate, chat, demo")),
+        (["frobnicate"], ("'frobnicate'", "generate, chat, bench, demo")),
         (["gen"], ("'gen'",)),
         (["--json"], ("No command",)),
         (["--frobnicate", "generate", "-p", "x"], ("--frobnicate",)),
@@ -98,6 +98,11 @@ def test_unknown_words(run: Run, arguments: list[str], words: tuple[str, ...]) -
 def test_every_field_has_a_flag() -> None:
     """A new option of the config classes must be reachable from here, or be left out on purpose."""
     left_out = {"logit_bias", "ignore_eos", "drafters", "max_rows", "prefill_chunk"}
+    left_out |= {
+        "logprobs",
+        "top_logprobs",
+        "thinking_tags",
+    }  # of the Python API: a stream of text has no place for them
     known = {f.name for c in (SamplingParams, SpecConfig, EngineConfig) for f in fields(c)} - left_out
     assert set(options._FLAGS) <= known
     assert set(options._SAMPLING) == {f.name for f in fields(SamplingParams)} - left_out

@@ -1,0 +1,42 @@
+"""argparse with our manners: no abbreviations, and every mistake is one sentence with what was probably meant.
+
+Knows words and flags; knows no option of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, NoReturn
+
+from mlxspec.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are one sentence of ours, and which never guesses an option from its beginning."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        missing = re.match(r"argument (\S+): expected (?:one|at least one) argument", message)
+        if missing:
+            last = missing[1].rsplit("/", 1)[-1]
+            raise ConfigError(
+                f"{missing[1]} needs a value (one that begins with a dash is written {last}=VALUE)."
+            )
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
+
+
+def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
+    """Raise ConfigError for a word that no option took."""
+    if not extra.startswith("-"):
+        raise ConfigError(f"{extra!r} belongs to no option; `mlxspec {command} --help` lists the options.")
+    flag = extra.split("=", 1)[0]
+    known = [s for action in parser._actions for s in action.option_strings]
+    near = [k for k in known if k.startswith(flag)] or difflib.get_close_matches(flag, known, 1)
+    tip = (
+        f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
+    )
+    raise ConfigError(f"There is no option {flag}; {tip}")
