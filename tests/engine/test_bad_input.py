@@ -66,12 +66,10 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SpecConfig, "drafters"): lambda v: v == (),
     (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "draft_sampling"): lambda v: v is None,
-    (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "ngram_dynamic"): lambda v: v in (None, "12"),
     (SpecConfig, "ngram_static"): lambda v: v in (None, "12"),
     (EngineConfig, "max_context"): lambda v: v is None,
     (EngineConfig, "num_states"): lambda v: v is None,
-    (EngineConfig, "exact"): lambda v: v is True,
     (EngineConfig, "exact"): lambda v: v is True,
 }
 CLASSES = (SamplingParams, SpecConfig, EngineConfig)
