@@ -32,7 +32,9 @@ RULES = ("argmax drafts", "own noise", "shared noise", "rejection")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -43,9 +45,13 @@ def main() -> None:
         family = assemble(read_json(folder / "config.json"), lambda: read_folder(folder))
         counted = [rates(family, tokens, options.temperature) for tokens in texts if len(tokens) > 32]
     weights = [n for n, _ in counted]
-    found = dict(zip(RULES, np.average([r for _, r in counted], axis=0, weights=weights).tolist(), strict=True))
+    found = dict(
+        zip(RULES, np.average([r for _, r in counted], axis=0, weights=weights).tolist(), strict=True)
+    )
     grams = [tuple(t[i : i + 4]) for t in texts for i in range(len(t) - 3)]
-    print(f"{sum(weights)} positions of {len(counted)} held-out texts, distinct-4-gram {len(set(grams)) / len(grams):.2f}")
+    print(
+        f"{sum(weights)} positions of {len(counted)} held-out texts, distinct-4-gram {len(set(grams)) / len(grams):.2f}"
+    )
     for rule, rate in found.items():
         print(f"{rule:14s} {rate:.3f}   {rate / found['argmax drafts']:.2f}x argmax drafts")
     if options.json:
