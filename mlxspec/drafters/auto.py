@@ -259,7 +259,7 @@ class Auto:
             return False
         share = self.control.curve([row.control]).seconds(num_rows) / num_rows
         price = self.control.costs.draft(drafter.name).seconds(1, queued)
-        if self.control.can_afford(row.control, drafter.name, price, share):
+        if self.control.can_afford(row.control, price, share):
             return False
         state.ended.add(drafter.name)
         drafter.close(state.row)

@@ -37,7 +37,9 @@ DEPTHS = (
 FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
 CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
 _CUTS = frozenset(DEPTHS)
-_FIRST_GUESS = 0.65  # chance of a drafted token before a drafter was ever seen
+_OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
+_KEPT = 4.0  # drafts that a new row takes what earlier rows have shown for
+_FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 _FOLLOW = 0.08  # how far one draft moves what a drafter promises
 _RATE_FOLLOW = 0.05
 
@@ -65,41 +67,58 @@ PLAIN = Choice()
 
 
 class _Promise:
-    """What one model drafter is worth to a row by depth limit, learned from its drafts. gap, rest: probing; spent: seconds of probes."""
+    """What one model drafter is worth to a row by depth limit, learned from its drafts, each cut at its best place: tokens gained
+    beyond the round's own, and seconds beyond a plain round's. gap, rest: probing; spent: seconds of probes."""
 
-    __slots__ = ("count", "gap", "rest", "spent", "values")
+    __slots__ = ("count", "gained", "gap", "rest", "spent", "taken")
 
-    def __init__(self, values: list[float], count: float, gap: int) -> None:
-        self.values, self.count, self.gap = values, count, gap
-        self.rest, self.spent = 0, 0.0
+    def __init__(self, gained: list[float], taken: list[float], count: float, gap: int) -> None:
+        self.gained, self.taken, self.count, self.gap = gained, taken, count, gap
+        self.rest, self.spent = (
+            gap,
+            0.0,
+        )  # the first look is due at once: nothing is cheaper to catch up on than nothing
 
     def copy(self) -> _Promise:
-        return _Promise(list(self.values), min(self.count, 6.0), self.gap)
+        """For a new row."""
+        return _Promise(list(self.gained), list(self.taken), min(self.count, _KEPT), FIRST_GAP)
 
-    def best(self, limit: int) -> tuple[float, int]:
+    def best(self, limit: int, rate: float) -> tuple[float, int]:
         """Highest value and its depth, among depths 1 to `limit`."""
-        values = self.values
-        depth = max(range(min(limit, len(values))), key=values.__getitem__, default=-1)
-        return (values[depth], depth + 1) if depth >= 0 else (0.0, 0)
+        best, depth = -1.0, 0
+        for i in range(min(limit, len(self.gained))):
+            value = self.gained[i] - rate * self.taken[i]
+            if value > best:
+                best, depth = value, i + 1
+        return best, depth
 
-    def follow(self, seen: Sequence[float]) -> None:
+    def follow(self, gained: Sequence[float], taken: Sequence[float]) -> None:
         self.count += 1.0
         part = max(_FOLLOW, 1.0 / (self.count + 1.0))
-        values = self.values
-        for i, value in enumerate(seen):
-            values[i] += part * (value - values[i])
+        for i in range(len(gained)):
+            self.gained[i] += part * (gained[i] - self.gained[i])
+            self.taken[i] += part * (taken[i] - self.taken[i])
 
 
 class RowControl:
     """One row's part of the controller's memory. Make it with `Controller.open`."""
 
-    __slots__ = ("bucket", "estimates", "kind", "promises", "rate", "seconds")
+    __slots__ = ("_time", "_tokens", "bucket", "estimates", "kind", "promises", "rate", "seconds")
 
     def __init__(self, kind: str, context_bucket: int, rate: float) -> None:
         self.kind, self.bucket, self.rate = kind, context_bucket, rate
         self.estimates: dict[str, RowEstimate] = {}
         self.promises: dict[str, _Promise] = {}
         self.seconds = 0.0
+        self._tokens, self._time = rate, 1.0 if rate else 0.0
+
+    def follow(self, num_tokens: int, seconds: float) -> None:
+        """The going rate: tokens over seconds, both fading."""
+        fade = 1.0 - _RATE_FOLLOW
+        if self._time > 0 and self.seconds == 0.0:  # what came from an earlier row counts for a dozen rounds
+            self._tokens, self._time = self._tokens * 12 * seconds, self._time * 12 * seconds
+        self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
+        self.rate = self._tokens / self._time
 
 
 class Controller:
@@ -168,7 +187,7 @@ class Controller:
                 best = Choice(offer=i, value=gained)
         for name, (limit, queued) in models.items():
             promise = self._promise(row, name, curve, num_rows)
-            value, depth = promise.best(min(limit, self.max_depth))
+            value, depth = promise.best(min(limit, self.max_depth), rate)
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2)
             if depth and value > max(best.value, MARGIN):
                 best = Choice(model=name, depth=depth, value=value)
@@ -178,13 +197,12 @@ class Controller:
         self, row: RowControl, models: Mapping[str, tuple[int, int]], share: float, num_rows: int
     ) -> Choice:
         """A plain round; now and then one in which a drafter shows what it would have said."""
-        for name, (limit, queued) in models.items():
-            promise = row.promises[name]
-            if promise.rest < promise.gap or limit < 1:
-                continue
+        due = [n for n, (limit, _) in models.items() if limit and row.promises[n].rest >= row.promises[n].gap]
+        for name in sorted(due, key=lambda n: -row.promises[n].rest):
+            limit, queued = models[name]
             depth = min(self._probe_depth(name, share), limit)
             price = self.costs.draft(name).seconds(depth, queued) / num_rows
-            if self.can_afford(row, name, price, share):
+            if self.can_afford(row, price, share):
                 return Choice(model=name, depth=depth, probe=True)
         return PLAIN
 
@@ -192,10 +210,10 @@ class Controller:
         step = self.costs.draft(name).step
         return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(0.5 * share / step))
 
-    def can_afford(self, row: RowControl, name: str, price: float, share: float) -> bool:
-        """Whether a row may pay so many seconds for a look at this drafter."""
-        promise = row.promises.get(name)
-        return promise is None or promise.spent + price <= CREDIT * share + ALLOWANCE * row.seconds
+    def can_afford(self, row: RowControl, price: float, share: float) -> bool:
+        """Whether a row may pay so many seconds for a look at a drafter."""
+        spent = sum(p.spent for p in row.promises.values())
+        return spent + price <= CREDIT * share + ALLOWANCE * row.seconds
 
     # --- with drafts at hand
 
@@ -248,8 +266,10 @@ class Controller:
         curve, name = self.curve([row]), draft.drafter
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences)
-        promise.follow(self._values(row, name, reaches, curve, num_rows))
-        if promise.best(self.max_depth)[0] > MARGIN:
+        if probe_seconds:  # what was known is old
+            promise.count = min(promise.count, _OLD)
+        promise.follow(*self._values(row, name, reaches, curve, num_rows))
+        if promise.best(self.max_depth, max(row.rate, num_rows / curve.seconds(num_rows)))[0] > MARGIN:
             promise.gap = max(FIRST_GAP, promise.gap // 2)
         else:
             plain = curve.seconds(num_rows)
@@ -268,12 +288,11 @@ class Controller:
     def spent(self, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
         """A row's share of a round took `seconds` and gave `num_tokens`. looked_up: through lookup, which comes in bursts and is left
         out of the going rate."""
-        row.seconds += seconds
         for promise in row.promises.values():
             promise.rest += num_tokens
         if not looked_up and seconds > 0:
-            rate = num_tokens / seconds
-            row.rate += (_RATE_FOLLOW if row.rate else 1.0) * (rate - row.rate)
+            row.follow(num_tokens, seconds)
+        row.seconds += seconds
 
     def estimate(self, row: RowControl, name: str) -> RowEstimate:
         found = row.estimates.get(name)
@@ -291,22 +310,24 @@ class Controller:
             kept = self._promises.get((row.kind, name, row.bucket))
             if kept is None:
                 guess = [_FIRST_GUESS ** (i + 1) for i in range(self.max_depth)]
-                kept = _Promise(self._values(row, name, guess, curve, num_rows), 0.0, FIRST_GAP)
+                kept = _Promise(*self._values(row, name, guess, curve, num_rows), 0.0, FIRST_GAP)
             found = row.promises[name] = kept.copy()
         return found
 
     def _values(
         self, row: RowControl, name: str, reaches: Sequence[float], curve: Curve, num_rows: int
-    ) -> list[float]:
-        """Value of a draft by depth limit. Depths the draft did not reach inherit the chance of its last token."""
+    ) -> tuple[list[float], list[float]]:
+        """Tokens a draft gains and seconds it takes, by depth limit, cut where it is worth most. Depths the draft did not reach
+        inherit the chance of its last token."""
         shape, plain = curve.shape, curve.seconds(num_rows)
         rate = max(row.rate, num_rows / plain)
         cost = self.costs.draft(name)
-        price = PRUDENCE * rate * curve.scale
-        step = rate * (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
-        drafting = rate * cost.seconds(0, 2 * num_rows, num_rows) / num_rows
-        sum_reaches, best, reached, chance = price * shape[num_rows], 0.0, 1.0, 0.0
-        out = []
+        wider = PRUDENCE * curve.scale
+        step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
+        drafting = cost.seconds(0, 2 * num_rows, num_rows) / num_rows
+        sum_reaches, best, reached, chance = 0.0, 0.0, 1.0, 0.0
+        gain, verify = 0.0, 0.0
+        gained, taken = [], []
         for i in range(self.max_depth):
             if i < len(reaches):
                 chance = reaches[i] / reached if reached > 0 else 0.0
@@ -314,10 +335,13 @@ class Controller:
             else:
                 reached *= chance
             sum_reaches += reached
-            best = max(best, sum_reaches - price * shape[num_rows + i + 1])
+            extra = wider * (shape[num_rows + i + 1] - shape[num_rows])
+            if i + 1 in _CUTS and sum_reaches - rate * extra > best:
+                best, gain, verify = sum_reaches - rate * extra, sum_reaches, extra
             drafting += step
-            out.append(best - drafting)
-        return out
+            gained.append(gain)
+            taken.append(verify + drafting)
+        return gained, taken
 
 
 def _best_at(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> tuple[int, float]:

@@ -2,9 +2,9 @@
 
 A drafter that knows probabilities is read by them: confidence and depth pick a cell of counts. One that does not (n-gram lookup) is
 read by its streak: how many tokens in a row it has said right up to this one, drafted ones counting as right. Cells never tried
-inherit: a deeper one from its shallower neighbour, the first from a prior. Counts are shared by all requests of a kind; a row has one
-factor of its own on the odds, which follows the text at hand quickly. Drafts need not be verified to be learned from: the text that
-comes decides. Plain numbers; knows no tokens, no costs and no model.
+inherit: a deeper one from its shallower neighbour, the first from a prior (a longer streak leaves less doubt). Counts are shared by
+all requests of a kind; a row has one factor of its own on the odds, which follows the text at hand quickly. Drafts need not be
+verified to be learned from: the text that comes decides. Plain numbers; knows no tokens, no costs and no model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # edges
 STREAKS = (1, 2, 3, 4, 6, 9, 13, 21, 41)  # likewise
 _MIDDLES = (0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.985)
 _DEPTHS = 4  # cells for depth 0, 1, 2 and all deeper ones
-_PRIOR_STREAK = 0.5  # of a first lookup, before anything is known
+_PRIOR_STREAK = 0.6  # of a first lookup, before anything is known
+_LESS_DOUBT = 0.75  # how much of the doubt a longer streak inherits
 _TRUST = 4.0  # a cell's inherited value counts as much as so many tries
 _DECAY = 0.997  # of a cell's counts a try: shared knowledge follows slowly
 _NUM_CONFIDENCES = len(CONFIDENCES) + 1
@@ -28,7 +29,8 @@ class Calibration:
     """Counts of one drafter for one kind of request. chances: the estimate of every cell."""
 
     def __init__(self) -> None:
-        self._priors = [*_MIDDLES] * _DEPTHS, [_PRIOR_STREAK] * _NUM_STREAKS
+        streaks = [1.0 - (1.0 - _PRIOR_STREAK) * _LESS_DOUBT**i for i in range(_NUM_STREAKS)]
+        self._priors = [*_MIDDLES] * _DEPTHS, streaks
         self._hits = [0.0] * (_DEPTHS * _NUM_CONFIDENCES), [0.0] * _NUM_STREAKS
         self._tries = [0.0] * (_DEPTHS * _NUM_CONFIDENCES), [0.0] * _NUM_STREAKS
         self.by_confidence = list(self._priors[0])
@@ -43,10 +45,11 @@ class Calibration:
     def _learn(self, which: int, chances: list[float], cell: int, stride: int, stood: bool) -> None:
         """Count, then draw this cell and those that inherit from it anew."""
         hits, tries, priors = self._hits[which], self._tries[which], self._priors[which]
+        doubt = _LESS_DOUBT if which else 1.0
         hits[cell] = hits[cell] * _DECAY + stood
         tries[cell] = tries[cell] * _DECAY + 1.0
         for i in range(cell, len(chances), stride):
-            inherited = chances[i - stride] if i >= stride else priors[i]
+            inherited = 1.0 - doubt * (1.0 - chances[i - stride]) if i >= stride else priors[i]
             chances[i] = (hits[i] + _TRUST * inherited) / (tries[i] + _TRUST)
 
 

@@ -149,7 +149,8 @@ def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None
     row = control.open("greedy", 0)
     taught(control, row, Offer("mtp", 8, [0.9] * 8), 0)
     control.close(row)
-    assert control.choose([control.open("greedy", 0)], [[]], [MODELS])[0].model is None
+    choice = control.choose([control.open("greedy", 0)], [[]], [MODELS])[0]
+    assert choice.probe  # a look at most
     assert control.choose([control.open("sampled", 0)], [[]], [MODELS])[0].model == "mtp"
     assert control.choose([control.open("greedy", 3)], [[]], [MODELS])[0].model == "mtp"
 
@@ -203,5 +204,5 @@ def test_unknown_costs_are_not_invented() -> None:
     control = controller(FLAT)
     assert control.costs.draft("mtp").seconds(3, 9) == 0.0
     assert control.choose([control.open("", 0)], [[]], [MODELS])[0].value == pytest.approx(
-        sum(0.65**i for i in range(1, 9)), rel=0.05
+        sum(0.75**i for i in range(1, 8)), rel=0.01
     )

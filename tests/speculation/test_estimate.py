@@ -17,8 +17,10 @@ def test_before_anything_is_known_a_confidence_is_taken_at_its_word() -> None:
     assert row.chances(1, [0.05])[0] < 0.1
 
 
-def test_lookups_begin_even() -> None:
-    assert RowEstimate(Calibration()).chances(2, None) == pytest.approx([0.5, 0.5])
+def test_lookups_begin_a_little_hopeful_and_more_so_the_longer_they_were_right() -> None:
+    chances = RowEstimate(Calibration()).chances(12, None)
+    assert chances[0] == pytest.approx(0.6)
+    assert chances == sorted(chances)
 
 
 def test_an_overconfident_drafter_is_found_out_also_by_rows_to_come() -> None:
