@@ -2,7 +2,7 @@
 """How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--fixed] [--json FILE]
+                     [--drafters NAMES] [--fixed] [--json FILE]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlxspec.speculation.machines import MACHINES
-from mlxspec.speculation.report import Cell, run_cells, worst
+from mlxspec.speculation.report import DRAFTERS, Cell, run_cells, worst
 from mlxspec.speculation.traces import read_traces
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "speculation" / "traces.npz"
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--curves", default=",".join(m.name for m in MACHINES))
     parser.add_argument("--workloads")
     parser.add_argument("--lengths", default="256,1024")
+    parser.add_argument("--drafters", default=",".join(DRAFTERS))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -39,8 +40,11 @@ def main() -> None:
     names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
     machines = [m for m in MACHINES if m.name in options.curves.split(",")]
     lengths = [int(n) for n in options.lengths.split(",")]
+    drafters = options.drafters.split(",")
     jobs = [
-        (options.traces, name, length, machines, options.requests) for name in names for length in lengths
+        (options.traces, name, length, machines, options.requests, drafters)
+        for name in names
+        for length in lengths
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
         cells = [c for found in pool.map(_job, jobs) for c in found]
@@ -50,8 +54,8 @@ def main() -> None:
 
 
 def _job(job):  # type: ignore[no-untyped-def]
-    path, name, length, machines, count = job
-    return run_cells(read_traces(path)[name], length, machines, count=count)
+    path, name, length, machines, count, drafters = job
+    return run_cells(read_traces(path)[name], length, machines, count=count, drafters=drafters)
 
 
 def _print(cells: list[Cell], fixed: bool) -> None:

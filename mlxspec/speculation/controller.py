@@ -20,7 +20,7 @@ from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
 from mlxspec.speculation.estimate import Calibration, RowEstimate
 
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
-PRUDENCE = 1.04  # so many times counts what a forward takes beyond a plain one: curves are never quite right
+PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
 DEPTHS = (
     1,
@@ -191,19 +191,34 @@ class Controller:
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2)
             if depth and value > max(best.value, MARGIN):
                 best = Choice(model=name, depth=depth, value=value)
-        return best if best is not PLAIN else self._probe(row, models, share, num_rows)
+        if best.offer is not None:
+            return best
+        look = self._probe(row, models, share, num_rows, best.model)
+        return look if look is not PLAIN else best
 
     def _probe(
-        self, row: RowControl, models: Mapping[str, tuple[int, int]], share: float, num_rows: int
+        self,
+        row: RowControl,
+        models: Mapping[str, tuple[int, int]],
+        share: float,
+        num_rows: int,
+        winner: str | None,
     ) -> Choice:
-        """A plain round; now and then one in which a drafter shows what it would have said."""
-        due = [n for n, (limit, _) in models.items() if limit and row.promises[n].rest >= row.promises[n].gap]
+        """Now and then a drafter that does not draft shows what it would have said: in a plain round just so, else in place of the
+        winner."""
+        due = [
+            n
+            for n, (limit, _) in models.items()
+            if limit
+            and n != winner
+            and row.promises[n].rest >= row.promises[n].gap * (1 if winner is None else 4)
+        ]
         for name in sorted(due, key=lambda n: -row.promises[n].rest):
             limit, queued = models[name]
             depth = min(self._probe_depth(name, share), limit)
             price = self.costs.draft(name).seconds(depth, queued) / num_rows
             if self.can_afford(row, price, share):
-                return Choice(model=name, depth=depth, probe=True)
+                return Choice(model=name, depth=depth, probe=winner is None)
         return PLAIN
 
     def _probe_depth(self, name: str, share: float) -> int:
@@ -269,13 +284,16 @@ class Controller:
         if probe_seconds:  # what was known is old
             promise.count = min(promise.count, _OLD)
         promise.follow(*self._values(row, name, reaches, curve, num_rows))
-        if promise.best(self.max_depth, max(row.rate, num_rows / curve.seconds(num_rows)))[0] > MARGIN:
+        rate = max(row.rate, num_rows / curve.seconds(num_rows))
+        others = (p.best(self.max_depth, rate)[0] for n, p in row.promises.items() if n != name)
+        if promise.best(self.max_depth, rate)[0] > max(MARGIN, *others, MARGIN):
             promise.gap = max(FIRST_GAP, promise.gap // 2)
         else:
             plain = curve.seconds(num_rows)
             depth = self._probe_depth(name, plain / num_rows)
-            rare = self.costs.draft(name).seconds(depth, num_rows, num_rows) / (ALLOWANCE * plain)
-            promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(rare)))
+            price = self.costs.draft(name).seconds(depth, num_rows, num_rows)
+            promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(price / (ALLOWANCE * plain))))
+            promise.spent += 0.0 if probe_seconds else price / num_rows
         promise.rest = 0
         promise.spent += probe_seconds
 

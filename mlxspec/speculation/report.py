@@ -28,7 +28,10 @@ from mlxspec.speculation.traces import Workload
 
 MODEL_DEPTHS = (1, 2, 3, 4, 6, 8)
 LOOKUP_DEPTHS = (1, 2, 4, 8, 16)
-DRAFTERS = ("ngram-simple", "mtp", "draft-model")
+DRAFTERS = (
+    "ngram-simple",
+    "mtp",
+)  # what loading takes by itself; the draft model stands in where there is no head
 FIRST_DEPTHS = {"mtp": 3, "draft-model": 3}  # llama.cpp's default for models; lookups take all they have
 _ORACLE_REQUESTS = 8
 

@@ -32,7 +32,7 @@ class Machine:
     step_ms: float = 30.0
     lookup_ms: float = 0.01  # all lookups of a round
     choose_ms: float = 0.015  # the controller, a round
-    judge_ms: float = 0.05  # the controller, a round in which a model drafted
+    judge_ms: float = 0.02  # the controller, a round in which a model drafted
     source: str = ""
 
     @property
