@@ -1,0 +1,113 @@
+"""Rows that follow the controller: the same text as plain decoding whatever it chooses, drafts where they pay, none where they cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine
+from mlxspec.speculation.controller import Controller
+from mlxspec.speculation.cost import CostModel, DraftCost
+from tests import tiny_models
+from tests.tiny_models import VOCAB
+
+FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
+NAMES = ("ngram-simple", "mtp", "draft-model")
+PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7, 8, 9, 7]]
+
+
+def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float = 0.001) -> Engine:
+    target = tiny_models.target()
+    drafters = [
+        NgramSimple(3, 12),
+        Mtp(tiny_models.mtp_head(), target.max_context),
+        DraftModel(tiny_models.echo(), VOCAB),
+    ]
+    made = Engine(target, drafters=drafters, spec=SpecConfig(drafters=NAMES, policy=policy))  # type: ignore[arg-type]
+    costs = CostModel({0: widths}, {"mtp": DraftCost(step=step), "draft-model": DraftCost(step=2 * step)})
+    # the machine at hand is not what is tested
+    costs.refine_draft = lambda *args: None  # type: ignore[method-assign]
+    costs.curve(0).refine = lambda *args: 0.0  # type: ignore[method-assign]
+    made.chain.follow(Controller(costs))
+    return made
+
+
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=40, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True),
+    "penalized": SamplingParams(max_tokens=30, repetition_penalty=1.2, ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+@pytest.mark.parametrize(
+    "widths", [FLAT, LINEAR, {1: 1.0, 2: 1.2, 4: 1.4, 8: 2.5}], ids=["flat", "linear", "between"]
+)
+def test_the_text_is_that_of_plain_decoding(kind: str, widths: dict[int, float]) -> None:
+    wanted = Engine(tiny_models.target()).generate(PROMPTS, PARAMS[kind])
+    made = engine(widths)
+    assert [r.tokens for r in made.generate(PROMPTS, PARAMS[kind])] == [r.tokens for r in wanted]
+    assert [made.generate(p, PARAMS[kind]).tokens for p in PROMPTS] == [
+        Engine(tiny_models.target()).generate(p, PARAMS[kind]).tokens for p in PROMPTS
+    ]
+    assert made.is_idle
+
+
+def test_where_verifying_is_free_much_is_drafted() -> None:
+    result = engine(FLAT).generate(PROMPTS[0], PARAMS["greedy"])
+    assert result.stats.num_accepted > 5
+    assert result.stats.num_rounds < 35
+
+
+def test_where_every_token_costs_a_step_rounds_are_plain_and_run_ahead() -> None:
+    made = engine(LINEAR, step=0.5)
+    lines: list[str] = []
+    assert made.chain.auto is not None
+    made.chain.auto.log = lines.append
+    result = made.generate(PROMPTS[1], PARAMS["greedy"])
+    assert result.stats.num_drafted == 0
+    assert result.stats.num_rounds == 39
+    assert len(lines) < 39  # rounds launched ahead are not deliberated one by one
+    assert all("plain" in line for line in lines)
+
+
+def test_acceptance_by_rejection_follows_the_controller_too() -> None:
+    made = engine(FLAT)
+    spec = SpecConfig(drafters=NAMES, policy="auto", acceptance="rejection")
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
+    results = made.generate(PROMPTS, params, spec=spec)
+    assert all(len(r.tokens) == 40 and not r.stats.notices for r in results)
+
+
+def test_rows_of_both_policies_decode_together() -> None:
+    made = engine(FLAT)
+    specs = [SpecConfig(drafters=NAMES, policy="auto"), SpecConfig(drafters=("mtp",)), SpecConfig()]
+    requests = [made.submit(p, PARAMS["greedy"], spec=s) for p, s in zip(PROMPTS, specs, strict=True)]
+    while not made.is_idle:
+        made.step()
+    wanted = Engine(tiny_models.target()).generate(PROMPTS, PARAMS["greedy"])
+    assert [tuple(r.history[len(r.prompt) :]) for r in requests] == [r.tokens for r in wanted]
+
+
+def test_a_users_limits_hold() -> None:
+    made = engine(FLAT)
+    spec = SpecConfig(drafters=("mtp",), policy="auto", n_max=2)
+    result = made.generate(PROMPTS[0], PARAMS["greedy"], spec=spec)
+    assert len(result.stats.drafters["mtp"].by_position) <= 2
+    spec = SpecConfig(drafters=("mtp",), policy="auto", p_min=1.0)
+    assert made.generate(PROMPTS[1], PARAMS["sampled"], spec=spec).stats.num_drafted <= 2  # float certainty
+
+
+def test_an_engine_measures_for_itself_when_first_asked() -> None:
+    target = tiny_models.target()
+    made = Engine(
+        target, drafters=[NgramSimple(3, 12)], spec=SpecConfig(drafters=("ngram-simple",), policy="auto")
+    )
+    assert made.chain.auto is None
+    wanted = Engine(target).generate(PROMPTS[0], PARAMS["greedy"])
+    assert made.generate(PROMPTS[0], PARAMS["greedy"]).tokens == wanted.tokens
+    assert made.chain.auto is not None
+    assert made.chain.auto.control.costs.curve(0).seconds(1) > 0
