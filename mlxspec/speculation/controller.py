@@ -33,7 +33,7 @@ DEPTHS = (
     16,
     32,
     63,
-)  # lengths a draft is cut to: each width a round may have is compiled once
+)  # lengths a draft is cut to: each width of a round is compiled once
 FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
 CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
 _CUTS = frozenset(DEPTHS)
