@@ -22,18 +22,8 @@ from mlxspec.speculation.estimate import Calibration, RowEstimate
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
 PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
-DEPTHS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    11,
-    16,
-    32,
-    63,
-)  # lengths a draft is cut to: each width of a round is compiled once
+# lengths a draft is cut to: each width a round may have is compiled once
+DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
 FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
 CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
 _CUTS = frozenset(DEPTHS)
