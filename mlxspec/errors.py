@@ -10,6 +10,7 @@
       CacheError              a cache transaction was used out of order: a bug, not bad input
       GrammarError            a grammar or schema that cannot be compiled
       CancelledError          the request was cancelled
+      EngineStoppedError      the engine that should have answered has been stopped, or broke
 
 Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
 """
@@ -65,3 +66,7 @@ class GrammarError(MlxspecError):
 
 class CancelledError(MlxspecError):
     """The request was cancelled before it finished."""
+
+
+class EngineStoppedError(MlxspecError):
+    """The engine that should have answered has been stopped, or broke."""

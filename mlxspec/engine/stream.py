@@ -1,0 +1,187 @@
+"""One request's events on their way from the engine's thread to whoever asked: read in a thread, or in an event loop.
+
+Knows queues and waiting; knows no engine. The worker (worker.py) writes, one consumer reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from mlxspec.errors import CancelledError
+from mlxspec.events import Event, FinishEvent
+
+if TYPE_CHECKING:
+    from mlxspec.engine.request import Request
+
+
+class Stream:
+    """Events of one request, ending with a FinishEvent whatever happens. Iterate with `for` or with `async for`, not both.
+
+    `wait_accepted` (or `await accepted()`) returns the engine's Request once it is queued, or raises why it cannot be: a MlxspecError such as
+    ConfigError, ContextOverflowError, GrammarError. Iterating raises the same before the first event. Closing the stream (`close`,
+    `aclose`, leaving `with` or `async with`) cancels the request at whatever stage it is; closing twice or after the end does nothing.
+
+    Read `request` (its stats, its text) after the end; while it runs it belongs to the engine's thread.
+    """
+
+    def __init__(self, cancel: Callable[[Stream], None]) -> None:
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._wakers: list[Callable[[], None]] = []
+        self._refusal: BaseException | None = None
+        self._is_done = False  # no more events will come
+        self._is_accepted = False
+        self.request: Request | None = None
+
+    # --- for the consumer
+
+    def wait_accepted(self, timeout: float | None = None) -> Request:
+        """Wait until the engine has queued the request. Raises why it has not, or TimeoutError after `timeout` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(self._is_decided, timeout):
+                raise TimeoutError("The engine has not answered yet.")
+            return self._decision()
+
+    async def accepted(self) -> Request:
+        """The same in an event loop."""
+        await self._until(self._is_decided)
+        with self._changed:
+            return self._decision()
+
+    def get(self, timeout: float | None = None) -> Event | None:
+        """The next event, None behind the last. Raises TimeoutError after `timeout` seconds without one."""
+        with self._changed:
+            if not self._changed.wait_for(self._is_readable, timeout):
+                raise TimeoutError("There was no event in this time.")
+            return self._pop()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        event = self.get()
+        if event is None:
+            raise StopIteration
+        return event
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        await self._until(self._is_readable)
+        with self._changed:
+            event = self._pop()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended. Never waits."""
+        if not self._is_done:
+            self._cancel(self)
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request has ended or was refused; events may still lie here unread."""
+        return self._is_done
+
+    # --- for the worker
+
+    def accept(self, request: Request) -> None:
+        """The engine has queued it."""
+        with self._changed:
+            self.request, self._is_accepted = request, True
+            self._wake()
+
+    def refuse(self, error: BaseException) -> None:
+        """It will never run. Does nothing behind the end."""
+        with self._changed:
+            if not self._is_done:
+                self._refusal, self._is_done = error, True
+                self._wake()
+
+    def put(self, event: Event) -> None:
+        """One more event; a FinishEvent is the last. What comes behind it is dropped."""
+        with self._changed:
+            if self._is_done:
+                return
+            self._events.append(event)
+            self._is_done = isinstance(event, FinishEvent)
+            self._wake()
+
+    # --- with the lock held
+
+    def _is_decided(self) -> bool:
+        return self._is_accepted or self._is_done
+
+    def _is_readable(self) -> bool:
+        return bool(self._events) or self._is_done
+
+    def _decision(self) -> Request:
+        if self._refusal is not None:
+            raise self._refusal
+        if self.request is None:
+            raise CancelledError("The request was cancelled before the engine took it.")
+        return self.request
+
+    def _pop(self) -> Event | None:
+        if self._events:
+            return self._events.popleft()
+        if self._refusal is not None:
+            raise self._refusal
+        return None
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Wait in the running event loop. Cancelling the wait loses no event."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._changed:
+                if ready():
+                    return
+                future: asyncio.Future[None] = loop.create_future()
+                waker = _waker(loop, future)
+                self._wakers.append(waker)
+            try:
+                await future
+            finally:
+                with self._changed, suppress(ValueError):
+                    self._wakers.remove(waker)
+
+
+def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Callable[[], None]:
+    def finish() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits
+            loop.call_soon_threadsafe(finish)
+
+    return wake

@@ -1,0 +1,273 @@
+"""One thread that owns an engine, and the only one that touches MLX: it makes the engine, steps it, and lets go of it.
+
+Everybody else talks to it: `submit` gives a Stream (stream.py) of the request's events, `call` runs a function on the engine between two
+rounds. Both may be used from any thread and from event loops; neither waits for the engine. Knows an engine's requests and when they
+end; knows no text, no messages and no HTTP.
+
+    loading -> ready -> stopped        `stop`, or leaving `with`
+       |         `----> failed         the engine broke: open streams end with the sentence, new ones are refused with it
+       `--------------> failed         it could not be made
+
+What fails for one request ends that request. The thread goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+import mlx.core as mx
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine, Prompt
+from mlxspec.engine.stream import Stream
+from mlxspec.errors import EngineStoppedError, MlxspecError
+from mlxspec.events import FinishEvent, FinishReason
+
+T = TypeVar("T")
+_Command = Callable[[Engine | None], None]  # is given None where no engine will ever obey it
+State = Literal["loading", "ready", "stopped", "failed"]
+STOP_SECONDS = 5.0
+_DEADLINE = "The time that was given for this answer is over."
+
+
+class Worker:
+    """Runs the engine that `make` returns; `make` is called in the worker's thread, which starts at once.
+
+        with Worker(lambda: load("demo")) as worker:
+            for event in worker.submit("def main():", SamplingParams(max_tokens=32)):
+                ...
+
+    An engine must have been made in the thread that steps it, so give a function that makes it, not an engine.
+    """
+
+    def __init__(self, make: Callable[[], Engine], *, name: str = "mlxspec-engine") -> None:
+        self._make = make
+        self._changed = threading.Condition()
+        self._commands: deque[_Command] = deque()
+        self._open: set[Stream] = set()  # submitted and not ended
+        self._deadlines: dict[Stream, float] = {}
+        self._state: State = "loading"
+        self._why: BaseException | None = None
+        self._engine: Engine | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # --- for everybody else
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def num_open(self) -> int:
+        """Streams that were submitted and have not ended."""
+        return len(self._open)
+
+    def wait_ready(self, timeout: float | None = None) -> Engine:
+        """Wait until the engine is loaded. Raises what making it raised, EngineStoppedError behind its end, TimeoutError.
+
+        Of the returned engine other threads may use what never changes: tokenizer, name, spec, config, max_context, chat_prompt.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._state != "loading", timeout):
+                raise TimeoutError("The model is not loaded yet.")
+            if self._engine is None or self._state != "ready":
+                raise self._refusal()
+            return self._engine
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        deadline: float | None = None,
+    ) -> Stream:
+        """Queue a request; arguments are those of Engine.submit. Returns at once; what is wrong with it is raised by the stream.
+
+        deadline: on the clock of time.monotonic; behind it the request is cancelled, and its FinishEvent says why.
+        Raises EngineStoppedError where no engine runs and none is being loaded.
+        """
+        stream = Stream(self.cancel)
+
+        def begin(engine: Engine | None) -> None:
+            if engine is None or stream.is_done:
+                return
+            try:
+                request = engine.submit(prompt, params, spec=spec)
+            except Exception as error:
+                stream.refuse(error)
+                self._forget(stream)
+            else:
+                if deadline is not None:
+                    self._deadlines[stream] = deadline
+                stream.accept(request)
+
+        with self._changed:
+            self._ask(begin)
+            self._open.add(stream)
+        return stream
+
+    def cancel(self, stream: Stream, why: str | None = None) -> None:
+        """End a request at any stage: its stream ends at once, its row leaves before the next round. `why`: for its FinishEvent."""
+        request = stream.request
+        stream.put(_finish(-1 if request is None else request.number, "cancelled", why))
+        self._forget(stream)
+
+        def leave(engine: Engine | None) -> None:
+            if engine is not None and stream.request is not None:
+                engine.cancel(stream.request.number)
+
+        with suppress(EngineStoppedError):
+            self._ask(leave)
+
+    def call(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Run `work` on the engine's thread between two rounds. What it raises is the future's; it must not keep the engine.
+
+        Raises EngineStoppedError like `submit`.
+        """
+        future: Future[T] = Future()
+
+        def begin(engine: Engine | None) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if engine is None:
+                    raise EngineStoppedError(str(self._refusal()))
+                result = work(engine)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._ask(begin)
+        return future
+
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """End all streams, then the thread behind what it is doing. Returns whether it ended in time; it holds up no exit if not."""
+        self._end("stopped", EngineStoppedError("The engine is being stopped."))
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _refusal(self) -> BaseException:
+        return self._why or EngineStoppedError("The engine is not running.")
+
+    def _ask(self, command: _Command) -> None:
+        with self._changed:
+            if self._state in ("stopped", "failed"):
+                raise EngineStoppedError(str(self._refusal()))
+            self._commands.append(command)
+            self._changed.notify_all()
+
+    def _forget(self, stream: Stream) -> None:
+        with self._changed:
+            self._open.discard(stream)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            engine = self._make()
+        except BaseException as error:
+            self._end("failed", error)
+            return
+        with self._changed:
+            if self._state == "loading":
+                self._engine, self._state = engine, "ready"
+            self._changed.notify_all()
+        try:
+            while self._obey(engine):
+                self._expire()
+                if not engine.is_idle:
+                    self._step(engine)
+        except BaseException as error:
+            self._end("failed", EngineStoppedError(f"The engine broke: {_described(error)}."))
+        finally:
+            self._engine = None
+            del engine
+            gc.collect()
+            # streams belong to the thread that made them; left to the end of the process they abort it
+            getattr(mx, "clear_streams", lambda: None)()
+
+    def _obey(self, engine: Engine) -> bool:
+        """Wait for something to do, and do what was asked for. False to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._commands or self._state != "ready" or not engine.is_idle)
+            if self._state != "ready":
+                return False
+            commands, self._commands = self._commands, deque()
+        for command in commands:
+            command(engine)
+        return True
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for stream in [s for s, until in self._deadlines.items() if now >= until or s.is_done]:
+            del self._deadlines[stream]
+            if not stream.is_done:
+                self.cancel(stream, _DEADLINE)
+
+    def _step(self, engine: Engine) -> None:
+        """One step. Whoever it ended by an exception is told; if it ended nobody, there is nobody to blame but the engine."""
+        with self._changed:
+            streams = {s.request.number: s for s in self._open if s.request is not None}
+        error: Exception | None = None
+        try:
+            for event in engine.step():
+                if event.request in streams:
+                    streams[event.request].put(event)
+        except Exception as raised:
+            error = raised
+        num_ended = 0
+        for stream in streams.values():
+            request = stream.request
+            if request is not None and request.finish_reason is not None:
+                why = request.error or (None if error is None else _described(error))
+                stream.put(_finish(request.number, request.finish_reason, why))
+                self._forget(stream)
+                num_ended += 1
+        if error is not None and not num_ended:
+            raise error
+
+    def _end(self, state: State, why: BaseException) -> None:
+        """No more requests: open streams end with the sentence, new ones are refused. The first end counts."""
+        with self._changed:
+            if self._state in ("stopped", "failed"):
+                return
+            self._state, self._why = state, why
+            streams, commands = tuple(self._open), tuple(self._commands)
+            self._open.clear()
+            self._commands.clear()
+            self._changed.notify_all()
+        for command in commands:
+            command(None)
+        for stream in streams:
+            if stream.request is None:
+                stream.refuse(EngineStoppedError(str(why)))
+            else:
+                reason: FinishReason = "cancelled" if state == "stopped" else "error"
+                stream.put(_finish(stream.request.number, reason, str(why)))
+
+
+def _finish(number: int, reason: FinishReason, why: str | None) -> FinishEvent:
+    return FinishEvent(request=number, reason=reason, error=why)
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, MlxspecError):
+        return str(error).rstrip(".")
+    return f"{type(error).__name__}: {error}".rstrip(". :")

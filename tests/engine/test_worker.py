@@ -1,0 +1,290 @@
+"""The engine's thread: what callers see of it from threads and event loops, and that nothing but its end ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.stream import Stream
+from mlxspec.engine.worker import Worker
+from mlxspec.errors import CancelledError, ConfigError, ContextOverflowError, EngineStoppedError, ModelError
+from mlxspec.events import FinishEvent, TokensEvent
+from tests import tiny_models
+
+LONG = 120.0
+PROMPT = [5, 6, 7, 8]
+
+
+def make() -> Engine:
+    return Engine(
+        tiny_models.target(),
+        tiny_models.tokenizer(),
+        drafters=[NgramSimple(2, 8)],
+        config=EngineConfig(max_rows=4, prefill_chunk=64),
+    )
+
+
+def params(num: int = 16) -> SamplingParams:
+    return SamplingParams(max_tokens=num, ignore_eos=True)
+
+
+def tokens_of(events: list) -> list[int]:
+    return [t for e in events if isinstance(e, TokensEvent) for t in e.tokens]
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(make) as running:
+        running.wait_ready(LONG)
+        yield running
+
+
+def test_events_are_those_of_the_engine(worker: Worker) -> None:
+    wanted = worker.call(lambda engine: engine.generate(PROMPT, params())).result(LONG)
+    events = list(worker.submit(PROMPT, params()))
+    assert tuple(tokens_of(events)) == wanted.tokens
+    assert isinstance(events[-1], FinishEvent)
+    assert sum(isinstance(e, FinishEvent) for e in events) == 1
+    assert events[-1].reason == "length"
+    assert worker.num_open == 0
+
+
+def test_events_reach_an_event_loop(worker: Worker) -> None:
+    async def one(number: int) -> list[int]:
+        stream = worker.submit([number, *PROMPT], params())
+        await stream.accepted()
+        async with stream:
+            return tokens_of([event async for event in stream])
+
+    async def all_of_them() -> list[list[int]]:
+        return await asyncio.gather(*(one(n) for n in range(6)))
+
+    several = asyncio.run(asyncio.wait_for(all_of_them(), LONG))
+    for number, tokens in enumerate(several):
+        assert tokens == tokens_of(list(worker.submit([number, *PROMPT], params())))
+
+
+def test_a_cancelled_wait_loses_no_event(worker: Worker) -> None:
+    async def patient() -> list[int]:
+        stream, events = worker.submit(PROMPT, params(40)), []
+        while not (events and isinstance(events[-1], FinishEvent)):
+            waiting = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            if not waiting.done():
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                events.append(await anext(stream))
+            else:
+                events.append(waiting.result())
+        return tokens_of(events)
+
+    assert asyncio.run(asyncio.wait_for(patient(), LONG)) == tokens_of(
+        list(worker.submit(PROMPT, params(40)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        ([], None, ConfigError),
+        ([10**6], None, ConfigError),
+        ([1] * 5000, None, ContextOverflowError),
+        (PROMPT, "no options", ConfigError),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_the_streams(worker: Worker, prompt, options, error) -> None:
+    stream = worker.submit(prompt, options)
+    with pytest.raises(error):
+        stream.wait_accepted(LONG)
+    with pytest.raises(error):
+        next(stream)
+    with pytest.raises(error):
+        asyncio.run(stream.accepted())
+    assert worker.num_open == 0
+    assert tokens_of(list(worker.submit(PROMPT, params())))  # and it goes on
+
+
+def test_closing_a_stream_frees_its_row(worker: Worker) -> None:
+    streams = [worker.submit(PROMPT, params(1500)) for _ in range(6)]
+    assert isinstance(streams[0].get(LONG), TokensEvent)
+    for stream in streams:
+        stream.close()
+    rest = list(streams[0])
+    assert rest[-1].reason == "cancelled"
+    assert worker.call(lambda engine: (engine.is_idle, engine.nbytes)).result(LONG) == (True, 0)
+    assert worker.num_open == 0
+    for stream in streams:
+        stream.close()  # once more does nothing
+
+
+def test_closed_before_the_engine_took_it() -> None:
+    go = threading.Event()
+
+    def slow() -> Engine:
+        go.wait(LONG)
+        return make()
+
+    with Worker(slow) as worker:
+        stream = worker.submit(PROMPT, params())
+        stream.close()
+        go.set()
+        with pytest.raises(CancelledError):
+            stream.wait_accepted(LONG)
+        assert [e.reason for e in stream] == ["cancelled"]
+        assert worker.wait_ready(LONG).is_idle
+
+
+def test_a_deadline_ends_the_answer(worker: Worker) -> None:
+    kept = worker.submit(PROMPT, params(40))
+    late = worker.submit(PROMPT, params(1500), deadline=time.monotonic())
+    last = list(late)[-1]
+    assert last.reason == "cancelled"
+    assert last.error is not None
+    assert "time" in last.error
+    assert len(tokens_of(list(kept))) == 40
+
+
+def test_a_fault_while_a_prompt_is_read_ends_that_request_only(worker: Worker) -> None:
+    running = worker.submit(PROMPT, params(200))
+    assert isinstance(running.get(LONG), TokensEvent)
+
+    def replace(engine: Engine) -> Stream:
+        real, count = engine.model.forward, []
+
+        def faulty(tokens, rows, cache, **kwargs):
+            if rows.num_tokens == 33 and not count:
+                count.append(1)
+                raise RuntimeError("planted")
+            return real(tokens, rows, cache, **kwargs)
+
+        engine.model.forward = faulty
+        return worker.submit([3] * 33, params())
+
+    try:
+        last = list(worker.call(replace).result(LONG))[-1]
+        assert last.reason == "error"
+        assert "planted" in last.error
+        assert list(running)[-1].reason == "length"
+        assert tokens_of(list(worker.submit(PROMPT, params())))
+    finally:
+        worker.call(lambda engine: engine.model.__dict__.pop("forward", None)).result(LONG)
+
+
+def test_a_broken_engine_fails_all_and_refuses_more() -> None:
+    with Worker(make) as worker:
+
+        def breaks(engine: Engine) -> None:
+            def step() -> list:
+                raise RuntimeError("planted")
+
+            engine.step = step  # type: ignore[method-assign]
+
+        worker.call(breaks).result(LONG)
+        streams = [worker.submit(PROMPT, params()) for _ in range(3)]
+        for stream in streams:
+            try:
+                last = list(stream)[-1]
+            except EngineStoppedError as error:
+                assert "planted" in str(error)
+            else:
+                assert last.reason == "error"
+                assert "planted" in last.error
+        worker._thread.join(LONG)
+        assert worker.state == "failed"
+        with pytest.raises(EngineStoppedError, match="planted"):
+            worker.submit(PROMPT)
+        with pytest.raises(EngineStoppedError):
+            worker.call(lambda engine: None)
+        with pytest.raises(EngineStoppedError):
+            worker.wait_ready(LONG)
+
+
+def test_a_model_that_cannot_be_made() -> None:
+    go = threading.Event()
+
+    def fails() -> Engine:
+        go.wait(LONG)
+        raise ModelError("There is nothing.")
+
+    with Worker(fails) as worker:
+        waiting, asked = worker.submit(PROMPT), worker.call(lambda engine: None)
+        go.set()
+        with pytest.raises(ModelError, match="nothing"):
+            worker.wait_ready(LONG)
+        with pytest.raises(EngineStoppedError, match="nothing"):
+            waiting.wait_accepted(LONG)
+        with pytest.raises(EngineStoppedError, match="nothing"):
+            asked.result(LONG)
+
+
+def test_stopping_ends_streams_and_thread() -> None:
+    worker = Worker(make)
+    worker.wait_ready(LONG)
+    streams = [worker.submit(PROMPT, params(1500)) for _ in range(6)]
+    assert isinstance(streams[0].get(LONG), TokensEvent)
+    assert worker.stop(LONG)
+    assert list(streams[0])[-1].reason == "cancelled"
+    for stream in streams[1:]:
+        try:
+            assert list(stream)[-1].reason == "cancelled"
+        except EngineStoppedError:
+            assert stream.request is None
+    assert worker.state == "stopped"
+    assert worker.stop()
+
+
+def test_stopping_while_it_loads_holds_nobody_up() -> None:
+    go = threading.Event()
+
+    def slow() -> Engine:
+        go.wait(LONG)
+        return make()
+
+    worker = Worker(slow)
+    stream = worker.submit(PROMPT)
+    assert not worker.stop(0.05)
+    with pytest.raises(EngineStoppedError):
+        stream.wait_accepted(LONG)
+    go.set()
+    assert worker.stop(LONG)
+    assert worker.state == "stopped"
+
+
+def test_nobody_waits_for_ever() -> None:
+    with Worker(make) as worker:
+        worker.wait_ready(LONG)
+        stream = worker.submit(PROMPT, params(4))
+        list(stream)
+        assert stream.get(LONG) is None
+        with pytest.raises(TimeoutError):
+            Stream(lambda _: None).wait_accepted(0.01)
+        with pytest.raises(TimeoutError):
+            Stream(lambda _: None).get(0.01)
+
+
+def test_a_process_that_used_one_ends_cleanly() -> None:
+    code = """
+from mlxspec.engine.worker import Worker
+def make():
+    from mlxspec.engine.load import load
+    return load("demo", draft="off")
+worker = Worker(make)
+print(worker.wait_ready(120).name, len(list(worker.submit("def main():"))) > 0)
+if {stopped}:
+    assert worker.stop(60)
+"""
+    for stopped in (True, False):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(stopped=stopped)], capture_output=True, text=True, timeout=300
+        )
+        assert (done.returncode, done.stdout) == (0, "demo True\n"), done.stderr
