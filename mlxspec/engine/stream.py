@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class Stream:
     """Events of one request, ending with a FinishEvent whatever happens. Iterate with `for` or with `async for`, not both.
 
-    `wait_accepted` (or `await accepted()`) returns the engine's Request once it is queued, or raises why it cannot be: a MlxspecError such as
-    ConfigError, ContextOverflowError, GrammarError. Iterating raises the same before the first event. Closing the stream (`close`,
-    `aclose`, leaving `with` or `async with`) cancels the request at whatever stage it is; closing twice or after the end does nothing.
+    `wait_accepted` (or `await accepted()`) returns the engine's Request once it is queued, or raises why it cannot be: a MlxspecError
+    such as ConfigError, ContextOverflowError, GrammarError. Iterating raises the same before the first event. Closing the stream
+    (`close`, `aclose`, leaving `with` or `async with`) cancels the request at whatever stage it is; closing twice or after the end
+    does nothing.
 
     Read `request` (its stats, its text) after the end; while it runs it belongs to the engine's thread.
     """

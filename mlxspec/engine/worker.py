@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import mlx.core as mx
 
