@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from mlxspec import jit as _jit
 
 Backend = Literal["cpu", "metal", "cuda"]
 
+_NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
 _chosen = _blas.choose()
 _kernels = _jit.KernelFolder()
 _threads = _chosen.max_threads
@@ -55,8 +57,14 @@ def report() -> DeviceReport:
         kernel_folder=str(folder) if folder is not None else None,
         compile_enabled=enabled,
         compile_reason=reason,
-        notices=(*_chosen.notices, *([_kernels.notice] if _kernels.notice else [])),
+        notices=(*_chosen.notices, *_kernel_notices(reason)),
     )
+
+
+def _kernel_notices(reason: str) -> list[str]:
+    if reason == _NOT_YET:
+        return [f"MLX computes step by step, as {reason}; `mlxspec demo` has it done once, within a minute."]
+    return [_kernels.notice] if _kernels.notice else []
 
 
 def decode_threads() -> None:
@@ -111,6 +119,18 @@ def compile_enabled() -> bool:
     return _compile_state()[0]
 
 
+def compile_kernels() -> None:
+    """Let g++ compile what is not compiled yet, as commands that measure do. Call it before a model is loaded.
+
+    Otherwise a CPU on which no such process has run to its end computes step by step: the first token of a short answer would wait
+    half a minute for g++. No-op on GPUs and where MLX_DISABLE_COMPILE is set.
+    """
+    _kernels.ask()
+    if "MLX_DISABLE_COMPILE" not in os.environ and "mlx.core" in sys.modules:
+        sys.modules["mlx.core"].enable_compile()
+    _compile_state.cache_clear()
+
+
 @functools.cache
 def _compiles_for_cpu() -> bool:
     return _jit.compiler() is not None
@@ -127,6 +147,9 @@ def _compile_state() -> tuple[bool, str]:
         return False, "there is no g++, with which MLX compiles kernels for the CPU"
     import mlx.core as mx
 
+    if not _kernels.is_stocked(mx.__version__):
+        mx.disable_compile()
+        return False, _NOT_YET
     trial = mx.compile(lambda x: mx.exp(x) * x + 1.0)
     try:
         with _kernels.entered():

@@ -23,6 +23,7 @@ from mlxspec import folders
 
 _UNQUOTABLE = set('"$`\\\n')  # MLX puts the path into a shell command between double quotes
 _LOCK = "lock"
+_STOCKED = "stocked"  # a file beside the kept libraries
 _ABANDONED_SECONDS = 24 * 3600
 
 
@@ -38,6 +39,7 @@ class KernelFolder:
         self._store = Path()
         self._lock_fd = -1  # open, and so locked, for as long as the process lives
         self._seen = 0
+        self._asked = False
         self._filled: list[
             Path
         ] = []  # where MLX puts libraries: one folder, once it has compiled or found any
@@ -46,6 +48,14 @@ class KernelFolder:
     def path(self) -> Path | None:
         """This run's folder, None before it was first entered."""
         return self._run
+
+    def ask(self) -> None:
+        """This process compiles whatever it needs; if it ends in peace, later ones find it."""
+        self._asked = True
+
+    def is_stocked(self, version: str) -> bool:
+        """Whether this process was asked to compile for MLX `version`, or an earlier one was and came to its end."""
+        return self._asked or (_find_store()[0] / "mlx" / version / _STOCKED).is_file()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -100,7 +110,14 @@ class KernelFolder:
 
         if os.getpid() == pid:
             self._hand_on()
+            if self._asked:
+                self._mark()
             shutil.rmtree(run, ignore_errors=True)
+
+    def _mark(self) -> None:
+        for folder in self._filled:
+            with contextlib.suppress(OSError):
+                (self._store / "mlx" / folder.parent.name / _STOCKED).touch(mode=0o600)
 
 
 def compiler() -> str | None:

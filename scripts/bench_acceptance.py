@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mlxspec import load  # noqa: E402
+from mlxspec import device, load  # noqa: E402
 from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.cli.demo_prompts import PROMPTS  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
@@ -199,6 +199,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    device.compile_kernels()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--draft-model")

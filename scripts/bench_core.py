@@ -54,6 +54,7 @@ NEW = 64
 
 
 def main() -> None:
+    device.compile_kernels()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -32,6 +32,7 @@ RULES = ("argmax drafts", "own noise", "shared noise", "rejection")
 
 
 def main() -> None:
+    device.compile_kernels()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

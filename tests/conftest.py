@@ -22,7 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--compiled"):
+    if config.getoption("--compiled"):
+        device.compile_kernels()
+    else:
         os.environ["MLX_DISABLE_COMPILE"] = "1"  # before anything imports MLX
 
 

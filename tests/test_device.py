@@ -40,6 +40,7 @@ COMPILE = """
 from mlxspec import device
 import os, tempfile
 import mlx.core as mx
+device.compile_kernels()
 before = dict(os.environ), tempfile.gettempdir()
 with device.private_kernels():
     print(mx.compile(lambda x: mx.sin(x) * x - 2.5)(mx.ones(3)).tolist()[0])
@@ -277,6 +278,22 @@ class TestKernelFolder:
         assert not list(store.rglob("*.cpp"))
         assert run(COMPILE).stdout.splitlines()[0] == first.splitlines()[0]
         assert {p: p.stat().st_mtime_ns for p in store.rglob("*.so")} == kept
+
+    @needs_compiler
+    def test_nothing_is_compiled_unasked_until_it_was_asked_for(self, run: Run, tmp_path: Path) -> None:
+        """The first answer on a fresh machine must not wait for g++; what it lacks is said."""
+        unasked = COMPILE.replace("device.compile_kernels()", "") + "print(*device.report().notices)"
+        store = tmp_path / "home" / ".cache" / "mlxspec" / "kernels"
+        first = run(unasked).stdout
+        assert first.splitlines()[1] == "None False"
+        assert "`mlxspec demo` has it done" in first
+        assert not list(store.rglob("*.so"))
+        run(COMPILE + "import os; os._exit(7)", check=False)  # did not come to its end
+        assert run(unasked).stdout == first
+        run(COMPILE)
+        again = run(unasked).stdout
+        assert again.splitlines()[1].endswith(" True")
+        assert "step by step" not in again
 
     @needs_compiler
     def test_killed_process_hands_on_what_it_used_and_is_swept(self, run: Run, tmp_path: Path) -> None:

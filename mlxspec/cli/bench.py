@@ -30,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
     if unknown:
         raise ConfigError(f"There is no workload {unknown[0]!r}; there are: {', '.join(WORKLOADS)}.")
     args.policy = args.policy or "auto"  # what there is to prove
+    from mlxspec import device
+
+    device.compile_kernels()  # what is measured is worth waiting for
     engine = options.load_engine(args, options.spec_config(args))
     if not engine.spec.drafters:
         raise ConfigError(

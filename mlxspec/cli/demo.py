@@ -62,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     """The engine with every drafter that is to be compared, and the choices of drafters. Raises MlxspecError subclasses."""
+    from mlxspec import device
+
+    device.compile_kernels()  # what is measured is worth waiting for
     wanted: Sequence[str] = args.draft or (DEMO_CHOICES if args.model == options.DEMO else ("auto",))
     if "off" in wanted:
         raise ConfigError(
