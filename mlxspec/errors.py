@@ -7,6 +7,7 @@
         VocabularyError       draft and target disagree on what the token ids mean
       ContextOverflowError    the prompt (or what was asked for) does not fit the context
       MemoryBudgetError       it would not fit into memory
+      StorageError            it would not fit on the disk, or the disk refused it
       CacheError              a cache transaction was used out of order: a bug, not bad input
       GrammarError            a grammar or schema that cannot be compiled
       CancelledError          the request was cancelled
@@ -54,6 +55,10 @@ class ContextOverflowError(MlxspecError):
 
 class MemoryBudgetError(MlxspecError):
     """What was asked for would not fit into the memory budget."""
+
+
+class StorageError(MlxspecError):
+    """What was asked for would not fit on the disk, or a file could not be written."""
 
 
 class CacheError(MlxspecError):

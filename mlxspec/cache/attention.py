@@ -82,6 +82,15 @@ class AttentionLayerCache:
     def arrays(self) -> list[mx.array]:
         return self.keys + self.values
 
+    def bytes_for(self, length: int, widest: int) -> int:
+        """No row of `length` tokens takes more, however it grew. widest: tokens of the widest forward."""
+        return self._bytes_of(length + max(_STEP, length // 8))
+
+    def _bytes_of(self, capacity: int) -> int:
+        """Of one row's buffers, in whole steps."""
+        num_heads, head_dim = self.shape
+        return 2 * (-(-capacity // _STEP) * _STEP) * num_heads * head_dim * self.dtype.size
+
     def _reserve(self, row: int, length: int, end: int) -> None:
         capacity = self.keys[row].shape[2]
         if end <= capacity:

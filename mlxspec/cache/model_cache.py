@@ -202,6 +202,13 @@ class ModelCache:
         layers = [x for x in self.layers if x.is_recurrent] if self._is_fork else self.layers
         return sum({id(x): x.nbytes for layer in layers for x in layer.arrays}.values())
 
+    def bytes_for(self, length: int, *, prefill: int, verify: int) -> int:
+        """No row of `length` tokens takes more, filled in chunks of `prefill` tokens and verified `verify` tokens at a time. A cache
+        without rows can tell."""
+        return sum(
+            layer.bytes_for(length, verify if layer.is_recurrent else prefill) for layer in self.layers
+        )
+
     def _require_idle(self, what: str) -> None:
         if self.pending is not None:
             raise CacheError(f"Cannot {what} in the middle of a forward: commit or abort first.")

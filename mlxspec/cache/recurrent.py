@@ -84,6 +84,15 @@ class RecurrentLayerCache:
     def restore(self, state: tuple[mx.array, mx.array]) -> None:
         self.current = RecurrentState(*state)
 
+    def bytes_for(self, length: int, widest: int) -> int:
+        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the convolution's inputs and the
+        tape (or as much for another way of rollback than the tape)."""
+        state, window = self.current.state, self.current.window
+        _, num_heads, value_dim, key_dim = state.shape
+        inputs = widest * window.shape[2] * window.dtype.size
+        tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
+        return 4 * num_heads * value_dim * key_dim + window.shape[1] * inputs // widest + inputs + tape
+
     @property
     def arrays(self) -> list[mx.array]:
         found = []

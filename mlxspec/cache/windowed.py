@@ -96,6 +96,10 @@ class WindowedLayerCache(AttentionLayerCache):
         super().restore((state[0], state[1]))
         self.starts = [int(state[2].item())]
 
+    def bytes_for(self, length: int, widest: int) -> int:
+        seen = min(length, self.window + ALIGNMENT + widest)
+        return self._bytes_of(seen + max(_SLACK, self.window // 2))
+
     def _make_room(self, row: int, length: int, end: int) -> None:
         start = self.starts[row]
         if end - start <= self.keys[row].shape[2]:

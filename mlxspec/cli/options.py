@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
-from mlxspec.cli.parser import Parser, refuse
+from mlxspec.cli import checkpoint_options
+from mlxspec.cli.parser import Parser, choice, number, refuse
 from mlxspec.config import (
     AUTO_DEPTH,
     DRAFTER_NAMES,
@@ -34,9 +35,9 @@ COMMANDS = {
     "chat": "hold a conversation",
     "bench": "measure drafting against plain decoding on recorded prompts",
     "demo": "show drafting at work on the built-in model, off and on",
+    **checkpoint_options.COMMANDS,
 }
 DEMO = "demo"
-_LONGEST_NUMBER = 40
 _DTYPES = ("float32", "float16", "bfloat16")
 
 # Fields of the config classes, and what they are called here.
@@ -139,7 +140,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--max-tokens",
-        type=_number("--max-tokens", int),
+        type=number("--max-tokens", int),
         default=96,
         metavar="N",
         help="longest answer in tokens (default 96)",
@@ -153,7 +154,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     _add_draft_model(parser)
     add(
         "--repeat",
-        type=_number("--repeat", int),
+        type=number("--repeat", int),
         default=3,
         metavar="N",
         help="measured runs of each, medians count (default 3)",
@@ -168,7 +169,7 @@ def _bench(parser: argparse.ArgumentParser) -> None:
 
     def add(flag: str, default: int, text: str) -> None:
         parser.add_argument(
-            flag, type=_number(flag, int), default=default, metavar="N", help=f"{text} (default {default})"
+            flag, type=number(flag, int), default=default, metavar="N", help=f"{text} (default {default})"
         )
 
     parser.add_argument(
@@ -187,6 +188,7 @@ _BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "chat": _chat,
     "bench": _bench,
     "demo": _demo,
+    **checkpoint_options.BUILDERS,
 }
 
 
@@ -200,13 +202,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-context",
-        type=_number("--max-context", int),
+        type=number("--max-context", int),
         metavar="N",
         help="tokens of context (default: the model's)",
     )
     group.add_argument(
         "--dtype",
-        type=_choice("--dtype", _DTYPES),
+        type=choice("--dtype", _DTYPES),
         metavar="TYPE",
         help=f"{', '.join(_DTYPES)} (default: what fits)",
     )
@@ -218,7 +220,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rollback",
         default=EngineConfig.rollback,
-        type=_choice("--rollback", ROLLBACKS),
+        type=choice("--rollback", ROLLBACKS),
         metavar="NAME",
         help=f"how recurrent layers undo a rejected draft: {', '.join(ROLLBACKS)} (default {EngineConfig.rollback})",
     )
@@ -228,7 +230,7 @@ def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     group = parser.add_argument_group("sampling")
 
     def add(flag: str, kind: type, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=_number(flag, kind), metavar=metavar, help=text)
+        group.add_argument(flag, type=number(flag, kind), metavar=metavar, help=text)
 
     add("--max-tokens", int, "N", f"longest answer in tokens (default {max_tokens})")
     add("--temp", float, "T", "temperature; 0, the default, always takes the most likely token")
@@ -260,7 +262,7 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
 
     def add(flag: str, kind: type, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=_number(flag, kind), metavar=metavar, help=text)
+        group.add_argument(flag, type=number(flag, kind), metavar=metavar, help=text)
 
     group.add_argument(
         "--draft",
@@ -270,12 +272,12 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--policy",
-        type=_choice("--policy", get_args(Policy)),
+        type=choice("--policy", get_args(Policy)),
         help="auto drafts where it pays, fixed always in the order of --draft (default: fixed)",
     )
     group.add_argument(
         "--acceptance",
-        type=_choice("--acceptance", get_args(Acceptance)),
+        type=choice("--acceptance", get_args(Acceptance)),
         help="match keeps drafts equal to the model's own choice; rejection keeps more of them and the distribution, not the seed's text",
     )
     _add_draft_model(group)
@@ -302,29 +304,6 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
         "--trace", action="store_true", help="tell for each round who drafted and why (policy auto)"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback when something goes wrong")
-
-
-def _number(flag: str, kind: type) -> Callable[[str], int | float]:
-    noun = "an integer" if kind is int else "a number"
-
-    def read(text: str) -> int | float:
-        try:
-            if len(text) > _LONGEST_NUMBER:
-                raise ConfigError(f"{flag} must be {noun} of at most {_LONGEST_NUMBER} characters.")
-            return kind(text)  # type: ignore[no-any-return]
-        except ValueError as error:
-            raise ConfigError(f"{flag} must be {noun}, not {text!r}.") from error
-
-    return read
-
-
-def _choice(flag: str, choices: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {text!r}.")
-        return text
-
-    return read
 
 
 @contextmanager

@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mlxspec.errors import ConfigError
+
+_LONGEST_NUMBER = 40  # characters
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,3 +43,29 @@ def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoRetur
         f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
     )
     raise ConfigError(f"There is no option {flag}; {tip}")
+
+
+def number(flag: str, kind: type) -> Callable[[str], int | float]:
+    """Reads an integer or a number; ConfigError names the flag."""
+    noun = "an integer" if kind is int else "a number"
+
+    def read(text: str) -> int | float:
+        try:
+            if len(text) > _LONGEST_NUMBER:
+                raise ConfigError(f"{flag} must be {noun} of at most {_LONGEST_NUMBER} characters.")
+            return kind(text)  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise ConfigError(f"{flag} must be {noun}, not {text!r}.") from error
+
+    return read
+
+
+def choice(flag: str, choices: Sequence[str]) -> Callable[[str], str]:
+    """Reads one of `choices`; ConfigError names the flag."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {text!r}.")
+        return text
+
+    return read

@@ -1,6 +1,7 @@
 """From what a person types to a folder on disk: `demo`, a path, or a Hugging Face id.
 
-Knows names and folders; knows nothing of what lies in them. Downloads only data files, never code.
+Knows names, folders and the local cache; what comes over the network is download.py's, what lies in a folder is nobody's business here.
+A model that is in the cache is used as it is: nothing asks the hub whether there is a newer one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,38 @@ from mlxspec.resources import demo_folder
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
-_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}")
+PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # data, never code
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve(model: str) -> Path:
-    """The folder of a model. Raises ConfigError for a name that can be none, ModelError when nothing is there."""
+def resolve(model: str, *, revision: str | None = None, download: bool = True) -> Path:
+    """The folder of a model. revision: branch, tag or commit of a Hugging Face id. download: fetch what is not here.
+
+    Raises ConfigError for a name that can be none, ModelError when nothing is there.
+    """
     if not isinstance(model, str) or not model.strip():
         raise ConfigError("No model was named; try `demo`, a folder, or a Hugging Face id like owner/name.")
+    folder = _local(model)
+    if folder is not None:
+        if revision is not None:
+            raise ConfigError(
+                f"{shown(model)} is a folder here; only models from Hugging Face have revisions."
+            )
+        return folder
+    check_repo(model)
+    found = cached(model, revision)
+    if found is not None:
+        return found
+    if not download:
+        raise ModelError(f"{model} is not in the local cache; `mlxspec pull {model}` fetches it.")
+    from mlxspec.loading.download import fetch, plan
+
+    return fetch(plan(model, revision))
+
+
+def _local(model: str) -> Path | None:
     if model in (DEMO, DEMO_DRAFT):
         return demo_folder("target" if model == DEMO else "draft")
     try:
@@ -28,28 +53,83 @@ def resolve(model: str) -> Path:
         is_folder, is_there = path.is_dir(), path.exists()
     except (OSError, RuntimeError, ValueError):  # a name too long, or the home of a user who has none
         is_folder = is_there = False
-    if is_folder:
-        return path
-    if is_there:
+    if is_there and not is_folder:
         raise ModelError(f"{model} is a file; a model is a folder with config.json and *.safetensors.")
-    if not _REPO_ID.fullmatch(model) or ".." in model:
+    return path if is_folder else None
+
+
+def check_repo(repo: str) -> None:
+    """Raise ModelError unless `repo` can be the name of a repository."""
+    if not _REPO_ID.fullmatch(repo) or ".." in repo:
         raise ModelError(
-            f"There is no folder {model[:400]}, and it is no Hugging Face id (owner/name) either."
+            f"There is no folder {shown(repo)}, and it is no Hugging Face id (owner/name) either."
         )
-    return _download(model)
 
 
-def _download(repo: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+def check_revision(revision: str | None) -> None:
+    """Raise ConfigError unless `revision` can be the name of a branch, a tag or a commit."""
+    if revision is None:
+        return
+    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
+        raise ConfigError(
+            f"{shown(revision)!r} can be no branch, tag or commit; leave --revision out for the newest."
+        )
 
+
+def cache_folder() -> Path:
+    """Where Hugging Face's library keeps repositories; HF_HUB_CACHE and HF_HOME decide."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def cached(repo: str, revision: str | None = None) -> Path | None:
+    """The folder of a repository whose weights are all here, None otherwise. Asks nobody. Raises ModelError for one with links out of the
+    cache."""
+    check_repo(repo)
+    check_revision(revision)
+    home = cache_folder() / f"models--{repo.replace('/', '--')}"
+    commit = revision or "main"
     try:
-        return Path(snapshot_download(repo, allow_patterns=_PATTERNS))
-    except RepositoryNotFoundError as error:
-        raise ModelError(
-            f"There is no folder {repo} here and no model {repo} on Hugging Face (or it is private: set HF_TOKEN)."
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise ModelError(f"{repo} is not in the local cache and Hugging Face cannot be reached.") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelError(f"{repo} could not be downloaded: {type(error).__name__}.") from error
+        if not _COMMIT.fullmatch(commit):
+            commit = (home / "refs" / commit).read_text(encoding="ascii").strip()
+        folder = home / "snapshots" / commit
+        if not _COMMIT.fullmatch(commit) or not folder.is_dir():
+            return None
+    except (OSError, ValueError):
+        return None
+    check_links(folder)
+    return folder if is_complete(folder) else None
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a download of `folder` came to its end: weights come last."""
+    from mlxspec.loading.weights import _shards
+
+    if not (folder / "config.json").is_file():
+        return False
+    try:
+        return bool(_shards(folder))
+    except ModelError:
+        return False
+
+
+def check_links(folder: Path) -> None:
+    """Raise ModelError if a file in a folder of the cache is a link to something outside of it."""
+    root = cache_folder().resolve()
+    for path in folder.iterdir():
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise ModelError(
+                f"{shown(path.name)} in the cached {folder.parent.parent.name} points out of the cache; remove that folder and pull again."
+            )
+
+
+def revision_of(folder: Path) -> str | None:
+    """The commit that a folder of the cache holds, None for other folders."""
+    name = folder.name
+    return name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(name) else None
+
+
+def shown(name: str) -> str:
+    """A name as somebody typed it, fit for a sentence."""
+    return "".join(c if c.isprintable() else "?" for c in name[:400])

@@ -1,0 +1,157 @@
+"""What lies in Hugging Face's local cache that mlxspec can run, and how to be rid of it. Knows the cache's own book-keeping (through its
+library) and headers; loads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxspec.checkpoints.pull import DRAFTER_TYPES
+from mlxspec.errors import ModelError, StorageError
+from mlxspec.loading import hub
+from mlxspec.loading.safetensors import check_header
+from mlxspec.loading.tokenizer import read_json
+from mlxspec.models.registry import ARCHITECTURES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One revision of one repository. size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head among them,
+    None where that is not known; problem: why it cannot be used, else empty."""
+
+    name: str
+    revision: str
+    refs: tuple[str, ...]
+    folder: str
+    size: int
+    model_type: str
+    quantization: str
+    has_head: bool | None
+    is_complete: bool
+    problem: str
+
+    def data(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """entries: what mlxspec can run, or could when it is complete, by name. num_others: repositories that it does not run."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+    num_others: int
+
+
+def listing() -> Listing:
+    """All of the cache. An absent cache is an empty one."""
+    info, found, others = _scan(), [], 0
+    for repo in sorted(info.repos, key=lambda r: r.repo_id) if info else ():
+        runnable = []
+        if repo.repo_type == "model":
+            runnable = [_entry(repo.repo_id, r) for r in repo.revisions]
+        entries = [e for e in runnable if e is not None]
+        found += sorted(entries, key=lambda e: (not e.refs, e.revision))
+        others += not entries
+    return Listing(folder=hub.cache_folder(), entries=tuple(found), num_others=others)
+
+
+class Removal:
+    """What `rm` would delete. freed: bytes on the disk."""
+
+    def __init__(self, name: str, revisions: tuple[str, ...], strategy: Any, parts: tuple[Path, ...]) -> None:
+        self.name, self.revisions = name, revisions
+        self._strategy, self._parts = strategy, parts
+        self.freed = int(strategy.expected_freed_size) + sum(p.stat().st_size for p in parts)
+
+    def execute(self) -> None:
+        """Raises StorageError where the disk refuses."""
+        try:
+            for part in self._parts:
+                part.unlink(missing_ok=True)
+            self._strategy.execute()
+        except OSError as error:
+            raise StorageError(f"{self.name} could not be removed: {error.strerror}.") from error
+
+
+def removal(name: str, revision: str | None = None) -> Removal:
+    """Of one revision (a commit, its beginning, a branch or a tag), or of all. Deletes nothing yet. Raises ModelError."""
+    hub.check_repo(name)
+    hub.check_revision(revision)
+    info = _scan()
+    repos = [r for r in info.repos if r.repo_type == "model" and r.repo_id == name] if info else []
+    if not repos:
+        raise ModelError(f"{name} is not in the cache; `mlxspec list` shows what is.")
+    repo = repos[0]
+    chosen = [
+        r.commit_hash
+        for r in repo.revisions
+        if revision is None
+        or revision in r.refs
+        or (len(revision) >= 6 and r.commit_hash.startswith(revision))
+    ]
+    if not chosen and repo.revisions:
+        raise ModelError(f"{name} is here, but not its revision {revision}; `mlxspec list` shows which are.")
+    # what a broken download left belongs to no revision: it goes with the last one
+    parts = (repo.repo_path / "blobs").glob("*.mlxspec-part") if len(chosen) == len(repo.revisions) else ()
+    return Removal(name, tuple(chosen), info.delete_revisions(*chosen), tuple(parts))
+
+
+def _scan() -> Any:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return scan_cache_dir(hub.cache_folder())
+    except (CacheNotFound, ValueError):
+        return None
+
+
+def _entry(name: str, revision: Any) -> Entry | None:
+    """None for what mlxspec does not run."""
+    folder = Path(revision.snapshot_path)
+    try:
+        config = read_json(folder / "config.json")
+    except ModelError:
+        return None
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES and kind not in DRAFTER_TYPES:
+        return None
+    complete, has_head, problem = False, None, ""
+    try:
+        hub.check_links(folder)
+        complete = hub.is_complete(folder)
+        if complete:
+            has_head = any(
+                ".mtp." in f".{name}" for path in folder.glob("*.safetensors") for name in check_header(path)
+            )
+    except ModelError as error:
+        complete, problem = False, str(error)
+    if not complete and not problem:
+        problem = f"incomplete: `mlxspec pull {name}` fetches the rest"
+    return Entry(
+        name=name,
+        revision=revision.commit_hash,
+        refs=tuple(sorted(revision.refs)),
+        folder=str(folder),
+        size=revision.size_on_disk,
+        model_type=str(kind),
+        quantization=_quantization(config),
+        has_head=has_head,
+        is_complete=complete,
+        problem=problem,
+    )
+
+
+def _quantization(config: dict[str, Any]) -> str:
+    """As the config has it; `inspect` looks at the tensors."""
+    found = config.get("quantization") or config.get("quantization_config")
+    if isinstance(found, dict) and type(found.get("bits")) is int:
+        mode = found.get("mode", "affine")
+        return f"{found['bits']} bits" if mode == "affine" else str(mode)[:20]
+    text = config.get("text_config")
+    sources = (config, text if isinstance(text, dict) else {})
+    dtypes = [s.get(k) for s in sources for k in ("dtype", "torch_dtype") if isinstance(s.get(k), str)]
+    return str(dtypes[0])[:20] if dtypes else "?"

@@ -1,0 +1,91 @@
+"""What a model needs of a machine's memory, and how much of it the machine gives. Knows bytes; knows no files and no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mlxspec import device
+from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.models.registry import architecture
+
+DEFAULT_CONTEXT = 8192
+_CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes, at most. state: keys, values and recurrent states of `rows` rows of `context` tokens, the model's and its drafters'.
+    machine: what this one gives to MLX. Activations of a forward come on top: they are small beside the rest."""
+
+    context: int
+    rows: int
+    weights: int
+    drafter_weights: int
+    state: int
+    drafter_state: int
+    machine: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.drafter_weights + self.state + self.drafter_state
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.machine
+
+
+def machine_memory() -> int:
+    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have."""
+    info = mx.device_info() if device.has_gpu() else {}
+    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+        if isinstance(info.get(key), int) and info[key] > 0:
+            return int(info[key])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no such limit
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return int(_CPU_SHARE * total)
+
+
+def bytes_of(*modules: Any) -> int:
+    """Of the parameters, evaluated or not."""
+    return sum(value.nbytes for module in modules for _, value in tree_flatten(module.parameters()))
+
+
+def state_bytes(module: Any, context: int, rows: int) -> int:
+    """Of the caches of a model, or of a head: anything with `make_cache`."""
+    verify = SpecConfig().ngram_m + 1  # the widest forward whose tokens may be taken back
+    cache = module.make_cache(0)
+    return rows * int(cache.bytes_for(context, prefill=EngineConfig().prefill_chunk, verify=verify))
+
+
+def expected(config: dict[str, Any], file_bytes: int, context: int | None = None, rows: int = 1) -> Memory:
+    """Of a model that is not here yet: its config.json, and the bytes of its weights. Raises ModelError for models we do not run."""
+    kind = architecture(config)
+    parsed = kind.parse(config)
+    model = kind.build(parsed)
+    in_memory, quantized = file_bytes, bool(config.get("quantization") or config.get("quantization_config"))
+    if device.has_gpu():
+        model.set_dtype(mx.bfloat16)
+    else:
+        values = bytes_of(model)  # float32
+        in_memory = values if not quantized or values <= FLOATS_AT_MOST else file_bytes
+    context = min(context or DEFAULT_CONTEXT, parsed.max_context)
+    return Memory(
+        context=context,
+        rows=rows,
+        weights=in_memory,
+        drafter_weights=0,
+        state=state_bytes(model, context, rows),
+        drafter_state=0,
+        machine=machine_memory(),
+    )
+
+
+FLOATS_AT_MOST = 6 << 30  # as models.assemble has it: quantized models up to this size become floats on a CPU

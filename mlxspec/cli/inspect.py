@@ -1,0 +1,88 @@
+"""`mlxspec inspect`: what a model is made of and what running it takes. Knows options and output; counting is checkpoints/inspect.py's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from mlxspec.cli import terminal
+from mlxspec.cli.table import print_pairs
+from mlxspec.config import check_number
+
+if TYPE_CHECKING:
+    from mlxspec.checkpoints.inspect import Layers, Report
+
+
+def run(args: argparse.Namespace) -> int:
+    """A page, or one JSON object."""
+    from mlxspec.checkpoints.inspect import inspect
+
+    if args.context is not None:
+        check_number("--context", args.context, 1, 1 << 24, integer=True)
+    check_number("--rows", args.rows, 1, 1024, integer=True)
+    report = inspect(
+        args.model,
+        revision=args.revision,
+        context=args.context,
+        rows=args.rows,
+        draft_model=args.draft_model,
+    )
+    if args.json:
+        terminal.say(json.dumps(report.data()) + "\n")
+    else:
+        print_pairs(_pairs(report))
+    return 0
+
+
+def _pairs(r: Report) -> list[tuple[str, str]]:
+    from mlxspec.loading.progress import amount
+
+    experts = f", {r.num_experts} experts, {count(r.active)} active" if r.num_experts else ""
+    skipped = f", {amount(r.skipped_bytes)} for images and sound not loaded" if r.skipped_bytes else ""
+    m, head = r.memory, r.head
+    verdict = "fits" if m.fits else "does not fit"
+    return [
+        ("model", r.name),
+        ("folder", r.folder),
+        ("revision", r.revision or "none: a folder, not a repository of the cache"),
+        ("architecture", r.model_type),
+        ("sizes", f"hidden {r.hidden_size}, vocabulary {r.vocab_size}, context {r.max_context}"),
+        ("layers", _layers(r.layers)),
+        ("parameters", f"{count(r.parameters)}{experts}"),
+        ("weights", f"{amount(r.file_bytes)}, {r.bits_per_weight:.2f} bits a parameter{skipped}"),
+        *[("", f"{form}: {count(n)}") for form, n in r.formats.items()],
+        (
+            "MTP head",
+            f"{count(head.parameters)}, {amount(head.bytes)}" if head.present else f"none: {head.advice}",
+        ),
+        *[("", f"{form}: {count(n)}") for form, n in head.formats.items()],
+        (
+            "memory",
+            f"{amount(m.total)} for {m.rows} x {m.context} tokens; this machine gives {amount(m.machine)}: {verdict}",
+        ),
+        ("", f"weights {amount(m.weights)}, state {amount(m.state)}"),
+        ("", f"drafters' weights {amount(m.drafter_weights)}, state {amount(m.drafter_state)}"),
+        *[
+            ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}")
+            for i, d in enumerate(r.drafters)
+        ],
+    ]
+
+
+def _layers(layers: Layers) -> str:
+    kinds = {
+        "attention": layers.attention,
+        "windowed attention": layers.windowed,
+        "recurrent (Gated DeltaNet)": layers.recurrent,
+        "attention over another layer's keys": layers.shared,
+    }
+    return f"{layers.total}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)
+
+
+def count(n: int) -> str:
+    """As people say it: 4.3M, 27.4B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return str(n)

@@ -1,0 +1,28 @@
+"""`mlxspec rm`: take a model out of the local cache. Knows options, the question and the answer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mlxspec.cli import terminal
+from mlxspec.errors import ConfigError
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, remove, tell what was freed. Returns 1 where the answer is no."""
+    from mlxspec.checkpoints.cache import removal
+    from mlxspec.loading.progress import amount
+
+    wanted = removal(args.repo, args.revision)
+    what = f"{wanted.name} ({', '.join(r[:12] for r in wanted.revisions)}), {amount(wanted.freed)}"
+    if not args.yes:
+        if not terminal.is_terminal(sys.stdin):
+            raise ConfigError(f"Removing {what} must be confirmed: run it in a terminal, or add --yes.")
+        terminal.say(f"Remove {what}? [y/N] ")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            terminal.say("Nothing was removed.\n")
+            return 1
+    wanted.execute()
+    terminal.say(f"Removed {wanted.name}: {amount(wanted.freed)} freed.\n")
+    return 0

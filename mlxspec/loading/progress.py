@@ -1,0 +1,46 @@
+"""How far something long has come, told to whoever watches.
+
+Work says how much of it there is and when a part is done; a front end watches. Knows numbers; knows no terminal. Where nobody watches
+nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+Step = Callable[[int], None]
+Watcher = Callable[[str, int], AbstractContextManager[Step]]
+
+_watchers: list[Watcher] = []
+
+
+@contextlib.contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Inside, `watcher(what, total)` is entered for every piece of work and its step called with each part done, in bytes."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.pop()
+
+
+@contextlib.contextmanager
+def steps(what: str, total: int) -> Iterator[Step]:
+    """A piece of work of `total` bytes."""
+    if not _watchers:
+        yield lambda _: None
+        return
+    with _watchers[-1](what, total) as step:
+        yield step
+
+
+def amount(num_bytes: int) -> str:
+    """As people write it: 8.8 MB, 19.3 GB. Decimal, as disks and the hub count."""
+    value = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

@@ -1,0 +1,145 @@
+"""A stand-in of the hub on this machine: the endpoints that Hugging Face's library asks, over folders of files, counting what it serves.
+
+Knows HTTP and the hub's headers; knows nothing of mlxspec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c0ffee" + 34 * "0"
+
+
+class HubServer:
+    """repos: id -> folder. gated: ids that need `Bearer TOKEN`. served: bytes of content by file name, GET only.
+
+    stall_after: a GET of a file in it sends so many bytes of that file, sets `stalled` and then nothing more.
+    """
+
+    TOKEN = "hf_for_the_tests"
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Path] = {}
+        self.gated: set[str] = set()
+        self.served: Counter[str] = Counter()
+        self.requests: list[str] = []
+        self.stall_after: dict[str, int] = {}
+        self.stalled, self.released = threading.Event(), threading.Event()
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_HEAD(self) -> None:
+                hub._answer(self, body=False)
+
+            def do_GET(self) -> None:
+                hub._answer(self, body=True)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
+        path = unquote(urlsplit(request.path).path)
+        self.requests.append(f"{request.command} {path}")
+        api = path.startswith("/api/models/")
+        parts = path.removeprefix("/api/models/").strip("/").split("/")
+        repo = "/".join(parts[:2])
+        if repo not in self.repos:
+            return self._error(request, 401, "RepoNotFound")
+        if repo in self.gated and request.headers.get("authorization") != f"Bearer {self.TOKEN}":
+            return self._error(request, 401, "GatedRepo")
+        revision = parts[3] if len(parts) > 3 else "main"
+        if revision not in ("main", COMMIT):
+            return self._error(request, 404, "RevisionNotFound")
+        files = sorted(p for p in self.repos[repo].iterdir() if p.is_file())
+        if api and (len(parts) == 2 or parts[2] == "revision"):
+            entries = [
+                {"rfilename": p.name, "size": p.stat().st_size, **_oid(p, "blobId", "sha256")} for p in files
+            ]
+            return self._json(request, {"id": repo, "sha": COMMIT, "siblings": entries})
+        if api and parts[2] == "tree":
+            entries = [
+                {"type": "file", "path": p.name, "size": p.stat().st_size, **_oid(p, "oid", "oid")}
+                for p in files
+            ]
+            return self._json(request, entries)
+        file = self.repos[repo] / "/".join(parts[4:])
+        if not file.is_file():
+            return self._error(request, 404, "EntryNotFound")
+        return self._file(request, file, body=body)
+
+    def _file(self, request: BaseHTTPRequestHandler, file: Path, *, body: bool) -> None:
+        content, ids = file.read_bytes(), _oid(file, "oid", "oid")
+        start, asked = 0, request.headers.get("range")
+        if asked is not None:
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+        request.send_response(206 if asked is not None else 200)
+        if asked is not None:
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        request.send_header("Content-Length", str(len(content) - start))
+        request.send_header("Accept-Ranges", "bytes")
+        request.send_header("X-Repo-Commit", COMMIT)
+        request.send_header("ETag", f'"{ids.get("lfs", {}).get("oid") or ids["oid"]}"')
+        if "lfs" in ids:
+            request.send_header("X-Linked-Etag", f'"{ids["lfs"]["oid"]}"')
+            request.send_header("X-Linked-Size", str(len(content)))
+        request.end_headers()
+        if not body:
+            return
+        rest = content[start:]
+        if file.name in self.stall_after:
+            rest = rest[: self.stall_after.pop(file.name)]
+            request.wfile.write(rest)
+            request.wfile.flush()
+            self.served[file.name] += len(rest)
+            self.stalled.set()
+            self.released.wait(120)
+            request.close_connection = True
+            return
+        request.wfile.write(rest)
+        self.served[file.name] += len(rest)
+
+    def _json(self, request: BaseHTTPRequestHandler, data: Any) -> None:
+        content = json.dumps(data).encode()
+        request.send_response(200)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+
+    def _error(self, request: BaseHTTPRequestHandler, status: int, code: str) -> None:
+        request.send_response(status)
+        request.send_header("X-Error-Code", code)
+        request.send_header("X-Error-Message", code)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+
+def _oid(path: Path, name: str, sha_name: str) -> dict[str, Any]:
+    """As the hub has it: weights are large files under their sha256, others are git blobs."""
+    content = path.read_bytes()
+    git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    if path.suffix != ".safetensors":
+        return {name: git}
+    sha = hashlib.sha256(content).hexdigest()
+    return {name: git, "lfs": {sha_name: sha, "size": len(content), "pointerSize": 134}}
