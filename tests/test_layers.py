@@ -27,6 +27,7 @@ LAYERS = (
     ("kernels",),
     ("cache",),
     ("models",),
+    ("checkpoints",),
     ("sampling",),
     ("speculation", "drafters"),
     ("engine",),

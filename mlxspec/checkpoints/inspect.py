@@ -176,14 +176,14 @@ def _layers(made: Assembled) -> Layers:
 
 
 def _count(module: Any) -> int:
-    return sum(v.size for _, v in tree_flatten(module.parameters()))
+    return sum(int(v.size) for _, v in tree_flatten(module.parameters()))
 
 
 def _active(plain: Any, config: Any) -> int:
     """Of a mixture of experts only those that a token is sent to."""
     experts = sum(v.size for k, v in tree_flatten(plain.parameters()) if ".switch_" in k)
     idle = 1 - config.num_experts_per_token / config.num_experts if config.num_experts else 0
-    return _count(plain) - round(experts * idle)
+    return _count(plain) - int(experts * idle)
 
 
 def _formats(weights: Weights, plain: Any) -> dict[str, int]:

@@ -45,6 +45,18 @@ def assemble(
 
     `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
     """
+    made = assemble_lazily(config, read, dtype)
+    for module in (made.model, made.mtp):
+        if module is not None:
+            mx.eval(module.parameters())
+    return made
+
+
+def assemble_lazily(
+    config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.Dtype | None = None
+) -> Assembled:
+    """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
+    as `read` is lazy too."""
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
@@ -59,7 +71,6 @@ def assemble(
     for module in (model, mtp):
         if module is not None:
             module.fuse()
-            mx.eval(module.parameters())
     return Assembled(model, parsed, mtp)
 
 

@@ -7,25 +7,27 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import mlx.core as mx
 import pytest
 from hub_server import HubServer
 
 from mlxspec.resources import demo_folder
 
 _DRIVER = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from mlxspec.cli.main import main
 for line in sys.stdin:
+    command, token = json.loads(line)
+    os.environ["HF_TOKEN"] = token
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(json.loads(line))
+        code = main(command)
     print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
 """
-TIMEOUT = 240  # seconds; a loaded machine is slow
 
 
 class Ran(NamedTuple):
@@ -35,37 +37,43 @@ class Ran(NamedTuple):
 
 
 class Machine:
-    """A user's machine: an HF_HOME of its own, and processes that talk to the stand-in only."""
+    """A user's machine: an HF_HOME of its own, and processes that talk to the stand-in only. `run` uses one process for all."""
 
-    def __init__(self, hub: HubServer, home: Path) -> None:
-        self.hub, self.home = hub, home
+    def __init__(self, hub: HubServer, home: Path, **environment: str) -> None:
+        self.hub, self.home, self._more = hub, home, environment
+        self._driver: subprocess.Popen[str] | None = None
 
-    def environment(self, **more: str) -> dict[str, str]:
+    @property
+    def environment(self) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-        return (
-            clean | {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"} | more
-        )
+        ours = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
+        ours["HF_HUB_DOWNLOAD_TIMEOUT"] = "300"  # whoever waits for us may be stopped for long
+        return clean | ours | self._more
 
-    def run(self, *commands: Sequence[str], **environment: str) -> list[Ran]:
-        """Several commands, one after another, in one process."""
-        lines = "".join(json.dumps(list(c)) + "\n" for c in commands)
-        done = subprocess.run(
-            [sys.executable, "-c", _DRIVER],
-            input=lines,
-            env=self.environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
-        assert done.returncode == 0, done.stderr
-        assert not done.stderr, done.stderr  # nothing beside what commands print
-        return [Ran(*json.loads(line)) for line in done.stdout.splitlines()]
+    def run(self, *command: str, token: str = "") -> Ran:
+        if self._driver is None:
+            self._driver = self._process("-c", _DRIVER, stdin=subprocess.PIPE)
+        stdin, stdout = self._driver.stdin, self._driver.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps([command, token]) + "\n")
+        stdin.flush()
+        return Ran(*json.loads(stdout.readline()))
 
     def begin(self, *command: str) -> subprocess.Popen[str]:
         """One command in a process of its own, left running."""
+        return self._process("-m", "mlxspec", *command)
+
+    def close(self) -> None:
+        if self._driver is not None:
+            _, said = self._driver.communicate()
+            assert not said, said  # nothing beside what commands print
+
+    def _process(self, *arguments: str, stdin: int | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "mlxspec", *command],
-            env=self.environment(),
+            [sys.executable, *arguments],
+            env=self.environment,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -91,6 +99,15 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("modeling_evil.py", "pytorch_model.bin", "weights.pt", "data.npz", "notes.txt"):
         (code / name).write_text("raise SystemExit('run')")
     found["owner/code"] = code
+    large = (
+        root / "owner-large"
+    )  # as large as the hub's library must be interrupted behind its first chunk, 10 MiB
+    shutil.copytree(demo_folder("target"), large)
+    tensors = mx.load(str(large / "model.safetensors"))
+    mx.save_safetensors(
+        str(large / "model.safetensors"), {k: v.astype(mx.float32) for k, v in tensors.items()}
+    )
+    found["owner/large"] = large
     empty = root / "owner-empty"
     empty.mkdir()
     (empty / "README.md").write_text("nothing")
@@ -98,9 +115,24 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture
-def machine(repositories: dict[str, Path], tmp_path: Path) -> Iterator[Machine]:
+@pytest.fixture(scope="module")
+def one_machine(repositories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     hub = HubServer()
-    hub.repos, hub.gated = dict(repositories), {"owner/gated"}
-    yield Machine(hub, tmp_path / "home")
+    machine = Machine(hub, tmp_path_factory.mktemp("machine") / "home")
+    yield machine
+    machine.close()
     hub.close()
+
+
+@pytest.fixture
+def machine(one_machine: Machine, repositories: dict[str, Path]) -> Machine:
+    """With an empty cache, and a hub that has counted nothing."""
+    shutil.rmtree(one_machine.home, ignore_errors=True)
+    hub = one_machine.hub
+    hub.repos, hub.gated = dict(repositories), {"owner/gated"}
+    hub.served.clear()
+    hub.requests.clear()
+    hub.stall_after.clear()
+    hub.stalled.clear()
+    hub.released.clear()
+    return one_machine

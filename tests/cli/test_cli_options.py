@@ -83,7 +83,7 @@ def test_n_min_above_n_max(run: Run) -> None:
         (["generate", "-p", "x", "--model"], ("--model needs a value",)),
         (["generate", "-p", "--temp"], ("needs a value",)),
         (["generate", "-p", "x", "--json=1"], ("--json",)),
-        (["frobnicate"], ("'frobnicate'", "generate, chat, bench, demo")),
+        (["frobnicate"], ("'frobnicate'", ", ".join(options.COMMANDS))),
         (["gen"], ("'gen'",)),
         (["--json"], ("No command",)),
         (["--frobnicate", "generate", "-p", "x"], ("--frobnicate",)),

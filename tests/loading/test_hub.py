@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from mlxspec.errors import ConfigError, ModelError
-from mlxspec.loading import hub
+from mlxspec.errors import ConfigError, ModelError, StorageError
+from mlxspec.loading import download, hub
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -59,28 +63,71 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
     ids=lambda n: repr(n[:12]),
 )
 def test_what_can_be_no_id_is_not_looked_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("looked up"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("looked up"))
     with pytest.raises(ModelError) as caught:
         hub.resolve(name)
     assert "\n" not in str(caught.value)
 
 
-def test_an_id_is_downloaded_data_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+@pytest.mark.parametrize(
+    "revision", ["", "../up", "a//b", "a/", "-x", "a b", "x" * 300, "\0"], ids=lambda n: repr(n[:9])
+)
+def test_what_can_be_no_revision_is_not_looked_up(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("looked up"))
+    with pytest.raises(ConfigError, match="branch, tag or commit"):
+        hub.resolve("owner/model", revision=revision)
 
-    def download(repo: str, allow_patterns: list[str]) -> str:
-        asked[repo] = allow_patterns
-        return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert hub.resolve("owner/model-4bit") == tmp_path
-    assert not any(p.endswith((".py", ".bin", ".pt", ".pkl", "*")) for p in asked["owner/model-4bit"])
+def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder here"):
+        hub.resolve(str(tmp_path), revision="main")
+
+
+def test_nothing_is_fetched_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("looked up"))
+    with pytest.raises(ModelError, match="mlxspec pull owner/model"):
+        hub.resolve("owner/model", download=False)
+
+
+def snapshot(cache: Path, commit: str = 40 * "a") -> Path:
+    """An empty snapshot of owner/model, as `main`."""
+    home = cache / "models--owner--model"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text(commit)
+    (home / "snapshots" / commit).mkdir(parents=True)
+    return home / "snapshots" / commit
+
+
+def test_what_is_cached_is_used_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = snapshot(tmp_path)
+    (folder / "config.json").write_text("{}")
+    assert hub.cached("owner/model") is None
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model-1.safetensors").write_bytes(b"")
+    assert hub.cached("owner/model") is None
+    (folder / "model-2.safetensors").write_bytes(b"")
+    assert hub.cached("owner/model") == folder
+    assert hub.cached("owner/model", 40 * "a") == hub.resolve("owner/model") == folder
+    assert hub.cached("owner/model", 40 * "b") is None
+    assert hub.revision_of(folder) == 40 * "a"
+    assert hub.revision_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("ref", ["../../../etc", "x", "", 39 * "a"])
+def test_a_reference_names_a_commit(ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot(tmp_path)
+    (tmp_path / "models--owner--model" / "refs" / "main").write_text(ref)
+    assert hub.cached("owner/model") is None
 
 
 class Response:
     """As much of an HTTP response as the hub's errors look at."""
 
-    status_code = 404
+    status_code = 500
     headers: dict[str, str] = {}  # noqa: RUF012
     request = None
     text = ""
@@ -97,19 +144,31 @@ class Response:
             "no model owner/model on Hugging Face",
         ),
         (lambda: LocalEntryNotFoundError("x\ny"), "cannot be reached"),
-        (lambda: HfHubHTTPError("x\ny", response=Response()), "could not be downloaded"),
-        (lambda: OSError(28, "No space left on device"), "could not be downloaded"),
+        (lambda: HfHubHTTPError("x\ny", response=Response()), "the hub answered 500"),
         (lambda: ConnectionError("x\ny"), "could not be downloaded"),
+        (lambda: OSError(28, "No space left on device"), "disk is full"),
     ],
-    ids=["unknown", "offline", "http", "disk", "connection"],
+    ids=["unknown", "offline", "http", "connection", "disk"],
 )
 def test_what_goes_wrong_on_the_way_is_one_sentence(
-    error, words: str, monkeypatch: pytest.MonkeyPatch
+    error, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def download(*_: object, **__: object) -> str:
         raise error()
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelError, match=words) as caught:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises((ModelError, StorageError), match=words) as caught:
         hub.resolve("owner/model")
     assert "\n" not in str(caught.value)
+
+
+def test_a_disk_too_small_is_told_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = download.File("model.safetensors", 50 << 30, 1 << 30, tmp_path / "blob")
+    plan = download.Plan("owner/model", None, 40 * "a", tmp_path, (file,))
+    monkeypatch.setattr(download, "_fetch_small", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=49 << 30))
+    with pytest.raises(StorageError, match=r"52\.6 GB and 1\.07 GB to spare.*52\.6 GB left.*HF_HOME"):
+        download.fetch(plan)
