@@ -13,19 +13,42 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "mlxspec.engine.load",
     "Engine": "mlxspec.engine.engine",
+    "Result": "mlxspec.engine.answers",
+    "Drafter": "mlxspec.drafters.base",
+    "Draft": "mlxspec.drafters.base",
+    "Ask": "mlxspec.drafters.base",
+    "TokensEvent": "mlxspec.events",
+    "FinishEvent": "mlxspec.events",
     "SamplingParams": "mlxspec.config",
     "SpecConfig": "mlxspec.config",
     "EngineConfig": "mlxspec.config",
     "MlxspecError": "mlxspec.errors",
 }
 
-__all__ = ["Engine", "EngineConfig", "MlxspecError", "SamplingParams", "SpecConfig", "__version__", "load"]
+__all__ = [
+    "Ask",
+    "Draft",
+    "Drafter",
+    "Engine",
+    "EngineConfig",
+    "FinishEvent",
+    "MlxspecError",
+    "Result",
+    "SamplingParams",
+    "SpecConfig",
+    "TokensEvent",
+    "__version__",
+    "load",
+]
 
 if TYPE_CHECKING:
     from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+    from mlxspec.drafters.base import Ask, Draft, Drafter
+    from mlxspec.engine.answers import Result
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.load import load
     from mlxspec.errors import MlxspecError
+    from mlxspec.events import FinishEvent, TokensEvent
 
 
 def __getattr__(name: str) -> Any:

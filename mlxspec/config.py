@@ -5,7 +5,8 @@ Plain Python: knows no arrays, no models, no command line. Every class is frozen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -20,7 +21,8 @@ MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
 DraftSampling = Literal["shared", "independent", "argmax"]
 Policy = Literal["fixed", "auto"]
-DRAFTER_NAMES = (
+DRAFTER_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
+DRAFTER_NAMES = (  # those that come with mlxspec
     "forced",
     "mtp",
     "draft-model",
@@ -79,6 +81,11 @@ class SamplingParams:
     will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at most one, the answer is of
     that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins behind thinking
     that the prompt has opened.
+
+    logits_processors: callables (tokens (n,), logits (1, V)) -> logits (1, V), as in mlx-lm, in order and before everything above, with
+    tokens all that stands before the position. sampler: a callable, log-probabilities (1, V) -> token, that draws in place of temperature,
+    top-k, top-p and min-p. Both are called at every position a round verifies, also for drafts that do not stand, so they must depend on
+    nothing but their arguments (a sampler may use a random generator). One that raises ends its request with an error.
     """
 
     max_tokens: int = 256
@@ -101,6 +108,8 @@ class SamplingParams:
     lark: str | None = None
     thinking_budget: int | None = None
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    logits_processors: tuple[Callable[[Any, Any], Any], ...] = ()
+    sampler: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         check_number("max_tokens", self.max_tokens, 1, MAX_CONTEXT, integer=True)
@@ -138,6 +147,23 @@ class SamplingParams:
                 "thinking_tags must be two different strings: what opens and what closes thinking."
             )
         object.__setattr__(self, "thinking_tags", tags)
+        self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        given = self.logits_processors
+        if not isinstance(given, (list, tuple)) or not all(callable(p) for p in given):
+            raise ConfigError(f"logits_processors must be a list of callables, not {shown(given)}.")
+        object.__setattr__(self, "logits_processors", tuple(given))
+        if self.sampler is None:
+            return
+        if not callable(self.sampler):
+            raise ConfigError(f"sampler must be a callable, not {shown(self.sampler)}.")
+        own = SamplingParams.__dataclass_fields__
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            if getattr(self, name) != own[name].default:
+                raise ConfigError(
+                    f"sampler and {name} contradict each other: a sampler draws by its own rules."
+                )
 
     def _check_grammar(self) -> None:
         given = [name for name in ("json_schema", "regex", "lark") if getattr(self, name) is not None]
@@ -157,6 +183,11 @@ class SamplingParams:
     @property
     def has_grammar(self) -> bool:
         return self.json_schema is not None or self.regex is not None or self.lark is not None
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether callables of the user's take part."""
+        return bool(self.logits_processors) or self.sampler is not None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -180,7 +211,7 @@ class SpecConfig:
     for ngram-mod, 1 to 4 for ngram-cache), then up to `ngram_m` are drafted. `ngram_min_hits`: how often they
     must have stood before (ngram-map-*). `ngram_dynamic`, `ngram_static`: files of counts for ngram-cache, read
     when the model is loaded. What a grammar forces is drafted before anything else wherever there are drafters at all; the name for
-    that alone is `forced`.
+    that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names they bear.
 
     policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
     and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
@@ -216,10 +247,8 @@ class SpecConfig:
             self._check_rejection()
         object.__setattr__(self, "drafters", _strings("drafters", self.drafters))
         for name in self.drafters:
-            if name not in DRAFTER_NAMES:
-                raise ConfigError(
-                    f"There is no drafter {shown(name)}; there are: {', '.join(DRAFTER_NAMES)}."
-                )
+            if not DRAFTER_NAME.fullmatch(name):
+                raise ConfigError(f"A drafter's name is letters, digits and dashes, not {shown(name)}.")
         if len(set(self.drafters)) != len(self.drafters):
             raise ConfigError(f"A drafter is named twice in {', '.join(self.drafters)}.")
         if self.n_max is not None:

@@ -5,6 +5,9 @@ row's history once, in order (prompt included), also those somebody else drafted
 Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
 in `propose`, `observe` only queues (so that plain rounds pay nothing); an exception ends drafting for the rows asked about, never a
 request.
+
+A subclass must give `propose` and bear a `name`. One that goes by `ask.history` alone needs nothing else; one that keeps something for
+each row gives the other four too.
 """
 
 from __future__ import annotations
@@ -52,6 +55,11 @@ class Draft(NamedTuple):
     ended: str | None = None
     scores: mx.array | None = None
 
+    @classmethod
+    def of(cls, tokens: Sequence[int], confidences: Sequence[float] | None = None) -> Draft:
+        """A draft of host tokens, possibly none."""
+        return cls(len(tokens), list(tokens), None if confidences is None else list(confidences))
+
     def cut(self, length: int) -> Draft:
         """Its first `length` tokens; their confidences have been used."""
         if not length:
@@ -64,17 +72,19 @@ NO_DRAFT = Draft(0, [])
 
 
 class Drafter(ABC):
-    """See the module's invariants. Rows are named by numbers that are never used twice."""
+    """See the module's invariants. Rows are named by numbers that are never used twice.
+
+    max_draft: the longest draft it is asked for; None: as a request's SpecConfig has it for n-gram lookup, or for models that draft.
+    """
 
     name: str
     needs = Needs()
+    max_draft: int | None = None
 
-    @abstractmethod
-    def begin(self, row: int) -> None:
+    def begin(self, row: int) -> None:  # noqa: B027
         """A new row."""
 
-    @abstractmethod
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
         """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one
         place before it, zeros before the first), given if `needs.hidden`."""
 
@@ -85,12 +95,10 @@ class Drafter(ABC):
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:  # noqa: B027  (few need it)
         """The target's cache, to be read in the proposals of this round only, and the names of its rows; told if `needs.cache`."""
 
-    @abstractmethod
-    def truncate(self, row: int, length: int) -> None:
+    def truncate(self, row: int, length: int) -> None:  # noqa: B027
         """The row's history is now its first `length` tokens."""
 
-    @abstractmethod
-    def close(self, row: int) -> None:
+    def close(self, row: int) -> None:  # noqa: B027
         """The row is gone; forget it. Unknown rows are ignored."""
 
     @property

@@ -210,7 +210,11 @@ class Chain:
         started = time.perf_counter()
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
-        found = self._guard(drafter, states, lambda: submit(drafter.propose(asks, sampler), states)) or []
+
+        def work() -> _Submitted:
+            return submit(_checked(drafter.propose(asks, sampler), asks, vocab_size), states)
+
+        found = self._guard(drafter, states, work) or []
         for state, (draft, _) in zip(states, found, strict=bool(found)):
             if draft.ended is not None:
                 self._end(drafter, state, draft.ended)
@@ -242,7 +246,25 @@ class Chain:
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:
     if isinstance(drafter, Forced):
         return drafter.longest
+    if drafter.max_draft is not None:
+        return drafter.max_draft
     return spec.model_depth if isinstance(drafter, ModelDrafter) else spec.ngram_m
+
+
+def _checked(drafts: Sequence[Draft], asks: Sequence[Ask], vocab_size: int) -> Sequence[Draft]:
+    """What a drafter gave, if it is one draft an ask, none too long and no id that the target lacks. Raises ValueError otherwise."""
+    if len(drafts) != len(asks):
+        raise ValueError(f"it gave {len(drafts)} drafts where {len(asks)} were asked for")
+    for draft, ask in zip(drafts, asks, strict=True):
+        if not isinstance(draft, Draft) or not 0 <= draft.length <= ask.limit:
+            raise ValueError(f"a draft is a Draft of at most {ask.limit} tokens here, not {draft!r:.80}")
+        if isinstance(draft.tokens, list):
+            if len(draft.tokens) != draft.length:
+                raise ValueError(f"a draft of length {draft.length} has {len(draft.tokens)} tokens")
+            bad = [t for t in draft.tokens if not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size]
+            if bad:
+                raise ValueError(f"it drafted {bad[0]!r:.40}, which is no token id of the target")
+    return drafts
 
 
 def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> _Submitted:

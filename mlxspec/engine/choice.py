@@ -5,8 +5,8 @@ Ties requests and their proposals to samplers, constraints and log-probabilities
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +18,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
 from mlxspec.sampling.noise import Stream, gumbel, uniform
+from mlxspec.sampling.processors import Failure, draw, process
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.speculation.verify import ForRejection
@@ -25,10 +26,26 @@ from mlxspec.speculation.verify import ForRejection
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """sampled (N,) int32: equal to the draft behind it where that stands. logprobs: of the sampled tokens, where a row asks for them."""
+    """sampled (N,) int32: equal to the draft behind it where that stands. logprobs: of the sampled tokens, where a row asks for them.
+
+    failed: index of a request -> at which of its positions its own callables failed; tokens from there on mean nothing.
+    """
 
     sampled: mx.array
+    vocab_size: int
     logprobs: Logprobs | None
+    failed: Mapping[int, Failure] = field(default_factory=dict)
+
+    def take(self, index: int, tokens: list[int]) -> tuple[list[int], str | None]:
+        """What request `index` takes of tokens a round gives it, and why no more: a callable of the user's failed there."""
+        failed = self.failed.get(index)
+        if failed is not None and failed.place < len(tokens):
+            return tokens[: failed.place], failed.why
+        strange = next((i for i, t in enumerate(tokens) if not 0 <= t < self.vocab_size), None)
+        if strange is not None:
+            why = f"The sampler chose {tokens[strange]}, which is no token id of this model."
+            return tokens[:strange], why
+        return tokens, None
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -56,6 +73,11 @@ def choose(
     positions = [n + i for n, width in zip(lengths, rows.widths, strict=True) for i in range(width)]
     drafts = _drafts_before(rows, tokens, vocab) if sampler.needs_drafts and rows.max_width > 1 else None
     masks = _masks(requests, proposals, rows, ahead)
+    failed: dict[int, Failure] = {}
+    hooked = any(r.params.has_hooks for r in requests)
+    if hooked and ahead:
+        raise ValueError("callables must know the tokens before them")
+    own, logits = logits, _processed(requests, rows, tokens, logits, failed) if hooked else logits
     rejecting = [
         i for i, p in enumerate(proposals) if isinstance(p.submission, ForRejection) and p.draft.length
     ]
@@ -68,8 +90,53 @@ def choose(
             )
     else:
         sampled = sampler.sample(logits, owners, positions, drafts, masks)
+    if hooked:
+        sampled = _drawn(requests, rows, sampler, (logits, owners, drafts, masks), sampled, failed)
     tops = [r.params.top_logprobs for r in requests if r.params.wants_logprobs]
-    return Choice(sampled=sampled, logprobs=logprobs(logits, sampled, max(tops)) if tops else None)
+    found = logprobs(own, sampled, max(tops)) if tops else None
+    return Choice(sampled=sampled, vocab_size=vocab, logprobs=found, failed=failed)
+
+
+def _processed(
+    requests: Sequence[Request],
+    rows: FlatRows,
+    tokens: mx.array,
+    logits: mx.array,
+    failed: dict[int, Failure],
+) -> mx.array:
+    """Logits (N, V) behind each row's own logits processors."""
+    parts = []
+    for i, (request, start, end) in enumerate(zip(requests, rows.starts, rows.starts[1:], strict=False)):
+        piece = logits[start:end]
+        if request.params.logits_processors:
+            drafts = tokens[start + 1 : end]
+            piece, failure = process(request.params.logits_processors, request.history, drafts, piece)
+            if failure is not None:
+                failed[i] = failure
+        parts.append(piece)
+    return mx.concatenate(parts)
+
+
+def _drawn(
+    requests: Sequence[Request],
+    rows: FlatRows,
+    sampler: BatchSampler,
+    given: tuple[mx.array, list[int], mx.array | None, list[Bits | None] | None],
+    sampled: mx.array,
+    failed: dict[int, Failure],
+) -> mx.array:
+    """`sampled` with what each row's own sampler draws in its place. given: what `BatchSampler.scores` takes."""
+    drawing = [i for i, r in enumerate(requests) if r.params.sampler is not None]
+    scores = sampler.scores(*given) if drawing else sampled
+    for i in drawing:
+        start, end, hook = rows.starts[i], rows.starts[i + 1], requests[i].params.sampler
+        if hook is None:
+            continue
+        own, failure = draw(hook, scores[start:end])
+        if failure is not None and (i not in failed or failure.place < failed[i].place):
+            failed[i] = failure
+        sampled = mx.concatenate([sampled[:start], own, sampled[end:]])
+    return sampled
 
 
 def _rejected(

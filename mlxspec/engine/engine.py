@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
@@ -23,39 +21,23 @@ from mlxspec.cache.rollback import rollback
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
+from mlxspec.engine.answers import Answers, Prompt, Result
 from mlxspec.engine.prefill import prefill
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
-from mlxspec.engine.stats import EngineStats, RequestStats
+from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, ContextOverflowError
-from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
+from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.sampling.constraints import ConstraintMaker
 from mlxspec.speculation.controller import Controller
 
-Prompt = str | Sequence[int]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """A finished answer. tokens: its ids, without the end token; finish_reason "stop", "length", or "error" with the sentence in `error`.
-
-    logprobs: one a token, None where they were not asked for.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: RequestStats = field(repr=False)
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    error: str | None = None
-
-
-class Engine:
+class Engine(Answers):
     """A loaded model with its drafters.
 
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats.
@@ -71,6 +53,7 @@ class Engine:
         config: EngineConfig | None = None,
         name: str = "model",
     ) -> None:
+        super().__init__()
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.config = config or EngineConfig()
         self.chain = Chain(drafters)
@@ -81,65 +64,12 @@ class Engine:
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         self._rollback = rollback(self.config.rollback, num_states)
         self._widest = self._exact_width() if self.config.exact else None
-        self._waiting: deque[Request] = deque()
         self._rows: list[Request] = []
         self._cache: ModelCache | None = None
         self._ahead: Round | None = (
             None  # launched and not read; its rows' tokens are in the cache but not in their histories
         )
         self._num_requests = 0
-        self._inboxes: dict[int, deque[Event]] = {}  # of streams: whoever steps, each gets its own events
-
-    # --- for one caller who wants answers
-
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        spec: SpecConfig | None = None,
-    ) -> Any:
-        """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
-
-        A string is continued as it stands; see `chat_prompt` for the model's chat format. Raises MlxspecError subclasses before any work.
-        """
-        if not isinstance(prompts, Sequence) or len(prompts) == 0:
-            raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
-        single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
-        several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
-        if len(each) != len(several):
-            raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
-        requests = [self._make(p, s, spec) for p, s in zip(several, each, strict=True)]
-        self._waiting.extend(requests)
-        self._run_until(requests)
-        results = [self._result(r) for r in requests]
-        return results[0] if single else results
-
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
-    ) -> Iterator[Event]:
-        """Events of one answer as they happen. Closing the iterator cancels the request."""
-        return self._stream(self._make(prompt, params, spec))
-
-    def _stream(self, request: Request) -> Iterator[Event]:
-        inbox = self._inboxes[request.number] = deque()
-        self._waiting.append(request)
-        try:
-            while inbox or request.finish_reason is None:
-                if inbox:
-                    yield inbox.popleft()
-                else:
-                    self.step()
-        finally:
-            del self._inboxes[request.number]
-            self.cancel(request.number)
-
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """Token ids of messages ({"role", "content"}) in the model's chat format. Raises ConfigError without a template."""
-        if self.tokenizer is None or self.tokenizer.template is None:
-            raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
-        return self.tokenizer.encode(self.tokenizer.template.render(messages, **options), special=False)
 
     # --- for a scheduler
 
@@ -357,24 +287,5 @@ class Engine:
             self._cache.select(staying)
         self._rows = [self._rows[i] for i in staying]
 
-    def _run_until(self, requests: Sequence[Request]) -> None:
-        try:
-            while any(r.finish_reason is None for r in requests):
-                self.step()
-        except BaseException:
-            for request in requests:
-                self.cancel(request.number)
-            raise
 
-    def _result(self, request: Request) -> Result:
-        return Result(
-            text=request.answer.text,
-            tokens=tuple(request.history[len(request.prompt) :]),
-            finish_reason=request.finish_reason or "error",
-            stats=request.stats,
-            logprobs=None if request.logprobs is None else tuple(request.logprobs),
-            error=request.error,
-        )
-
-
-__all__ = ["Engine", "FinishEvent", "Result", "TokensEvent"]
+__all__ = ["Engine", "FinishEvent", "Prompt", "Result", "TokensEvent"]

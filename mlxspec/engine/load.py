@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 
 from mlxspec import device
-from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
 from mlxspec.drafters.mtp import Mtp
@@ -34,6 +34,7 @@ def load(
     *,
     draft: str | Sequence[str] = "auto",
     draft_model: str | None = None,
+    drafters: Sequence[Drafter] = (),
     spec: SpecConfig | None = None,
     config: EngineConfig | None = None,
     dtype: str | None = None,
@@ -42,6 +43,7 @@ def load(
 
     model: `demo`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then its MTP
     head, else the draft model), or names in the order in which they are asked. draft_model: folder or id; the demo brings its own.
+    drafters: objects of your own (docs/drafters.md); "auto" asks them first, a list in `draft` names them where it wants them.
     spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some). dtype: "float32",
     "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 on a CPU.
 
@@ -50,7 +52,8 @@ def load(
     spec = spec or SpecConfig()
     if dtype is not None and dtype not in _DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
-    asked = _asked(draft, spec)
+    own = _own(drafters)
+    asked = _asked(draft, spec, own)
     folder = hub.resolve(model)
     if draft_model is None and model == hub.DEMO:
         draft_model = hub.DEMO_DRAFT
@@ -58,14 +61,16 @@ def load(
         races.prepare()
         target = _read(folder, dtype)
         tokenizer = _tokenizer(folder, target)
-        names = _names(asked, target, draft_model)
-        drafters = [
-            _drafter(name, spec, target, tokenizer, draft_model, dtype) for name in names if name != "forced"
+        names = _names(asked, target, draft_model, tuple(own))
+        made = [
+            own[name] if name in own else _drafter(name, spec, target, tokenizer, draft_model, dtype)
+            for name in names
+            if name != "forced"
         ]
     engine = Engine(
         target.model,
         tokenizer,
-        drafters=drafters,
+        drafters=made,
         spec=replace(spec, drafters=names),
         config=config,
         name=model,
@@ -75,22 +80,51 @@ def load(
     return engine
 
 
-def _asked(draft: str | Sequence[str], spec: SpecConfig) -> tuple[str, ...] | None:
-    """Drafter names, () for off, None for auto."""
+def _own(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
+    """Drafters that were given as objects, by name. Raises ConfigError for what is none, or has no name of its own."""
+    found: dict[str, Drafter] = {}
+    for drafter in drafters:
+        if not isinstance(drafter, Drafter):
+            raise ConfigError(
+                f"drafters holds objects of classes that inherit from mlxspec.Drafter, not {shown(drafter)}."
+            )
+        name = getattr(drafter, "name", None)
+        if not isinstance(name, str) or not DRAFTER_NAME.fullmatch(name) or name in ("off", "auto"):
+            raise ConfigError(f"A drafter needs a `name` of letters, digits and dashes, not {shown(name)}.")
+        if name in DRAFTER_NAMES or name in found:
+            raise ConfigError(f"There is a drafter {name} already; give yours another name.")
+        found[name] = drafter
+    return found
+
+
+def _asked(draft: str | Sequence[str], spec: SpecConfig, own: Collection[str]) -> tuple[str, ...] | None:
+    """Drafter names, () for off, None for auto. own: names of drafters that were given as objects; all of them must be used."""
+    if draft == "auto" and not spec.drafters:
+        return None
     if draft == "auto":
-        return spec.drafters or None
+        draft = spec.drafters
     if draft == "off":
-        return ()
+        draft = ()
     names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else tuple(draft)
     if {"off", "auto"} & set(names):
         raise ConfigError("`off` and `auto` stand alone in a list of drafters.")
-    return SpecConfig(drafters=names).drafters
+    names = SpecConfig(drafters=names).drafters
+    for name in names:
+        if name not in DRAFTER_NAMES and name not in own:
+            there = ", ".join((*DRAFTER_NAMES, *own))
+            raise ConfigError(f"There is no drafter {shown(name)}; there are: {there}.")
+    unused = [name for name in own if name not in names]
+    if unused:
+        raise ConfigError(f"The drafter {unused[0]} was given, but is not among those that are to draft.")
+    return names
 
 
-def _names(asked: tuple[str, ...] | None, target: Assembled, draft_model: str | None) -> tuple[str, ...]:
+def _names(
+    asked: tuple[str, ...] | None, target: Assembled, draft_model: str | None, own: tuple[str, ...]
+) -> tuple[str, ...]:
     if asked is None:
         model_based = ("mtp",) if target.mtp is not None else ("draft-model",) if draft_model else ()
-        return ("ngram-simple", *model_based)
+        return (*own, "ngram-simple", *model_based)
     if "mtp" in asked and target.mtp is None:
         raise ModelError(
             "This model has no MTP head (conversions by mlx-lm drop it); take the original repository, or leave `mtp` out."

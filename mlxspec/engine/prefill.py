@@ -47,7 +47,11 @@ def prefill(
     choice = choose([request], [Proposal()], FlatRows((1,)), mx.array(prompt[-1:], mx.int32), out.logits)
     mx.eval(choice.arrays)
     first = int(choice.sampled.item())
-    events = request.accept([first], logprobs=request.read_logprobs(choice.logprobs, [first], 0))
+    _, failure = choice.take(0, [first])
+    if failure is not None:
+        events = request.fail(failure)
+    else:
+        events = request.accept([first], logprobs=request.read_logprobs(choice.logprobs, [first], 0))
     if drafts and request.finish_reason is None:
         chain.observe(request.number, [first], carry if chain.needs_hidden else None)
     request.stats.prefill_seconds = time.perf_counter() - started

@@ -140,6 +140,13 @@ class Request:
             events.append(FinishEvent(request=self.number, reason=self.finish_reason, error=self.error))
         return events
 
+    def fail(self, why: str) -> list[Event]:
+        """End with an error sentence; what has been said stays."""
+        self.finish_reason, self.error = "error", why
+        piece, _ = self.answer.finish()
+        events: list[Event] = [TokensEvent(request=self.number, tokens=(), text=piece)] if piece else []
+        return [*events, FinishEvent(request=self.number, reason="error", error=why)]
+
     def count(self, drafter: str | None, drafted: int, accepted: int) -> None:
         """One round's statistics."""
         self.stats.num_rounds += 1

@@ -105,15 +105,17 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     if round_.is_open:
         cache.commit([k + 1 for k in kept])
     events: list[Event] = []
-    for request, proposal, (start, _), stood in zip(
-        round_.requests, round_.proposals, spans, kept, strict=True
+    for i, (request, proposal, (start, _), stood) in enumerate(
+        zip(round_.requests, round_.proposals, spans, kept, strict=True)
     ):
         if request.finish_reason is not None:
             continue
-        new = chosen[start : start + stood + 1]
+        new, failure = round_.choice.take(i, chosen[start : start + stood + 1])
         request.count(proposal.drafter, proposal.draft.length, stood)
         logprobs = request.read_logprobs(round_.choice.logprobs, new, start)
         events += request.accept(new, num_drafted=stood, drafter=proposal.drafter, logprobs=logprobs)
+        if failure is not None and request.finish_reason is None:
+            events += request.fail(failure)
         if request.finish_reason is None and request.spec.drafters:
             hidden = round_.hidden[start : start + len(new)] if chain.needs_hidden else None
             chain.observe(request.number, new, hidden)

@@ -46,7 +46,7 @@ class RowSampler:
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.is_greedy = params.temperature == 0.0
-        self.is_plain = not params.has_penalties and not params.logit_bias
+        self.is_plain = not (params.has_penalties or params.logit_bias or params.has_hooks)
         self.drafts_by = drafts_by
         self.keeps_drafts = keeps_drafts and not self.is_greedy
         self.constraints = constraints

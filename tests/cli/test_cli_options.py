@@ -102,6 +102,8 @@ def test_every_field_has_a_flag() -> None:
         "logprobs",
         "top_logprobs",
         "thinking_tags",
+        "logits_processors",
+        "sampler",
     }  # of the Python API: a stream of text has no place for them
     known = {f.name for c in (SamplingParams, SpecConfig, EngineConfig) for f in fields(c)} - left_out
     assert set(options._FLAGS) <= known

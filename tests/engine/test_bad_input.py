@@ -63,7 +63,9 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "regex"): lambda v: v in (None, "12"),
     (SamplingParams, "lark"): lambda v: v in (None, "12"),
     (SamplingParams, "thinking_budget"): lambda v: v is None,
-    (SpecConfig, "drafters"): lambda v: v == (),
+    (SamplingParams, "logits_processors"): lambda v: v in ([], ()),
+    (SamplingParams, "sampler"): lambda v: v is None,
+    (SpecConfig, "drafters"): lambda v: v in ((), {"a": 1}),
     (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "draft_sampling"): lambda v: v is None,
     (SpecConfig, "ngram_dynamic"): lambda v: v in (None, "12"),
@@ -108,8 +110,12 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     SpecConfig(n_max=3, n_min=4)  # nobody drafts
     with pytest.raises(ConfigError, match="twice"):
         SpecConfig(drafters=("mtp", "mtp"))
-    with pytest.raises(ConfigError, match="ngram-simple"):
-        SpecConfig(drafters=("mtq",))
+    with pytest.raises(ConfigError, match="sampler and temperature"):
+        SamplingParams(sampler=len, temperature=0.5)
+    with pytest.raises(ConfigError, match="letters"):
+        SpecConfig(drafters=("my drafter",))
+    with pytest.raises(ConfigError, match=r"mtq was not loaded.*ngram-simple"):
+        engine().generate([1], spec=SpecConfig(drafters=("mtq",)))
 
 
 def test_one_name_is_a_list_of_one() -> None:

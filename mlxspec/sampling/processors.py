@@ -1,0 +1,97 @@
+"""Callables of the user's on the logits of one request, at every position a round verifies: logits processors and a sampler, as in mlx-lm.
+
+A processor takes (tokens, logits): all tokens before the position, prompt and drafts included, and its logits (1, V); it returns
+logits (1, V). A sampler takes log-probabilities (1, V) and returns the token. Both are called for drafts that may not stand, so
+what they return must follow from what they are given; and where one fails matters only if the text gets there. Knows no rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+Sampler = Callable[[mx.array], mx.array]
+
+
+class Failure(NamedTuple):
+    """A callable failed at one of a row's positions (0 is the first). why: a sentence that names it."""
+
+    place: int
+    why: str
+
+
+class _Failed(Exception):
+    """Its text is the sentence."""
+
+
+def process(
+    processors: Sequence[LogitsProcessor], history: Sequence[int], drafts: mx.array, logits: mx.array
+) -> tuple[mx.array, Failure | None]:
+    """logits (w, V) behind the history and behind each of its drafts (w - 1,), each position by itself; untouched from a failure on."""
+    known = mx.array(np.asarray(history, np.int32))
+    out: list[mx.array] = []
+    for place in range(logits.shape[0]):
+        tokens = mx.concatenate([known, drafts[:place].astype(mx.int32)]) if place else known
+        row = logits[place : place + 1]
+        try:
+            for processor in processors:
+                row = _processed(processor, tokens, row)
+        except _Failed as error:
+            return mx.concatenate([*out, logits[place:]]), Failure(place, str(error))
+        out.append(row)
+    return mx.concatenate(out), None
+
+
+def draw(sampler: Sampler, scores: mx.array) -> tuple[mx.array, Failure | None]:
+    """Tokens (w,) int32 for scores (w, V), each position by itself; zeros from a failure on."""
+    chosen: list[mx.array] = []
+    for place in range(scores.shape[0]):
+        row = scores[place : place + 1]
+        try:
+            chosen.append(_drawn(sampler, row - mx.logsumexp(row, axis=-1, keepdims=True)))
+        except _Failed as error:
+            nothing = mx.zeros((scores.shape[0] - place,), mx.int32)
+            return mx.concatenate([*chosen, nothing]), Failure(place, str(error))
+    return mx.concatenate(chosen), None
+
+
+def _processed(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:
+    found = _called(processor, "logits processor", tokens, logits)
+    if not isinstance(found, mx.array) or found.shape != logits.shape:
+        raise _Failed(
+            f"The logits processor {_name(processor)} must return logits of shape {tuple(logits.shape)}, not {_shown(found)}."
+        )
+    return found
+
+
+def _drawn(sampler: Sampler, logprobs: mx.array) -> mx.array:
+    found = _called(sampler, "sampler", logprobs)
+    if not isinstance(found, mx.array) or found.size != 1 or not mx.issubdtype(found.dtype, mx.integer):
+        raise _Failed(
+            f"The sampler {_name(sampler)} must return one token id as an array, not {_shown(found)}."
+        )
+    return found.reshape(1).astype(mx.int32)
+
+
+def _called(hook: Callable[..., mx.array], kind: str, *arguments: mx.array) -> mx.array:
+    try:
+        return hook(*arguments)
+    except Exception as error:  # it is not ours
+        said = str(error).strip().rstrip(".")
+        raise _Failed(
+            f"The {kind} {_name(hook)} failed: {type(error).__name__}{': ' + said if said else ''}."
+        ) from error
+
+
+def _name(hook: object) -> str:
+    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, mx.array):
+        return f"an array of shape {tuple(value.shape)} and type {value.dtype}"
+    return type(value).__name__
