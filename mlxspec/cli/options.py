@@ -295,7 +295,9 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
 
 def _add_draft_model(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--draft-model", metavar="D", help="folder or id of a small model with the same vocabulary"
+        "--draft-model",
+        metavar="D",
+        help="folder or id of a small model with the same vocabulary, of an MTP head, or of a Gemma 4 assistant",
     )
 
 
@@ -361,9 +363,11 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
         config=config,
         dtype=args.dtype,
     )
-    if args.trace and engine.chain.auto is not None:
-        from mlxspec.cli.terminal import note
+    from mlxspec.cli.terminal import note
 
+    for notice in engine.notices:
+        note(notice)
+    if args.trace and engine.chain.auto is not None:
         engine.chain.auto.log = note
     return engine
 

@@ -40,7 +40,8 @@ from mlxspec.speculation.controller import Controller
 class Engine(Answers):
     """A loaded model with its drafters.
 
-    Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats.
+    Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats, notices (whole
+    sentences on what was found at loading).
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Engine(Answers):
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
         name: str = "model",
+        notices: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.notices = tuple(notices)
         self.config = config or EngineConfig()
         self.chain = Chain(drafters)
         self.spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -12,6 +13,7 @@ from mlxspec import device
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
+from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
@@ -22,9 +24,17 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
+from mlxspec.loading.folder import check_links
 from mlxspec.loading.tokenizer import Tokenizer, read_json
-from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import Assembled, assemble
+from mlxspec.loading.weights import Weights, read_folder
+from mlxspec.models.assemble import (
+    HOW_TO_GET_A_HEAD,
+    Assembled,
+    assemble,
+    assemble_assistant,
+    assemble_head,
+)
+from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -41,8 +51,9 @@ def load(
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then its MTP
-    head, else the draft model), or names in the order in which they are asked. draft_model: folder or id; the demo brings its own.
+    model: `demo`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP
+    head, else the draft model), or names in the order in which they are asked. draft_model: folder or id of a small model of the same
+    vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last two are the drafter `mtp`); the demo brings its own.
     drafters: objects of your own (docs/drafters.md); "auto" asks them first, a list in `draft` names them where it wants them.
     spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some). dtype: "float32",
     "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 on a CPU.
@@ -54,16 +65,17 @@ def load(
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
     own = _own(drafters)
     asked = _asked(draft, spec, own)
-    folder = hub.resolve(model)
     if draft_model is None and model == hub.DEMO:
         draft_model = hub.DEMO_DRAFT
+    folder = _Folder(hub.resolve(model))
+    beside = None if draft_model is None or asked == () else _Folder(hub.resolve(draft_model))
     with device.private_kernels():
         races.prepare()
-        target = _read(folder, dtype)
-        tokenizer = _tokenizer(folder, target)
-        names = _names(asked, target, draft_model, tuple(own))
+        target = assemble(folder.config(), folder.read, _DTYPES.get(dtype or ""))
+        tokenizer = _tokenizer(folder.path, target)
+        names = _names(asked, target, beside, tuple(own))
         made = [
-            own[name] if name in own else _drafter(name, spec, target, tokenizer, draft_model, dtype)
+            own[name] if name in own else _drafter(name, spec, target, tokenizer, beside, dtype)
             for name in names
             if name != "forced"
         ]
@@ -74,10 +86,34 @@ def load(
         spec=replace(spec, drafters=names),
         config=config,
         name=model,
+        notices=[*target.notices, *_missing_head(asked, names, target)],
     )
     if names and spec.policy == "auto":
         engine.prepare_auto(keep=True)
     return engine
+
+
+class _Folder:
+    """A model folder; its links have been judged. Methods raise ModelError."""
+
+    def __init__(self, path: Path) -> None:
+        check_links(path)
+        self.path = path
+
+    def config(self) -> dict[str, Any]:
+        path = self.path / "config.json"
+        if not path.is_file():
+            raise ModelError(f"There is no config.json in {self.path}.")
+        return read_json(path)
+
+    def read(self) -> Weights:
+        return read_folder(self.path)
+
+    def kind(self) -> Literal["head", "assistant", "model"]:
+        """What it can be to a target. A folder of nothing but a head needs no config."""
+        if all(name.startswith("mtp.") for name in self.read()):
+            return "head"
+        return "assistant" if self.config().get("model_type") in tuple(ASSISTANT_TYPES) else "model"
 
 
 def _own(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
@@ -120,31 +156,31 @@ def _asked(draft: str | Sequence[str], spec: SpecConfig, own: Collection[str]) -
 
 
 def _names(
-    asked: tuple[str, ...] | None, target: Assembled, draft_model: str | None, own: tuple[str, ...]
+    asked: tuple[str, ...] | None, target: Assembled, beside: _Folder | None, own: tuple[str, ...]
 ) -> tuple[str, ...]:
+    kind = None if beside is None else beside.kind()
     if asked is None:
-        model_based = ("mtp",) if target.mtp is not None else ("draft-model",) if draft_model else ()
+        has_head = target.mtp is not None or kind in ("head", "assistant")
+        model_based = ("mtp",) if has_head else ("draft-model",) if kind else ()
         return (*own, "ngram-simple", *model_based)
-    if "mtp" in asked and target.mtp is None:
-        raise ModelError(
-            "This model has no MTP head (conversions by mlx-lm drop it); take the original repository, or leave `mtp` out."
-        )
-    if "draft-model" in asked and draft_model is None:
+    if "mtp" in asked and target.mtp is None and beside is None:
+        raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}, or leave `mtp` out.")
+    if "draft-model" in asked and beside is None:
         raise ConfigError(
             "Drafting with a draft model needs one: name it with --draft-model (draft_model=...)."
+        )
+    if "draft-model" in asked and kind != "model":
+        raise ConfigError(
+            f"{beside and beside.path} is no model of its own; its drafts are asked for as `mtp`."
         )
     return asked
 
 
-def _read(folder: Path, dtype: str | None) -> Assembled:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"There is no config.json in {folder}.")
-    try:
-        config = read_json(path)
-    except ModelError as error:
-        raise ModelError(str(error)) from error
-    return assemble(config, lambda: read_folder(folder), _DTYPES[dtype] if dtype else None)
+def _missing_head(asked: tuple[str, ...] | None, names: tuple[str, ...], target: Assembled) -> list[str]:
+    """What a person may not know who left the choice of drafters to us."""
+    if asked is not None or "mtp" in names or not target.lacks_head:
+        return []
+    return [f"There is no drafting with this model's MTP head, which its folder lacks: {HOW_TO_GET_A_HEAD}."]
 
 
 def _tokenizer(folder: Path, target: Assembled) -> Tokenizer:
@@ -161,21 +197,34 @@ def _drafter(
     spec: SpecConfig,
     target: Assembled,
     tokenizer: Tokenizer,
-    draft_model: str | None,
+    beside: _Folder | None,
     dtype: str | None,
 ) -> Drafter:
     if name.startswith("ngram-"):
         return make_ngram_drafter(name, spec, target.model.vocab_size)
-    if name == "mtp" and target.mtp is not None:
-        return Mtp(target.mtp, target.model.max_context)
-    if name == "draft-model" and draft_model is not None:
-        folder = hub.resolve(draft_model)
-        small = _read(folder, dtype)
+    if name == "mtp":
+        return _mtp(target, beside, _DTYPES.get(dtype or ""))
+    if name == "draft-model" and beside is not None:
+        small = assemble(beside.config(), beside.read, _DTYPES.get(dtype or ""))
         check_vocabularies(
-            tokenizer, _tokenizer(folder, small), target.model.vocab_size, small.model.vocab_size
+            tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size
         )
         return DraftModel(small.model, target.model.vocab_size)
     raise ConfigError(f"The drafter {name} cannot be made.")
+
+
+def _mtp(target: Assembled, beside: _Folder | None, dtype: mx.Dtype | None) -> Drafter:
+    """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
+    model, kind = target.model, None if beside is None else beside.kind()
+    if beside is not None and kind == "assistant":
+        return GemmaAssistant(
+            assemble_assistant(beside.config(), beside.read, model, dtype), model.max_context
+        )
+    if beside is not None and (kind == "head" or target.mtp is None):
+        return Mtp(assemble_head(beside.read, target, dtype), model.max_context)
+    if target.mtp is None:
+        raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
+    return Mtp(target.mtp, model.max_context)
 
 
 def make_ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:

@@ -1,33 +1,26 @@
 """A model folder's tensors under the names our modules use, whichever dialect the folder speaks.
 
-Knows what all architectures share, and the dialects of Qwen3.5 checkpoints: raw Hugging Face (norm weights zero-centred, convolution
-(C, 1, K), fused experts) and mlx-lm's conversions (shifted, (C, K, 1), switch_mlp); gemma_weights.py knows Gemma's. Decides from the
-tensors, never from the config. Knows no module classes.
+Knows what all architectures share: prefixes, towers, stacks of experts, quantized matrices; qwen_weights.py and gemma_weights.py know
+the rest. Decides from the tensors, never from the config. Knows no module classes.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlxspec.errors import ModelError
+from mlxspec.loading.folder import tensor_files
+from mlxspec.loading.names import shown
 from mlxspec.loading.safetensors import check_header
 
 Weights = dict[str, mx.array]
 
-_NORMS = (
-    ".input_layernorm.weight",
-    ".post_attention_layernorm.weight",
-    "model.norm.weight",
-    ".q_norm.weight",
-    ".k_norm.weight",
-)
-_MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
 _PREFIXES = (  # longest first
     ("model.language_model.", "language_model.model."),
     ("language_model.model.", "language_model.model."),
@@ -35,22 +28,25 @@ _PREFIXES = (  # longest first
     ("lm_head.", "language_model.lm_head."),
     ("model.", "language_model.model."),
 )
+_SCALES = ("scales", "biases", "global_scale")
+_AFFINE = dict.fromkeys(((b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)), "affine")
+_BYTES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}  # formats whose scales are bytes
+_STACKED = re.compile(r"(.*)experts\.(gate_up_proj|down_proj)(?:\.(weight|scales|biases))?")
+_ALONE = re.compile(r"(.*)experts\.(\d{1,6})\.((?:gate_proj|up_proj|down_proj)\.(?:weight|scales|biases))")
 _NOT_TEXT = re.compile(
     r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector)\."
 )
 
 
 def read_folder(folder: Path) -> Weights:
-    """All tensors of a folder, lazily read. Raises ModelError when a shard is missing, truncated or malformed."""
+    """All tensors of a folder, lazily read; an MTP head's begin with `mtp.`, wherever it lies.
+
+    Raises ModelError when a file is missing, truncated or malformed, or a tensor is there twice.
+    """
     weights: Weights = {}
-    for path in _shards(folder):
-        names = check_header(path)
-        try:
-            loaded = mx.load(str(path))
-        except (RuntimeError, ValueError) as error:
-            raise ModelError(f"{path.name} cannot be read: {shown(error)}.") from error
-        if set(loaded) != set(names):
-            raise ModelError(f"{path.name} holds other tensors than its header names.")
+    shards, heads = tensor_files(folder)
+    for path in (*shards, *heads):
+        loaded = _read(path)
         twice = sorted(weights.keys() & loaded.keys())
         if twice:
             raise ModelError(f"{path.name} holds {shown(twice[0])}, which another file holds too.")
@@ -58,54 +54,29 @@ def read_folder(folder: Path) -> Weights:
     return weights
 
 
-def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        found = sorted(folder.glob("model*.safetensors"))
-        if not found:
-            raise ModelError(f"There are no model*.safetensors files in {folder}.")
-        return found
+def _read(path: Path) -> Weights:
+    names = check_header(path)
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ModelError(f"{index.name} is damaged.") from error
-    if not names:
-        raise ModelError(f"{index.name} names no shard.")
-    for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name, re.ASCII):
-            raise ModelError(f"{index.name} names a shard {shown(name)}, which is no plain file name.")
-        if not (folder / name).is_file():
-            raise ModelError(f"The shard {name} is missing in {folder}.")
-    return sorted(folder / name for name in names)
+        loaded = mx.load(str(path))
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"{path.name} cannot be read: {shown(error)}.") from error
+    if set(loaded) != set(names):
+        raise ModelError(f"{path.name} holds other tensors than its header names.")
+    # a head in a file of its own may have no prefix: these two names are of no model's trunk
+    bare = {"pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"} <= loaded.keys()
+    return {f"mtp.{k}": v for k, v in loaded.items()} if bare else dict(loaded)
 
 
-def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
-    """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off)."""
-    head = {
-        k.split("mtp.", 1)[1]: v
-        for k, v in weights.items()
-        if re.match(r"(model\.|language_model\.)*mtp\.", k)
-    }
-    trunk = {k: v for k, v in weights.items() if not re.match(r"(model\.|language_model\.)*mtp\.", k)}
-    return trunk, head
-
-
-def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
-    """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
-    convolutions = {k for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3}
-    raw = any(weights[k].shape[-1] != 1 for k in convolutions)
-    named = rename(weights)
-    if raw:
-        named |= {k: mx.moveaxis(v, 2, 1) for k, v in named.items() if "conv1d.weight" in k and v.ndim == 3}
-        named |= {k: v.astype(mx.float32) + 1.0 for k, v in named.items() if k.endswith(_NORMS)}
-    return split_experts(named), raw
+def is_of_a_tower(name: str) -> bool:
+    """Whether a tensor is for images, video or sound."""
+    return _NOT_TEXT.match(name) is not None
 
 
 def rename(weights: Weights) -> Weights:
     """The text model's tensors behind `language_model.`, whatever wrapper they come from. Raises ModelError if two have one place."""
     named: Weights = {}
     for given, value in weights.items():
-        if _NOT_TEXT.match(given):
+        if is_of_a_tower(given):
             continue
         name = our_name(given)
         if name in named:
@@ -127,40 +98,19 @@ def without_tied_head(trunk: Weights) -> Weights:
     return {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
 
 
-def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
-    """All tensors of a folder -> (the trunk's, the MTP head's, empty where there is none), under our names."""
-    trunk, head = split_mtp(weights)
-    trunk, raw = normalize_trunk(trunk)
-    return without_tied_head(trunk) if tied else trunk, normalize_mtp(head, raw=raw) if head else {}
-
-
-def normalize_mtp(head: Weights, *, raw: bool) -> Weights:
-    """The head's tensors with shifted norms.
-
-    A head kept beside an already converted trunk may be raw or converted: zero-centred weights lie around 0, shifted ones around 1.
-    """
-    norms = [k for k in head if k.endswith((*_NORMS, *_MTP_NORMS))]
-    if not raw and norms:
-        means = mx.stack([head[k].astype(mx.float32).mean() for k in norms])
-        raw = means.mean().item() < 0.5
-    if raw:
-        head = {k: v.astype(mx.float32) + 1.0 if k in norms else v for k, v in head.items()}
-    return split_experts(head)
-
-
 def split_experts(weights: Weights, into: str = "switch_mlp.") -> Weights:
-    """Raw experts (E, 2I, H), or one tensor an expert, to three stacks under the name `into`."""
+    """Raw experts (E, 2I, H), or one tensor an expert, quantized or not, to three stacks under the name `into`."""
     out: Weights = {}
     single: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():
-        if name.endswith("experts.gate_up_proj") and value.ndim == 3 and value.shape[1] % 2 == 0:
-            gate, up = mx.split(value, 2, axis=1)
-            base = name.removesuffix("experts.gate_up_proj") + into
-            out[base + "gate_proj.weight"], out[base + "up_proj.weight"] = gate, up
-        elif name.endswith("experts.down_proj"):
-            out[f"{name.removesuffix('experts.down_proj')}{into}down_proj.weight"] = value
-        elif found := re.fullmatch(r"(.*)experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight", name):
-            single.setdefault(f"{found[1]}{into}{found[3]}.weight", {})[int(found[2])] = value
+        stacked, alone = _STACKED.fullmatch(name), _ALONE.fullmatch(name)
+        if stacked and stacked[2] == "down_proj":
+            out[f"{stacked[1]}{into}down_proj.{stacked[3] or 'weight'}"] = value
+        elif stacked and value.ndim == 3 and value.shape[1] % 2 == 0:
+            for part, half in zip(("gate_proj", "up_proj"), mx.split(value, 2, axis=1), strict=True):
+                out[f"{stacked[1]}{into}{part}.{stacked[3] or 'weight'}"] = half
+        elif alone:
+            single.setdefault(f"{alone[1]}{into}{alone[3]}", {})[int(alone[2])] = value
         else:
             out[name] = value
     for name, parts in single.items():
@@ -172,35 +122,60 @@ def split_experts(weights: Weights, into: str = "switch_mlp.") -> Weights:
     return out
 
 
-def dequantize(weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype) -> Weights:
-    """Replace every quantized matrix by its values. `quantization` is config.json's, with overrides by module path.
+class Packed(NamedTuple):
+    """How a stack of matrices, or one, is quantized, in MLX's words. scaled: each matrix of the stack has one more scale, its own."""
 
-    Raises ModelError when a matrix is not in the format that the config names.
+    group_size: int
+    bits: int
+    mode: str
+    scaled: bool = False
+
+
+def formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Packed]:
+    """Module path -> format, for each quantized matrix whose unpacked shape (..., out, in) is among `shapes`, by tensor name.
+
+    The tensors say it all: how many words hold a row of known length, how many scales, and of which type. What config.json says of it is
+    not needed, and is wrong in conversions that quantize some matrices otherwise or not at all. Raises ModelError.
     """
-    out = {k: v for k, v in weights.items() if not k.endswith((".scales", ".biases"))}
-    for name in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
-        how = format_of(name, quantization)
-        packed, scales = weights.get(name + ".weight"), weights[name + ".scales"]
+    found = {}
+    for path in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
+        packed, shape = weights.get(f"{path}.weight"), shapes.get(f"{path}.weight")
         if packed is None:
-            raise ModelError(f"There are scales but no weights for {shown(name)}.")
-        try:
-            values = mx.dequantize(packed, scales, weights.get(name + ".biases"), dtype=dtype, **how)
-        except (ValueError, RuntimeError) as error:
-            raise ModelError(f"{shown(name)} is not quantized as config.json says.") from error
-        out[name + ".weight"] = values
+            raise ModelError(f"There are scales but no weights for {shown(path)}.")
+        if shape is not None:
+            found[path] = _format(path, packed, weights, shape)
+    return found
+
+
+def _format(path: str, packed: mx.array, weights: Weights, shape: tuple[int, ...]) -> Packed:
+    scales, biases, own = (weights.get(f"{path}.{name}") for name in _SCALES)
+    if scales is None:
+        raise ModelError(f"There are no scales for {shown(path)}.")
+    rows = packed.shape[:-1] == scales.shape[:-1] == shape[:-1] != ()
+    if rows and packed.dtype == mx.uint32 and 0 not in (packed.size, scales.size):
+        bits, odd = divmod(packed.shape[-1] * 32, shape[-1])
+        group_size, over = divmod(shape[-1], scales.shape[-1])
+        mode = (_BYTES if scales.dtype == mx.uint8 else _AFFINE).get((bits, group_size))
+        shifts = biases is not None and biases.shape == scales.shape
+        whole = not odd and not over and (shifts if mode == "affine" else biases is None)
+        if mode is not None and whole and (own is None or own.shape == shape[:-2] != ()):
+            return Packed(group_size, bits, mode, own is not None)
+    raise ModelError(f"{shown(path)} is quantized in no way that fits a matrix of shape {shape}.")
+
+
+def dequantize(weights: Weights, formats: Mapping[str, Packed], dtype: mx.Dtype) -> Weights:
+    """Replace every matrix of `formats` by its values."""
+    out = dict(weights)
+    for path, (group_size, bits, mode, scaled) in formats.items():
+        packed = out.pop(f"{path}.weight")
+        scales, biases, own = (out.pop(f"{path}.{name}", None) for name in _SCALES)
+        unpack = partial(mx.dequantize, group_size=group_size, bits=bits, mode=mode, dtype=dtype)
+        if scaled:
+            stack = [unpack(w, s, global_scale=g) for w, s, g in zip(packed, scales, own, strict=True)]
+            out[f"{path}.weight"] = mx.stack(stack)
+        else:
+            out[f"{path}.weight"] = unpack(packed, scales, biases)
     return out
-
-
-def format_of(name: str, quantization: Mapping[str, Any]) -> dict[str, Any]:
-    """group_size, bits, mode of one module. Raises ModelError when the config does not say."""
-    own = quantization.get(name)
-    how = own if isinstance(own, Mapping) else quantization
-    group_size, bits, mode = how.get("group_size"), how.get("bits"), how.get("mode", "affine")
-    if type(group_size) is not int or type(bits) is not int or not isinstance(mode, str):
-        raise ModelError(f"config.json does not say how {shown(name)} is quantized.")
-    if not (0 < group_size < 1 << 16 and 0 < bits <= 32):
-        raise ModelError(f"config.json: {bits} bits in groups of {group_size} is no format of quantization.")
-    return {"group_size": group_size, "bits": bits, "mode": mode}
 
 
 def cast(weights: Weights, dtype: mx.Dtype | None) -> Weights:
@@ -230,12 +205,6 @@ def missing_and_extra(expected: Iterable[str], given: Iterable[str]) -> str | No
     if extra:
         parts.append(f"tensors are unknown ({_some(extra)})")
     return " and ".join(parts)
-
-
-def shown(what: object) -> str:
-    """A name or a message out of somebody's file, fit for one line of ours."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(str(what).split())).rstrip(".")
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _some(names: list[str]) -> str:

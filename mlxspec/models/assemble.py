@@ -14,17 +14,22 @@ from mlx.utils import tree_flatten
 
 from mlxspec import device
 from mlxspec.errors import ModelError
+from mlxspec.loading.names import shown
+from mlxspec.loading.qwen_weights import head_of
 from mlxspec.loading.weights import (
+    Packed,
     Weights,
     cast,
     dequantize,
-    format_of,
+    formats,
+    is_of_a_tower,
     missing_and_extra,
-    our_name,
-    shown,
 )
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
+from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 
 _DEQUANTIZE_AT_MOST = (
@@ -32,10 +37,20 @@ _DEQUANTIZE_AT_MOST = (
 )  # float32 bytes: quantized matmul on a CPU is slow at any width, but memory is not endless
 
 
+HOW_TO_GET_A_HEAD = (
+    "conversions by mlx-lm drop it; `mlxspec convert MODEL -o FOLDER --graft-mtp ORIGINAL` takes it from the original repository, or "
+    "name a folder that holds it as the draft model"
+)
+
+
 class Assembled(NamedTuple):
+    """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder."""
+
     model: Trunk
     config: Config
     mtp: Head | None
+    notices: tuple[str, ...] = ()
+    lacks_head: bool = False
 
 
 def assemble(
@@ -46,9 +61,7 @@ def assemble(
     `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
     """
     made = assemble_lazily(config, read, dtype)
-    for module in (made.model, made.mtp):
-        if module is not None:
-            mx.eval(module.parameters())
+    mx.eval([m.parameters() for m in (made.model, made.mtp) if m is not None])
     return made
 
 
@@ -60,44 +73,61 @@ def assemble_lazily(
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
-    trunk, head = kind.sanitize(read(), parsed)
-    quantization = {our_name(path): how for path, how in _quantization(config).items()}
-    dtype = _dtype_or_default(dtype)
-    _fill(model, trunk, quantization, dtype, "The model")
+    weights = read()
+    num_skipped = sum(map(is_of_a_tower, weights))
+    trunk, head = kind.sanitize(weights, parsed)
+    _fill(model, trunk, dtype, "The model", _foreign_format(config))
     mtp = None
     if head and kind.head is not None:
         mtp = kind.head(parsed, model)
-        _fill(mtp, head, quantization, dtype, "The MTP head")
+        _fill(mtp, head, dtype, "The MTP head", _foreign_format(config))
     for module in (model, mtp):
         if module is not None:
             module.fuse()
-    return Assembled(model, parsed, mtp)
+    notices = []
+    if num_skipped:
+        notices.append(
+            f"Only text is read: {num_skipped} tensors for images, video and sound were passed over."
+        )
+    lacks_head = mtp is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
+    return Assembled(model, parsed, mtp, tuple(notices), lacks_head)
+
+
+def assemble_head(read: Callable[[], Weights], target: Assembled, dtype: mx.Dtype | None = None) -> Qwen35Mtp:
+    """An MTP head out of another folder than its target's: one of its own, or the original model's. Raises ModelError."""
+    if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
+        raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
+    head = head_of(read(), dict(tree_flatten(target.model.parameters())))
+    if not head:
+        raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
+    mtp = Qwen35Mtp(target.config, target.model)
+    _fill(mtp, head, dtype, "The MTP head")
+    _finish(mtp)
+    return mtp
 
 
 def assemble_assistant(
     config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
 ) -> Gemma4Assistant:
-    """The same for a Gemma 4 assistant, which drafts for `target`. Raises ModelError, also if it is for another model."""
+    """A Gemma 4 assistant, which drafts for `target`. Raises ModelError, also if it is for another model."""
     if not isinstance(target, Gemma):
         raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
     assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
-    _fill(
-        assistant,
-        sanitize_assistant(read()),
-        _quantization(config),
-        _dtype_or_default(dtype),
-        "The assistant",
-    )
-    assistant.fuse()
-    mx.eval(assistant.parameters())
+    _fill(assistant, sanitize_assistant(read()), dtype, "The assistant", _foreign_format(config))
+    _finish(assistant)
     return assistant
 
 
-def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = config.get("quantization") or config.get("quantization_config") or {}
-    if not isinstance(found, Mapping):
-        raise ModelError("quantization in config.json is not an object.")
-    return {str(path): how for path, how in found.items()}
+def _finish(module: Any) -> None:
+    module.fuse()
+    mx.eval(module.parameters())
+
+
+def _foreign_format(config: Mapping[str, Any]) -> str | None:
+    """The name of a quantization that is not MLX's, for a sentence on why tensors are not what they should be."""
+    found = config.get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, Mapping) else None
+    return method if isinstance(method, str) else None
 
 
 def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
@@ -105,22 +135,25 @@ def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
 
 
 def _fill(
-    module: nn.Module, weights: Weights, quantization: Mapping[str, Any], dtype: mx.Dtype | None, what: str
+    module: nn.Module, weights: Weights, dtype: mx.Dtype | None, what: str, foreign: str | None = None
 ) -> None:
-    quantized = any(k.endswith(".scales") for k in weights)
-    if (
-        quantized
-        and device.backend() == "cpu"
-        and 8 * sum(v.nbytes for v in weights.values()) <= _DEQUANTIZE_AT_MOST
-    ):
-        weights, quantized = dequantize(weights, quantization, dtype or mx.float32), False
-    if quantized:
-        _quantize_like(module, weights, quantization, what)
+    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it."""
+    dtype = _dtype_or_default(dtype)
+    shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
+    packed = formats(weights, shapes)
+    size = 8 * sum(v.nbytes for v in weights.values())
+    if packed and device.backend() == "cpu" and size <= _DEQUANTIZE_AT_MOST:
+        weights = dequantize(weights, packed, dtype or mx.float32)
+    elif packed:
+        _quantize_like(module, packed)
     weights = cast(weights, dtype)
     expected = dict(tree_flatten(module.parameters()))
     difference = missing_and_extra(expected, weights)
     if difference:
-        raise ModelError(f"{what} cannot be loaded: {difference}.")
+        because = (
+            f"; it is quantized in the way of {shown(foreign)}, which is not supported" if foreign else ""
+        )
+        raise ModelError(f"{what} cannot be loaded: {difference}{because}.")
     for name, value in weights.items():
         place = expected[name]
         if value.shape != place.shape:
@@ -136,18 +169,17 @@ def _fill(
     module.eval()
 
 
-def _quantize_like(module: nn.Module, weights: Weights, quantization: Mapping[str, Any], what: str) -> None:
-    """Quantize those submodules that `weights` has scales for; their values are replaced afterwards."""
+def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:
+    """Quantize those submodules; their values are replaced afterwards."""
 
-    def format_or_not(path: str, m: nn.Module) -> dict[str, Any] | bool:
-        return hasattr(m, "to_quantized") and f"{path}.scales" in weights and format_of(path, quantization)
+    def how(path: str, m: nn.Module) -> dict[str, Any] | bool:
+        if path not in packed or not hasattr(m, "to_quantized"):
+            return False
+        group_size, bits, mode, scaled = packed[path]
+        form = {"group_size": group_size, "bits": bits, "mode": mode}
+        return form | {"global_scale": True} if scaled else form
 
-    try:
-        nn.quantize(module, class_predicate=format_or_not)
-    except (ValueError, RuntimeError) as error:
-        raise ModelError(
-            f"{what} cannot be loaded: its quantization in config.json does not fit it ({shown(error)})."
-        ) from error
+    nn.quantize(module, class_predicate=how)
 
 
 def _dtype(x: mx.array) -> str:

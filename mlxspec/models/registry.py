@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.gemma_weights import sanitize_gemma3, sanitize_gemma4
-from mlxspec.loading.weights import Weights, sanitize_qwen3_5
+from mlxspec.loading.qwen_weights import sanitize_qwen3_5
+from mlxspec.loading.weights import Weights
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma3_config import gemma3_config
 from mlxspec.models.gemma4_config import gemma4_config

@@ -1,0 +1,88 @@
+"""Tensors of Qwen3.5 folders under the names our modules use: raw Hugging Face (norm weights zero-centred, convolutions (C, 1, K)) and
+mlx-lm's conversions (shifted, (C, K, 1)), and MTP heads from wherever they lie.
+
+Decides from the tensors, never from the config. Knows names and layouts; knows no module classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import mlx.core as mx
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.weights import Weights, rename, split_experts, without_tied_head
+
+_NORMS = (
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+    "model.norm.weight",
+    ".q_norm.weight",
+    ".k_norm.weight",
+)
+_MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
+_TELLING = (".q_norm.weight", ".k_norm.weight")
+_HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
+
+
+def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
+    """All tensors of a folder -> (the trunk's, the MTP head's, empty where there is none), under our names."""
+    trunk, head = split_mtp(weights)
+    trunk, raw = normalize_trunk(trunk)
+    trunk = without_tied_head(trunk) if tied else trunk
+    return trunk, normalize_mtp(head, trunk, raw=raw)
+
+
+def head_of(weights: Weights, trunk: Mapping[str, mx.array]) -> Weights:
+    """The MTP head out of a folder of its own, or out of another model's, for a trunk that is loaded. Empty where there is none."""
+    rest, head = split_mtp(weights)
+    return normalize_mtp(head, trunk, raw=_is_raw(rest))
+
+
+def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
+    """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off). Raises ModelError if there are two heads."""
+    head = {_HEAD.sub("", k, count=1): v for k, v in weights.items() if _HEAD.match(k)}
+    trunk = {k: v for k, v in weights.items() if not _HEAD.match(k)}
+    if len(head) + len(trunk) != len(weights):
+        raise ModelError("The folder holds two MTP heads; keep one.")
+    return trunk, head
+
+
+def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
+    """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
+    raw, named = _is_raw(weights), rename(weights)
+    if raw:
+        named |= {k: mx.moveaxis(v, 2, 1) for k, v in named.items() if "conv1d.weight" in k and v.ndim == 3}
+        named |= {k: v.astype(mx.float32) + 1.0 for k, v in named.items() if k.endswith(_NORMS)}
+    return split_experts(named), raw
+
+
+def _is_raw(weights: Mapping[str, mx.array]) -> bool:
+    """Whoever turns the convolutions around shifts the norms in the same pass; MTP tensors beside them say nothing of it."""
+    return any(v.shape[-1] != 1 for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3)
+
+
+def normalize_mtp(head: Weights, trunk: Mapping[str, mx.array], *, raw: bool) -> Weights:
+    """The head's tensors with shifted norms. raw: it comes from a raw folder; a head from elsewhere may be raw or converted.
+
+    `trunk` has shifted norms. There the weights of query and key norms lie around the same value as the head's once both are shifted, and
+    1 above it where the head's are not. The head's other norms tell nothing by themselves (both before `fc` lie below 1/2 in either form),
+    so they go with those; only the last one, which some converters shift with the trunk, is judged alone.
+    """
+    shifted = set()
+    if raw or _lies_below(head, trunk):
+        shifted = {k for k in head if k.endswith((*_NORMS, *_MTP_NORMS)) and k != "norm.weight"}
+    last = head.get("norm.weight")
+    if last is not None and (raw or _mean([last]) < 0.5):
+        shifted.add("norm.weight")
+    return split_experts({k: v.astype(mx.float32) + 1.0 if k in shifted else v for k, v in head.items()})
+
+
+def _lies_below(head: Mapping[str, mx.array], trunk: Mapping[str, mx.array]) -> bool:
+    own, theirs = ([v for k, v in w.items() if k.endswith(_TELLING)] for w in (head, trunk))
+    return bool(own and theirs) and _mean(own) < _mean(theirs) - 0.5
+
+
+def _mean(values: Iterable[mx.array]) -> float:
+    return float(mx.stack([v.astype(mx.float32).mean() for v in values]).mean().item())
