@@ -5,9 +5,7 @@ All get the same tokens and the same hiddens of the target. Cells of a prompt fi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
-from compare import array, load_ours, to_numpy, tokens_of
+from compare import array, to_numpy, tokens_of
 from zoo import Zoo
 
 from mlxspec.kernels.flat import FlatRows
@@ -157,36 +155,6 @@ def mlx_vlm_head(drafter: Any, shape: str) -> Head:
         return to_numpy([model._forward_tokens(array(tokens)[None], mx.array(hiddens)[None], mx.int32)[0]])
 
     return run
-
-
-@pytest.mark.parametrize("stored", ["raw", "converted"])
-@pytest.mark.parametrize("name", ["tied", "moe"])
-def test_head_beside_a_converted_trunk(zoo: Zoo, tmp_path: Path, name: str, stored: str) -> None:
-    """mlx-lm's conversions have no head; one put beside them, as it was or with shifted norms, loads to the same head."""
-    source = zoo.folder(name, "mlx")
-    head = {
-        f"mtp.{k}": v + 1 if stored == "converted" and "norm" in k else v
-        for k, v in head_arrays(name).items()
-    }
-    for path in source.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    mx.save_safetensors(str(tmp_path / "model-mtp.safetensors"), {k: mx.array(v) for k, v in head.items()})
-    index = tmp_path / "model.safetensors.index.json"
-    known = json.loads(index.read_text())
-    known["weight_map"] |= dict.fromkeys(head, "model-mtp.safetensors")
-    index.write_text(json.dumps(known))
-
-    assert zoo.ours(name, "mlx").mtp is None
-    found, expected = load_ours(tmp_path).mtp, zoo.ours(name, "hub").mtp
-    assert found is not None
-    assert expected is not None
-    tokens = array(tokens_of(3, 9, tiny.VOCAB))
-    hidden = mx.array(np.random.default_rng(3).standard_normal((9, tiny.SHAPES[name].hidden), np.float32))
-    logits = [
-        h.forward(tokens, hidden, FlatRows((9,)), h.make_cache(1), logits_at="all").logits
-        for h in (found, expected)
-    ]
-    np.testing.assert_allclose(*(to_numpy([x]) for x in logits), atol=1e-6)
 
 
 def test_head_of_several_rows(zoo: Zoo, shape: str) -> None:
