@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading.folder import tensor_files
 from mlxspec.resources import demo_folder
 
 DEMO = "demo"
@@ -104,12 +105,10 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
 
 def is_complete(folder: Path) -> bool:
     """Whether a download of `folder` came to its end: weights come last."""
-    from mlxspec.loading.weights import _shards
-
     if not (folder / "config.json").is_file():
         return False
     try:
-        return bool(_shards(folder))
+        return bool(tensor_files(folder)[0])
     except ModelError:
         return False
 
