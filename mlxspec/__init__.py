@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "mlxspec.engine.load",
     "Engine": "mlxspec.engine.engine",
+    "AsyncEngine": "mlxspec.engine.async_engine",
     "Result": "mlxspec.engine.answers",
     "Drafter": "mlxspec.drafters.base",
     "Draft": "mlxspec.drafters.base",
@@ -27,6 +28,7 @@ _HOMES = {
 
 __all__ = [
     "Ask",
+    "AsyncEngine",
     "Draft",
     "Drafter",
     "Engine",
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
     from mlxspec.drafters.base import Ask, Draft, Drafter
     from mlxspec.engine.answers import Result
+    from mlxspec.engine.async_engine import AsyncEngine
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.load import load
     from mlxspec.errors import MlxspecError

@@ -32,7 +32,7 @@ LAYERS = (
     ("speculation", "drafters"),
     ("engine",),
     ("parsers",),
-    ("server", "cli", "bench", "demo"),
+    ("server", "cli", "bench", "demo", "compat"),
     ("__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

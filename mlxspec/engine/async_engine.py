@@ -1,0 +1,169 @@
+"""The engine for event loops: the calls of `Engine`, awaited. One worker thread (worker.py) owns the engine; nothing here touches MLX.
+
+Knows requests, streams and the chat format; knows no thread but through the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.answers import Message, Prompt, Prompts, Result
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.load import load
+from mlxspec.engine.stream import Stream
+from mlxspec.engine.worker import Worker
+from mlxspec.errors import CancelledError, ConfigError
+from mlxspec.events import Event, FinishEvent
+
+
+class AsyncEngine:
+    """A loaded model in an event loop.
+
+        async with AsyncEngine("demo") as engine:
+            result = await engine.generate("def main():")
+            async for event in engine.chat(messages, stream=True):
+                ...
+
+    Takes what `mlxspec.load` takes. Loading begins at once, in a thread of its own; the first call waits for it. Calls made together
+    decode together. Cancelling the task that awaits an answer, or closing a stream, cancels the request.
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        self.worker = Worker(lambda: load(model, **options))
+
+    async def ready(self) -> Engine:
+        """Wait until the model is loaded. Raises what loading raised. Of the engine use what never changes: name, tokenizer, config."""
+        return await asyncio.to_thread(self.worker.wait_ready)
+
+    async def close(self) -> None:
+        """End all requests and the thread."""
+        await asyncio.to_thread(self.worker.stop)
+
+    async def __aenter__(self) -> AsyncEngine:
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @overload
+    async def generate(
+        self, prompts: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+    ) -> Result: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        spec: SpecConfig | None = None,
+    ) -> list[Result]: ...
+
+    async def generate(
+        self,
+        prompts: Prompt | Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        spec: SpecConfig | None = None,
+    ) -> Result | list[Result]:
+        """Answer one prompt (a Result) or several together (a list, in order). Raises MlxspecError subclasses."""
+        if not isinstance(prompts, Sequence) or len(prompts) == 0:
+            raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
+        single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
+        several: Sequence[Any] = [prompts] if single else prompts
+        each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
+        if len(each) != len(several):
+            raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
+        streams = [self.worker.submit(p, s, spec=spec) for p, s in zip(several, each, strict=True)]
+        try:
+            for stream in streams:  # if one is refused, none is answered
+                await stream.accepted()
+            results = [await _result(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+        return results[0] if single else results
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+    ) -> Stream:
+        """Events of one answer: iterate it with `async for`; leaving `async with` cancels the request. What is wrong with the request is
+        raised by the first event."""
+        return self.worker.submit(prompt, params, spec=spec)
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        spec: SpecConfig | None = None,
+        **template: Any,
+    ) -> Awaitable[Result]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        spec: SpecConfig | None = None,
+        **template: Any,
+    ) -> AsyncIterator[Event]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        spec: SpecConfig | None = None,
+        **template: Any,
+    ) -> Awaitable[Result] | AsyncIterator[Event]:
+        """The answer to {"role", "content"} messages in the model's chat format: awaited, a Result; with `stream` its events."""
+        if stream:
+            return self._chat_events(messages, params, spec, template)
+        return self._chat(messages, params, spec, template)
+
+    async def _chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        spec: SpecConfig | None,
+        template: dict[str, Any],
+    ) -> Result:
+        prompt = (await self.ready()).chat_prompt(messages, **template)
+        return await self.generate(prompt, params, spec=spec)
+
+    async def _chat_events(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        spec: SpecConfig | None,
+        template: dict[str, Any],
+    ) -> AsyncIterator[Event]:
+        prompt = (await self.ready()).chat_prompt(messages, **template)
+        async with self.stream(prompt, params, spec=spec) as events:
+            async for event in events:
+                yield event
+
+
+async def _result(stream: Stream) -> Result:
+    end: FinishEvent | None = None
+    async for event in stream:
+        if isinstance(event, FinishEvent):
+            end = event
+    if stream.request is None or end is None:
+        raise CancelledError("The request was cancelled before it began.")
+    return replace(Result.of(stream.request), finish_reason=end.reason, error=end.error)
