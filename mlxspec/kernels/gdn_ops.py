@@ -11,13 +11,16 @@ Knows nothing of layers, caches or commits; the caller says how many tape entrie
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from mlxspec import device
 from mlxspec.kernels.flat import RaggedIndex, pad_rows, unpad_rows
 
 CHUNK = 64  # tokens solved together in prefill
+COMPILE_AT_MOST = 64  # tokens a row
 _BLOCK = 16  # rows of the triangular inverse found by substitution
 
 
@@ -36,8 +39,13 @@ def replay(
 
     longest: no row keeps more than this many, so what lies behind need not be looked at.
     """
+    k, delta, log_g = (pad_rows(x, state.shape[0], index)[:, :longest] for x in tape)
+    return _looped(_replay, k.shape[1])(state, k, delta, log_g, kept)
+
+
+def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept: mx.array) -> mx.array:
+    """The same on padded tapes: k (B, W, Hk, Dk), delta (B, W, Hv, Dv), log_g (B, W, Hv)."""
     num_rows, num_heads, _, k_dim = state.shape
-    k, delta, log_g = (pad_rows(x, num_rows, index)[:, :longest] for x in tape)
     k = _per_value_head(k.astype(mx.float32), num_heads)
     width = k.shape[1]
     keep = (mx.arange(width) < kept[:, None]).reshape(num_rows, width, 1, 1, 1)
@@ -63,14 +71,23 @@ def steps(
 
     Everything is laid out once as (B, W, Hv, rows, columns), so that a step is two matmuls and two fused elementwise operations.
     """
-    num_rows, num_heads, v_dim, k_dim = state.shape
+    num_rows = state.shape[0]
     tape_k, tape_log_g = k, log_g
     q, k, v = (pad_rows(x, num_rows, index).astype(mx.float32) for x in (q, k, v))
-    q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
     decay, beta = mx.exp(pad_rows(log_g, num_rows, index)), pad_rows(beta, num_rows, index)
     if index is not None:
         decay = mx.where(index.valid[..., None], decay, 1.0)
         beta = mx.where(index.valid[..., None], beta, 0.0)
+    y, state, delta = _looped(_steps, q.shape[1])(q, k, v, decay, beta, state)
+    return unpad_rows(y, index), state, Tape(tape_k, unpad_rows(delta, index), tape_log_g)
+
+
+def _steps(
+    q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The same on padded rows (B, W, ...): y and delta (B, W, Hv, Dv), and the last state."""
+    num_rows, num_heads, v_dim, k_dim = state.shape
+    q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
     head = (num_rows, q.shape[1], num_heads)
     shaped = (
         q.reshape(*head, k_dim, 1),
@@ -86,8 +103,18 @@ def steps(
         s = s * decay_t + delta * k_row
         ys.append(s @ q_t)
         deltas.append(delta)
-    y, delta = (unpad_rows(_join_steps(x).reshape(*head, v_dim), index) for x in (ys, deltas))
-    return y, s.reshape(state.shape), Tape(tape_k, delta, tape_log_g)
+    y, delta = (_join_steps(x).reshape(*head, v_dim) for x in (ys, deltas))
+    return y, s.reshape(state.shape), delta
+
+
+_compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
+
+
+def _looped(run: Callable[..., Any], width: int) -> Callable[..., Any]:
+    """A loop over `width` tokens, compiled where that pays: all layers share what is compiled for a width."""
+    if not 1 < width <= COMPILE_AT_MOST or not device.compile_enabled():
+        return run
+    return _compiled_replay if run is _replay else _compiled_steps
 
 
 def chunks(

@@ -26,11 +26,7 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.gemma_layers import DecoderLayer
-from mlxspec.models.layers import FusedLinear, rms_norm
-
-COMPILE_AT_MOST = (
-    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
-)
+from mlxspec.models.layers import FusedLinear, compile_pays, rms_norm
 
 
 class TextStack(nn.Module):
@@ -173,7 +169,7 @@ class Gemma(nn.Module):
         def run(*arrays: Any) -> Any:
             return self._prepare(*arrays) if i < 0 else self._segment(i, *arrays)
 
-        if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
+        if not compile_pays(rows):
             return run
         if i not in self._runners:
             self._runners[i] = mx.compile(run)

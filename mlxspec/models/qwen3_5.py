@@ -25,13 +25,9 @@ from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
+from mlxspec.models.layers import FusedLinear, Rotary, compile_pays, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
-
-COMPILE_AT_MOST = (
-    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
-)
 
 
 class Segment:
@@ -185,7 +181,7 @@ class Qwen35(nn.Module):
 
         # wide ragged facts are prefilled row by row, so their graph depends on every single width
         repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
-        if rows.num_tokens > COMPILE_AT_MOST or not repeats or not device.compile_enabled():
+        if not repeats or not compile_pays(rows, deferred=cache.stood is not None):
             return run
         key = (s, facts, taps, way, longest, rows.num_rows, rows.max_width)
         if key not in self._runners:

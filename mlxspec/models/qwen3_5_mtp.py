@@ -20,8 +20,8 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
-from mlxspec.models.qwen3_5 import COMPILE_AT_MOST, Qwen35
+from mlxspec.models.layers import FusedLinear, Rotary, compile_pays, rms_norm
+from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer
 
@@ -68,7 +68,7 @@ class Qwen35Mtp(nn.Module):
             [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
         )
         cos, sin = self._rotary.table(mx.array(positions.astype(np.int32)))
-        compiled = rows.num_tokens <= COMPILE_AT_MOST and device.compile_enabled()
+        compiled = compile_pays(rows)
         x, (q, k, v, gate) = self._runner("before", compiled)(target.embed(tokens), hidden, cos, sin)
         buffers = cache.attention(0)
         attended = layer.self_attn.core(
