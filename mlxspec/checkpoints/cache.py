@@ -11,6 +11,7 @@ from typing import Any
 from mlxspec.checkpoints.pull import DRAFTER_TYPES
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub
+from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.registry import ARCHITECTURES
@@ -121,12 +122,10 @@ def _entry(name: str, revision: Any) -> Entry | None:
         return None
     complete, has_head, problem = False, None, ""
     try:
-        hub.check_links(folder)
+        check_links(folder)
         complete = hub.is_complete(folder)
         if complete:
-            has_head = any(
-                ".mtp." in f".{name}" for path in folder.glob("*.safetensors") for name in check_header(path)
-            )
+            has_head = _has_head(folder)
     except ModelError as error:
         complete, problem = False, str(error)
     if not complete and not problem:
@@ -143,6 +142,11 @@ def _entry(name: str, revision: Any) -> Entry | None:
         is_complete=complete,
         problem=problem,
     )
+
+
+def _has_head(folder: Path) -> bool:
+    shards, beside = tensor_files(folder)
+    return bool(beside) or any(".mtp." in f".{name}" for path in shards for name in check_header(path))
 
 
 def _quantization(config: dict[str, Any]) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from mlx.utils import tree_flatten
@@ -19,14 +17,20 @@ from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.memory import Memory
 from mlxspec.config import DRAFTER_NAMES
-from mlxspec.errors import ConfigError, ModelError
+from mlxspec.errors import ConfigError
 from mlxspec.loading import hub
-from mlxspec.loading.tokenizer import read_json
-from mlxspec.loading.weights import _NOT_TEXT, Weights, read_folder
-from mlxspec.models.assemble import Assembled, assemble_lazily
+from mlxspec.loading.qwen_weights import split_mtp
+from mlxspec.loading.weights import Weights, formats, is_of_a_tower, rename, split_experts
+from mlxspec.models.assemble import (
+    HOW_TO_GET_A_HEAD,
+    Assembled,
+    assemble_assistant,
+    assemble_head,
+    assemble_lazily,
+)
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import Architecture, architecture
-
-_GEMMA_DRAFTERS = "google/gemma-4-...-it-assistant"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,23 @@ class Report:
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrafterReport:
+    """A folder that is no model but a drafter for one: an MTP head alone or a Gemma assistant. use: how it is used."""
+
+    name: str
+    folder: str
+    revision: str | None
+    kind: str
+    use: str
+    num_tensors: int
+    file_bytes: int
+
+    def data(self) -> dict[str, Any]:
+        """As plain objects."""
+        return asdict(self)
+
+
 def inspect(
     name: str,
     *,
@@ -110,28 +131,34 @@ def inspect(
     context: int | None = None,
     rows: int = 1,
     draft_model: str | None = None,
-) -> Report:
+) -> Report | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
     draft_model counts in the memory. Reads headers only. Raises MlxspecError subclasses where `load` would."""
-    folder = hub.resolve(name, revision=revision, download=False)
-    config = read_config(folder)
+    folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
+    weights = folder.read()
+    what = folder.kind()
+    if what != "model":
+        return DrafterReport(
+            name=name,
+            folder=str(folder.path),
+            revision=hub.revision_of(folder.path),
+            kind="an MTP head" if what == "head" else "a Gemma assistant",
+            use="it drafts for its target: name that with --model, and this with --draft-model",
+            num_tensors=len(weights),
+            file_bytes=_bytes(weights),
+        )
+    config = folder.config()
     kind = architecture(config)
-    weights = read_folder(folder)
     made = assemble_lazily(config, lambda: weights)
     context = _context(context, made)
-    head = _head(kind, made, weights, config)
-    small = None
-    if draft_model is not None:
-        small_folder = hub.resolve(draft_model, download=False)
-        small = assemble_lazily(read_config(small_folder), lambda: read_folder(small_folder))
     plain = kind.build(made.config)
-    trunk = kind.sanitize(weights, made.config)[0]
-    text = {k: v for k, v in weights.items() if not _NOT_TEXT.match(k)}
-    file_bytes = sum(v.nbytes for v in text.values()) - head.bytes
+    text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
+    trunk, own = as_stored(text, *kind.sanitize(text, made.config))
+    head = _head(kind, made, own, plain)
     return Report(
         name=name,
-        folder=str(folder),
-        revision=hub.revision_of(folder),
+        folder=str(folder.path),
+        revision=hub.revision_of(folder.path),
         model_type=config["model_type"],
         layers=_layers(made),
         hidden_size=made.model.hidden_size,
@@ -141,19 +168,37 @@ def inspect(
         parameters=_count(plain),
         active=_active(plain, made.config),
         formats=_formats(trunk, plain),
-        file_bytes=file_bytes,
-        skipped_bytes=sum(v.nbytes for v in weights.values()) - file_bytes - head.bytes,
+        file_bytes=_bytes(trunk),
+        skipped_bytes=_bytes(weights) - _bytes(text),
         head=head,
-        memory=_memory(made, small, context, rows),
-        drafters=_usable(head, small is not None),
+        memory=_memory(made, _beside(draft_model, made), context, rows),
+        drafters=_usable(head, draft_model is not None),
     )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json. Raises ModelError where there is none."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"There is no config.json in {folder}.")
-    return read_json(folder / "config.json")
+def as_stored(weights: Weights, trunk: Weights, head: Weights) -> tuple[Weights, Weights]:
+    """trunk and head as a model is loaded from them, with the values that the folder's tensors `weights` have, before norms were shifted
+    and convolutions turned."""
+    body, own = split_mtp(weights)
+    given, own = split_experts(rename(body)), split_experts(own)
+    return {k: given.get(k, v) for k, v in trunk.items()}, {k: own.get(k, v) for k, v in head.items()}
+
+
+def _beside(draft_model: str | None, target: Assembled) -> Any:
+    """The modules of a draft model, of a head or of an assistant, not evaluated."""
+    if draft_model is None:
+        return None
+    folder = ModelFolder(hub.resolve(draft_model, download=False))
+    what = folder.kind()
+    if what == "head":
+        return assemble_head(folder.read, target)
+    if what == "assistant":
+        return assemble_assistant(folder.config(), folder.read, target.model)
+    return assemble_lazily(folder.config(), folder.read).model
+
+
+def _bytes(weights: Weights) -> int:
+    return sum(int(v.nbytes) for v in weights.values())
 
 
 def _context(asked: int | None, made: Assembled) -> int:
@@ -190,57 +235,48 @@ def _formats(weights: Weights, plain: Any) -> dict[str, int]:
     """Format -> number of parameters, most used first."""
     shapes = {k: tuple(v.shape) for k, v in tree_flatten(plain.parameters())}
     found: Counter[str] = Counter()
+    packed = formats(weights, shapes)
     for name, value in weights.items():
         path, _, part = name.rpartition(".")
-        scales = weights.get(f"{path}.scales")
-        if scales is None:
+        if path not in packed:
             found[str(value.dtype).removeprefix("mlx.core.")] += value.size
-        elif part == "weight" and name in shapes:
-            length = shapes[name][-1]
-            bits, group_size = value.shape[-1] * 32 // length, length // scales.shape[-1]
-            found[f"{bits} bits in groups of {group_size}"] += math.prod(shapes[name])
+        elif part == "weight":
+            how = packed[path]
+            mode = "" if how.mode == "affine" else f"{how.mode}, "
+            found[f"{mode}{how.bits} bits in groups of {how.group_size}"] += math.prod(shapes[name])
     return dict(found.most_common())
 
 
-def _head(kind: Architecture, made: Assembled, weights: Weights, config: Mapping[str, Any]) -> Head:
+def _head(kind: Architecture, made: Assembled, own: Weights, plain: Any) -> Head:
     if made.mtp is None or kind.head is None:
-        return Head(present=False, parameters=0, bytes=0, formats={}, advice=_advice(kind, config))
-    plain = kind.head(made.config, kind.build(made.config))
-    tensors = kind.sanitize(weights, made.config)[1]
-    in_files = [v for k, v in weights.items() if _is_head(k)]
+        return Head(present=False, parameters=0, bytes=0, formats={}, advice=_advice(kind, made))
+    module = kind.head(made.config, plain)
     return Head(
         present=True,
-        parameters=_count(plain),
-        bytes=sum(v.nbytes for v in in_files),
-        formats=_formats(tensors, plain),
+        parameters=_count(module),
+        bytes=_bytes(own),
+        formats=_formats(own, module),
         advice="",
     )
 
 
-def _is_head(name: str) -> bool:
-    return ".mtp." in f".{name}"
-
-
-def _advice(kind: Architecture, config: Mapping[str, Any]) -> str:
+def _advice(kind: Architecture, made: Assembled) -> str:
     if kind.head is not None:
-        return (
-            "conversions by mlx-lm drop it: `mlxspec convert MODEL -o FOLDER --graft-mtp ORIGINAL` takes it from the original "
-            "repository, fetching only the files that hold it"
-        )
-    if str(config.get("model_type")).startswith("gemma4"):
-        return f"drafters of this family are models of their own ({_GEMMA_DRAFTERS})"
+        return HOW_TO_GET_A_HEAD if made.lacks_head else "this model was made without one"
+    if isinstance(made.config, GemmaConfig) and made.config.norms_values:
+        return "drafters of Gemma 4 are models of their own: name google/gemma-4-...-it-assistant with --draft-model"
     return "models of this family have none"
 
 
-def _memory(made: Assembled, small: Assembled | None, context: int, rows: int) -> Memory:
-    drafters = [m for m in (made.mtp, small.model if small else None) if m is not None]
+def _memory(made: Assembled, beside: Any, context: int, rows: int) -> Memory:
+    drafters = [m for m in (made.mtp, beside) if m is not None]
     return Memory(
         context=context,
         rows=rows,
         weights=memory.bytes_of(made.model),
         drafter_weights=memory.bytes_of(*drafters),
         state=memory.state_bytes(made.model, context, rows),
-        drafter_state=sum(memory.state_bytes(m, context, rows) for m in drafters),
+        drafter_state=sum(memory.state_bytes(m, context, rows) for m in drafters if hasattr(m, "make_cache")),
         machine=memory.machine_memory(),
     )
 

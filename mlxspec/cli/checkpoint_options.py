@@ -11,6 +11,7 @@ COMMANDS = {
     "pull": "fetch a model from Hugging Face",
     "list": "show the models in the local cache",
     "rm": "take a model out of the local cache",
+    "convert": "write a model anew, quantized and with its MTP head",
     "inspect": "show what a model is made of and what running it takes",
 }
 _REVISION = "branch, tag or commit (default: the newest)"
@@ -34,6 +35,40 @@ def _rm(parser: argparse.ArgumentParser) -> None:
     _add_repo(parser)
     parser.add_argument("--revision", metavar="R", help="commit, branch or tag (default: all of them)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_debug(parser)
+
+
+def _convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="MODEL", help="demo, a folder, or a Hugging Face id")
+    add = parser.add_argument
+    add("-o", "--output", required=True, metavar="DIR", help="a folder that is absent or empty")
+    add("--revision", metavar="R", help=_REVISION)
+    add("-q", "--quantize", action="store_true", help="quantize, by default affine, 4 bits, groups of 64")
+    add("--bits", "--q-bits", type=number("--bits", int), metavar="N", help="bits a weight")
+    add(
+        "--group-size",
+        "--q-group-size",
+        type=number("--group-size", int),
+        metavar="N",
+        help="weights a scale",
+    )
+    add("--mode", "--q-mode", metavar="NAME", help="affine, mxfp4, nvfp4 or mxfp8")
+    add(
+        "--mtp-bits",
+        type=number("--mtp-bits", int),
+        metavar="N",
+        help="of the MTP head: 4 (the default), 8, or 16 to leave it as it is",
+    )
+    add(
+        "--dtype",
+        metavar="TYPE",
+        help="of what is not quantized: float32, float16, bfloat16 (default: as it is)",
+    )
+    add(
+        "--graft-mtp",
+        metavar="ORIGINAL",
+        help="take the MTP head from this folder or Hugging Face id; only the files that hold it are fetched",
+    )
     add_debug(parser)
 
 
@@ -76,5 +111,6 @@ BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "pull": _pull,
     "list": _list,
     "rm": _rm,
+    "convert": _convert,
     "inspect": _inspect,
 }

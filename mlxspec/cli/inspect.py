@@ -11,12 +11,12 @@ from mlxspec.cli.table import print_pairs
 from mlxspec.config import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.checkpoints.inspect import Layers, Report
+    from mlxspec.checkpoints.inspect import DrafterReport, Layers, Report
 
 
 def run(args: argparse.Namespace) -> int:
     """A page, or one JSON object."""
-    from mlxspec.checkpoints.inspect import inspect
+    from mlxspec.checkpoints.inspect import Report, inspect
 
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         terminal.say(json.dumps(report.data()) + "\n")
     else:
-        print_pairs(_pairs(report))
+        print_pairs(_pairs(report) if isinstance(report, Report) else _drafter_pairs(report))
     return 0
 
 
@@ -67,6 +67,18 @@ def _pairs(r: Report) -> list[tuple[str, str]]:
             ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}")
             for i, d in enumerate(r.drafters)
         ],
+    ]
+
+
+def _drafter_pairs(r: DrafterReport) -> list[tuple[str, str]]:
+    from mlxspec.loading.progress import amount
+
+    return [
+        ("drafter", r.name),
+        ("folder", r.folder),
+        ("revision", r.revision or "none: a folder, not a repository of the cache"),
+        ("kind", f"{r.kind}: {r.use}"),
+        ("weights", f"{amount(r.file_bytes)} in {r.num_tensors} tensors"),
     ]
 
 

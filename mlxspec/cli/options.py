@@ -353,16 +353,18 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
             raise ConfigError(f"{flag} must not be empty.")
     with named_by_flags():
         config = EngineConfig(max_context=args.max_context, rollback=args.rollback, exact=args.exact)
+    from mlxspec.cli.progress_bar import shown_progress
     from mlxspec.engine.load import load
 
-    engine = load(
-        args.model,
-        draft=args.draft if draft is None else draft,
-        draft_model=args.draft_model,
-        spec=spec,
-        config=config,
-        dtype=args.dtype,
-    )
+    with shown_progress():  # of a download, if there is one
+        engine = load(
+            args.model,
+            draft=args.draft if draft is None else draft,
+            draft_model=args.draft_model,
+            spec=spec,
+            config=config,
+            dtype=args.dtype,
+        )
     from mlxspec.cli.terminal import note
 
     for notice in engine.notices:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -24,9 +23,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
-from mlxspec.loading.folder import check_links
-from mlxspec.loading.tokenizer import Tokenizer, read_json
-from mlxspec.loading.weights import Weights, read_folder
+from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
@@ -34,7 +31,7 @@ from mlxspec.models.assemble import (
     assemble_assistant,
     assemble_head,
 )
-from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
+from mlxspec.models.folder import ModelFolder
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -67,8 +64,8 @@ def load(
     asked = _asked(draft, spec, own)
     if draft_model is None and model == hub.DEMO:
         draft_model = hub.DEMO_DRAFT
-    folder = _Folder(hub.resolve(model))
-    beside = None if draft_model is None or asked == () else _Folder(hub.resolve(draft_model))
+    folder = ModelFolder(hub.resolve(model))
+    beside = None if draft_model is None or asked == () else ModelFolder(hub.resolve(draft_model))
     with device.private_kernels():
         races.prepare()
         target = assemble(folder.config(), folder.read, _DTYPES.get(dtype or ""))
@@ -91,29 +88,6 @@ def load(
     if names and spec.policy == "auto":
         engine.prepare_auto(keep=True)
     return engine
-
-
-class _Folder:
-    """A model folder; its links have been judged. Methods raise ModelError."""
-
-    def __init__(self, path: Path) -> None:
-        check_links(path)
-        self.path = path
-
-    def config(self) -> dict[str, Any]:
-        path = self.path / "config.json"
-        if not path.is_file():
-            raise ModelError(f"There is no config.json in {self.path}.")
-        return read_json(path)
-
-    def read(self) -> Weights:
-        return read_folder(self.path)
-
-    def kind(self) -> Literal["head", "assistant", "model"]:
-        """What it can be to a target. A folder of nothing but a head needs no config."""
-        if all(name.startswith("mtp.") for name in self.read()):
-            return "head"
-        return "assistant" if self.config().get("model_type") in tuple(ASSISTANT_TYPES) else "model"
 
 
 def _own(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
@@ -156,7 +130,7 @@ def _asked(draft: str | Sequence[str], spec: SpecConfig, own: Collection[str]) -
 
 
 def _names(
-    asked: tuple[str, ...] | None, target: Assembled, beside: _Folder | None, own: tuple[str, ...]
+    asked: tuple[str, ...] | None, target: Assembled, beside: ModelFolder | None, own: tuple[str, ...]
 ) -> tuple[str, ...]:
     kind = None if beside is None else beside.kind()
     if asked is None:
@@ -197,7 +171,7 @@ def _drafter(
     spec: SpecConfig,
     target: Assembled,
     tokenizer: Tokenizer,
-    beside: _Folder | None,
+    beside: ModelFolder | None,
     dtype: str | None,
 ) -> Drafter:
     if name.startswith("ngram-"):
@@ -213,7 +187,7 @@ def _drafter(
     raise ConfigError(f"The drafter {name} cannot be made.")
 
 
-def _mtp(target: Assembled, beside: _Folder | None, dtype: mx.Dtype | None) -> Drafter:
+def _mtp(target: Assembled, beside: ModelFolder | None, dtype: mx.Dtype | None) -> Drafter:
     """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
     model, kind = target.model, None if beside is None else beside.kind()
     if beside is not None and kind == "assistant":

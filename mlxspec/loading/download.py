@@ -20,9 +20,11 @@ from urllib.parse import urlsplit
 
 from mlxspec.errors import MlxspecError, ModelError, StorageError
 from mlxspec.loading import hub, progress
+from mlxspec.loading.folder import check_links
 
 LARGE = 8 << 20  # bytes; smaller files are quickly fetched again
 _SPARE = 1 << 30  # bytes of the disk to be left alone
+_PLACE = re.compile(r"(?:mtp/)?[\w.-]+", re.ASCII)  # of what is read; no other folder is
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,8 +61,8 @@ class Plan(NamedTuple):
         return sum(f.size for f in self.files if f.name.endswith(".safetensors"))
 
 
-def plan(repo: str, revision: str | None = None, only: tuple[str, ...] | None = None) -> Plan:
-    """Ask the hub what there is. only: names or patterns instead of all data files. Fetches config.json.
+def plan(repo: str, revision: str | None = None) -> Plan:
+    """Ask the hub what data files there are. Fetches config.json, by which the revision is found.
 
     Raises ConfigError for a revision that can be none, ModelError where the hub has no such model or cannot be reached.
     """
@@ -76,7 +78,7 @@ def plan(repo: str, revision: str | None = None, only: tuple[str, ...] | None = 
     files = []
     for entry in info.siblings or []:
         name, size = entry.rfilename, entry.size
-        if "/" in name or not any(fnmatch.fnmatchcase(name, p) for p in only or hub.PATTERNS):
+        if not _PLACE.fullmatch(name) or not any(fnmatch.fnmatchcase(name, p) for p in hub.PATTERNS):
             continue
         etag = entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
         if (
@@ -111,7 +113,7 @@ def fetch(wanted: Plan) -> Path:
     missing = [name for name in names if not (wanted.folder / name).is_file()]
     if missing:
         raise ModelError(f"{wanted.repo} came without {missing[0]}; pull it again.")
-    hub.check_links(wanted.folder)
+    check_links(wanted.folder)
     return wanted.folder
 
 
@@ -235,9 +237,12 @@ def _sha256(path: Path) -> str:
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
     """What goes wrong between here and the hub, as one sentence."""
     from huggingface_hub import errors as hf
+    from huggingface_hub.utils import logging
 
     bases = hf.HfHubHTTPError.__mro__  # among them what its HTTP client raises, whichever client that is
     transport = next((c for c in bases if c.__name__ == "HTTPError"), hf.HfHubHTTPError)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what matters is said below, in one sentence
     try:
         yield
     except MlxspecError:
@@ -265,6 +270,8 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
         raise ModelError(
             f"{repo} could not be downloaded ({_reason(error)}); what has come is kept, so pull it again."
         ) from error
+    finally:
+        logging.set_verbosity(level)
 
 
 def _is_offline() -> bool:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from mlxspec.errors import ConfigError, ModelError
-from mlxspec.loading.folder import tensor_files
+from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.resources import demo_folder
 
 DEMO = "demo"
@@ -44,6 +44,11 @@ def resolve(model: str, *, revision: str | None = None, download: bool = True) -
     from mlxspec.loading.download import fetch, plan
 
     return fetch(plan(model, revision))
+
+
+def is_local(model: str) -> bool:
+    """Whether `resolve` finds it without asking for a repository."""
+    return _local(model) is not None
 
 
 def _local(model: str) -> Path | None:
@@ -108,19 +113,9 @@ def is_complete(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     try:
-        return bool(tensor_files(folder)[0])
+        return any(tensor_files(folder))
     except ModelError:
         return False
-
-
-def check_links(folder: Path) -> None:
-    """Raise ModelError if a file in a folder of the cache is a link to something outside of it."""
-    root = cache_folder().resolve()
-    for path in folder.iterdir():
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise ModelError(
-                f"{shown(path.name)} in the cached {folder.parent.parent.name} points out of the cache; remove that folder and pull again."
-            )
 
 
 def revision_of(folder: Path) -> str | None:

@@ -46,7 +46,7 @@ def read_folder(folder: Path) -> Weights:
     weights: Weights = {}
     shards, heads = tensor_files(folder)
     for path in (*shards, *heads):
-        loaded = _read(path)
+        loaded = read_file(path)
         twice = sorted(weights.keys() & loaded.keys())
         if twice:
             raise ModelError(f"{path.name} holds {shown(twice[0])}, which another file holds too.")
@@ -54,7 +54,8 @@ def read_folder(folder: Path) -> Weights:
     return weights
 
 
-def _read(path: Path) -> Weights:
+def read_file(path: Path) -> Weights:
+    """One file's tensors, lazily read. Raises ModelError."""
     names = check_header(path)
     try:
         loaded = mx.load(str(path))

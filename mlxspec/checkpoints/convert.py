@@ -1,0 +1,175 @@
+"""A model folder to another one that mlx-lm and mlxspec load: text tensors only, quantized as asked, the MTP head kept.
+
+The trunk is what mlx-lm would write (names, stacks of experts, formats), but norms and convolutions stay in the source's convention: every
+loader turns them as it reads, and adding 1 to a weight in bfloat16 for good costs digits. The head lies beside it in `mtp.safetensors`,
+which mlx-lm does not open. Knows what goes where; formats are quantize.py's, files writing.py's.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec.checkpoints.graft import read_head
+from mlxspec.checkpoints.inspect import as_stored
+from mlxspec.checkpoints.mlx_config import mlx_config
+from mlxspec.checkpoints.quantize import Format, described, quantize
+from mlxspec.checkpoints.writing import check_target, save, save_model, whole_folder, write_json
+from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading import hub, progress
+from mlxspec.loading.qwen_weights import head_of
+from mlxspec.loading.weights import Weights, is_of_a_tower
+from mlxspec.models.assemble import assemble_lazily
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.registry import architecture
+
+HEAD_FILE = "mtp.safetensors"
+HEAD_BITS = (4, 8, 16)
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+_ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
+_NOT = ("config.json", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a conversion is to be. trunk: its format, None to leave it as it is. head_bits: 4 or 8 in groups of 64, 16 for floats, None
+    for 4 where the head is not quantized yet. dtype: of what is not quantized, None for the source's. graft: where to take a head from.
+    """
+
+    trunk: Format | None = None
+    head_bits: int | None = None
+    dtype: str | None = None
+    graft: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_bits is not None and self.head_bits not in HEAD_BITS:
+            raise ConfigError(
+                f"--mtp-bits must be one of {', '.join(map(str, HEAD_BITS))}, not {self.head_bits}."
+            )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What came of it. head: bytes of the MTP head, 0 where there is none."""
+
+    folder: Path
+    trunk_bytes: int
+    head_bytes: int
+    skipped: int
+
+
+def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) -> Converted:
+    """source: demo, a folder or a Hugging Face id. out: a folder that is absent or empty; it is there whole afterwards, or not at all.
+
+    Raises ConfigError for what contradicts the source, ModelError for a source that cannot be loaded, StorageError.
+    """
+    check_target(out)
+    source_folder = ModelFolder(hub.resolve(source, revision=revision))
+    folder, config = source_folder.path, source_folder.config()
+    kind = architecture(config)
+    parsed = kind.parse(config)
+    weights = source_folder.read()
+    skipped = sum(map(is_of_a_tower, weights))
+    assemble_lazily(config, lambda: weights)  # whatever is wrong with the source is found here
+    trunk, head = as_stored(weights, *kind.sanitize(weights, parsed))
+    model = kind.build(parsed)
+    if wish.graft is not None:
+        head = _grafted(wish.graft, head, kind.head is not None, weights, kind.sanitize(weights, parsed)[0])
+    _check(wish, trunk, head, source)
+    dtype = DTYPES[wish.dtype] if wish.dtype else _main_dtype(config, trunk)
+    trunk, head = _cast(trunk, dtype), _cast(head, dtype, norms=False)
+    formats: dict[str, Format] = {}
+    main = wish.trunk
+    if main is not None:
+        trunk, formats = quantize(trunk, model, main)
+    if head and kind.head is not None and wish.head_bits != 16 and not _is_quantized(head):
+        head, own = quantize(head, kind.head(parsed, model), Format(bits=wish.head_bits or 4))
+        formats |= {f"mtp.{path}": form for path, form in own.items()}
+    quantization = _quantization(config, main, formats)
+    sizes = [sum(v.nbytes for v in part.values()) for part in (trunk, head)]
+    with whole_folder(out, sum(sizes)) as draft, progress.steps(f"converting {source}", sum(sizes)) as step:
+        for name in sorted({p.name for pattern in _ALSO for p in folder.glob(pattern)} - {*_NOT}):
+            shutil.copyfile(folder / name, draft / name)
+        write_json(draft / "config.json", mlx_config(config, parsed, quantization))
+        save_model(draft, trunk, step)
+        if head:
+            save(draft / HEAD_FILE, {f"mtp.{k}": v for k, v in head.items()}, step)
+        written = ModelFolder(draft)
+        made = assemble_lazily(written.config(), written.read)
+        if (made.mtp is not None) != bool(head):
+            raise ModelError("The MTP head did not come through the conversion; nothing was written.")
+    return Converted(folder=out, trunk_bytes=sizes[0], head_bytes=sizes[1], skipped=skipped)
+
+
+def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk: Weights) -> Weights:
+    """The other folder's head in the convention of this one's norms."""
+    if not may_have:
+        raise ConfigError("Models of this family have no MTP head; leave --graft-mtp out.")
+    if head:
+        raise ConfigError("The source has an MTP head already; leave --graft-mtp out.")
+    shifted = head_of(read_head(graft), trunk)
+    convolutions = [v for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3]
+    if any(v.shape[-1] != 1 for v in convolutions):  # a raw folder: whoever loads it adds 1 to the norms
+        return {k: v - 1.0 if v.ndim == 1 else v for k, v in shifted.items()}
+    return shifted
+
+
+def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
+    if wish.trunk is not None and _is_quantized(trunk):
+        raise ConfigError(
+            f"{source} is quantized already; quantize the original, or leave --bits and --mode out."
+        )
+    if wish.head_bits is not None and not head:
+        raise ConfigError(
+            f"{source} has no MTP head for --mtp-bits; take one from the original with --graft-mtp."
+        )
+    if wish.head_bits is not None and _is_quantized(head):
+        raise ConfigError(f"The MTP head of {source} is quantized already; leave --mtp-bits out.")
+
+
+def _is_quantized(weights: Mapping[str, mx.array]) -> bool:
+    return any(k.endswith(".scales") for k in weights)
+
+
+def _main_dtype(config: Mapping[str, Any], weights: Weights) -> mx.Dtype:
+    """What the config names, else what most of the values are."""
+    text = config.get("text_config")
+    for source in (config, text if isinstance(text, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if source.get(key) in DTYPES:
+                return DTYPES[source[key]]
+    sizes: Counter[mx.Dtype] = Counter()
+    for value in weights.values():
+        if mx.issubdtype(value.dtype, mx.floating):
+            sizes[value.dtype] += value.size
+    return sizes.most_common(1)[0][0] if sizes else mx.bfloat16
+
+
+def _cast(weights: Weights, dtype: mx.Dtype, *, norms: bool = True) -> Weights:
+    """Floats to `dtype`, as mlx-lm does it: a float32 norm would make it compute everything behind in float32. norms: vectors too."""
+
+    def keeps(name: str, value: mx.array) -> bool:
+        floats = mx.issubdtype(value.dtype, mx.floating)
+        return not floats or name.endswith("A_log") or (value.ndim == 1 and not norms)
+
+    return {k: v if keeps(k, v) else v.astype(dtype) for k, v in weights.items()}
+
+
+def _quantization(
+    config: Mapping[str, Any], main: Format | None, formats: Mapping[str, Format]
+) -> dict[str, Any] | None:
+    """What config.json says of it. A trunk that was quantized before keeps its description."""
+    old = config.get("quantization") or config.get("quantization_config")
+    if isinstance(old, Mapping):
+        return dict(old) | {path: form.data for path, form in formats.items()}
+    if not formats:
+        return None
+    return described(formats, main or next(iter(formats.values())))

@@ -1,0 +1,82 @@
+"""config.json of a converted folder: the source's, in the dialect that mlx-lm reads. Knows keys; knows no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.registry import Config
+
+# mlx-lm has no class for a text-only Qwen3.5, and for Gemma's another naming of tensors; what it calls the wrapper takes both.
+_WRAPPERS = {
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4_unified",
+}
+_DROPPED = (
+    "_name_or_path",
+    "vision_config",
+    "audio_config",
+    "quantization",
+    "quantization_config",
+    "auto_map",
+    "model_file",
+)
+_OUTSIDE = (
+    "architectures",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+    "tie_word_embeddings",
+)
+
+
+def mlx_config(
+    source: Mapping[str, Any], parsed: Config, quantization: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """source: a config.json that we can run; parsed: the same, checked; quantization: what the tensors are, None for floats."""
+    config = {k: v for k, v in source.items() if k not in _DROPPED}
+    kind = str(config["model_type"])
+    if kind in _WRAPPERS:
+        outer = {k: config[k] for k in _OUTSIDE if k in config}
+        config = outer | {"model_type": _WRAPPERS[kind], "text_config": config}
+    inner = config.get("text_config")
+    text = dict(inner) if isinstance(inner, Mapping) else config
+    text.update({k: v for k, v in _spelled_out(text, parsed).items() if text.get(k) is None})
+    if text is not config:
+        config |= {"text_config": text, "vocab_size": parsed.vocab_size}
+    if quantization is not None:
+        config |= {"quantization": dict(quantization), "quantization_config": dict(quantization)}
+    return dict(sorted(config.items()))
+
+
+def _spelled_out(text: Mapping[str, Any], parsed: Config) -> dict[str, Any]:
+    """What transformers leaves out when it saves, and mlx-lm takes a default for."""
+    if not isinstance(parsed, GemmaConfig):
+        interval = _interval([not linear for linear in parsed.is_linear])
+        return {"full_attention_interval": interval} if interval else {}
+    full = [layer for layer in parsed.layers if layer.window is None]
+    found: dict[str, Any] = {}
+    interval = _interval([layer.window is None for layer in parsed.layers])
+    if interval:
+        found["sliding_window_pattern"] = interval
+    if full and str(text.get("model_type")).startswith("gemma4"):
+        found["global_head_dim"] = full[0].head_dim
+        if full[0].num_kv_heads != next(
+            (x.num_kv_heads for x in parsed.layers if x.window), full[0].num_kv_heads
+        ):
+            found["num_global_key_value_heads"] = full[0].num_kv_heads
+    return found
+
+
+def _interval(full: Sequence[bool]) -> int | None:
+    """n where every n-th layer, and no other, is full attention; None where that is not so."""
+    if True not in full:
+        return None
+    n = full.index(True) + 1
+    return n if all(x == ((i + 1) % n == 0) for i, x in enumerate(full)) else None

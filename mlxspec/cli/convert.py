@@ -1,0 +1,34 @@
+"""`mlxspec convert`: another folder of the same model, quantized as asked, with its MTP head. Knows options and output."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mlxspec.cli import terminal
+from mlxspec.cli.progress_bar import shown_progress
+from mlxspec.errors import ConfigError
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert, and tell how large it became."""
+    from mlxspec.checkpoints.convert import Wish, convert
+    from mlxspec.checkpoints.quantize import Format
+    from mlxspec.loading.progress import amount
+
+    if not args.output:
+        raise ConfigError("--output must name a folder.")
+    asked = args.quantize or any(x is not None for x in (args.bits, args.group_size, args.mode))
+    wish = Wish(
+        trunk=Format.of(args.mode or "affine", args.bits, args.group_size) if asked else None,
+        head_bits=args.mtp_bits,
+        dtype=args.dtype,
+        graft=args.graft_mtp,
+    )
+    with shown_progress():
+        made = convert(args.source, Path(args.output).expanduser(), wish, revision=args.revision)
+    head = f"an MTP head of {amount(made.head_bytes)}" if made.head_bytes else "no MTP head"
+    terminal.say(f"{made.folder}: {amount(made.trunk_bytes)} and {head}.\n")
+    if made.skipped:
+        terminal.note(f"Text only: {made.skipped} tensors for images, video and sound were left out.")
+    return 0
