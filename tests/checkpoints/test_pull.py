@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Machine, Ran
+from hub_machine import Machine, Ran
 from hub_server import COMMIT
 
 from mlxspec.resources import demo_folder
