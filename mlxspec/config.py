@@ -299,7 +299,8 @@ class SpecConfig:
 class EngineConfig:
     """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
 
-    `max_context` None takes the model's own limit. `prefill_chunk` is in tokens. `rollback`: how recurrent layers
+    `max_context` None takes the model's own limit. `max_waiting`: so many submitted requests may wait for a row. `prefill_chunk` is in
+    tokens: so much of prompts is read between two rounds of the rows that decode. `rollback`: how recurrent layers
     go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
     keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
@@ -310,6 +311,7 @@ class EngineConfig:
     """
 
     max_rows: int = 8
+    max_waiting: int = 512
     prefill_chunk: int = 512
     max_context: int | None = None
     rollback: str = "tape"
@@ -326,6 +328,7 @@ class EngineConfig:
         if not isinstance(self.exact, bool):
             raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
         check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
+        check_number("max_waiting", self.max_waiting, 1, 1 << 20, integer=True)
         check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:
             check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)

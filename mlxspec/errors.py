@@ -12,6 +12,7 @@
       GrammarError            a grammar or schema that cannot be compiled
       CancelledError          the request was cancelled
       EngineStoppedError      the engine that should have answered has been stopped, or broke
+      QueueFullError          too many requests wait already; try again later
 
 Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
 """
@@ -75,3 +76,14 @@ class CancelledError(MlxspecError):
 
 class EngineStoppedError(MlxspecError):
     """The engine that should have answered has been stopped, or broke."""
+
+
+class QueueFullError(MlxspecError):
+    """So many requests wait that this one was not queued.
+
+    Attributes: num_waiting.
+    """
+
+    def __init__(self, num_waiting: int) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already; try again in a little while.")
+        self.num_waiting = num_waiting

@@ -31,6 +31,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefillEvent:
+    """A piece of a request's prompt has been read: num_done of its num_total tokens are in, num_cached of them without reading because
+    the prefix store had them. Comes once a piece, the last with num_done == num_total, before any TokensEvent of the request."""
+
+    request: int
+    num_done: int
+    num_total: int
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokensEvent:
     """Tokens one round committed for one request, with the text that became certain through them.
 
@@ -48,9 +59,9 @@ class TokensEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishEvent:
-    """The last event of a request. `stop`: end token or stop string; `length`: token budget or context end.
+    """The last event of a request, and the only one of its kind. `stop`: end token or stop string; `length`: token budget or context end.
 
-    `error` is the sentence to show when reason is "error", else None.
+    `error` is the sentence to show when reason is "error" (a deadline that passed is one, too), else None.
     """
 
     request: int
@@ -58,4 +69,4 @@ class FinishEvent:
     error: str | None = None
 
 
-Event = TokensEvent | FinishEvent
+Event = PrefillEvent | TokensEvent | FinishEvent

@@ -14,7 +14,7 @@ from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.answer import encode, finished, follow
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.errors import ConfigError
-from mlxspec.events import Event, FinishEvent
+from mlxspec.events import Event, FinishEvent, TokensEvent
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -75,6 +75,8 @@ class _InOrder:
         if isinstance(event, FinishEvent):
             self._ended.add(event.request)
             self._advance()
+        elif not isinstance(event, TokensEvent):
+            return
         elif self._current < len(self._order) and event.request == self._order[self._current]:
             terminal.say(event.text)
         else:

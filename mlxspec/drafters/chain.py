@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -125,7 +126,8 @@ class Chain:
         if self.auto is not None:
             self.auto.close(row)
         for drafter in self.drafters.values():
-            drafter.close(row)
+            with suppress(Exception):  # the row is gone either way
+                drafter.close(row)
 
     def longest_draft(self, spec: SpecConfig) -> int:
         """Tokens of the longest draft under `spec`, by the drafters it names or, if none, any."""

@@ -57,8 +57,9 @@ class Answers(ABC):
     name: str
 
     def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
-        self._inboxes: dict[int, deque[Event]] = {}  # of streams: whoever steps, each gets its own events
+        self._inboxes: dict[
+            int, deque[Event]
+        ] = {}  # of the requests that are made here: whoever steps, each gets its own events
 
     @overload
     def generate(
@@ -84,7 +85,7 @@ class Answers(ABC):
         """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
 
         params: one for all prompts, or one each. A string is continued as it stands; see `chat` for the model's chat format. Raises
-        MlxspecError subclasses before any work.
+        MlxspecError subclasses before any work; what goes wrong later ends its own answer, with finish_reason "error".
         """
         if not isinstance(prompts, Sequence) or len(prompts) == 0:
             raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
@@ -94,7 +95,6 @@ class Answers(ABC):
         if len(each) != len(several):
             raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
         requests = [self._make(p, s, spec) for p, s in zip(several, each, strict=True)]
-        self._waiting.extend(requests)
         self._run_until(requests)
         results = [Result.of(r) for r in requests]
         return results[0] if single else results
@@ -102,7 +102,7 @@ class Answers(ABC):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
     ) -> Iterator[Event]:
-        """Events of one answer as they happen. Closing the iterator cancels the request.
+        """Events of one answer as they happen, the last one a FinishEvent. Closing the iterator cancels the request.
 
         Raises MlxspecError subclasses at once, before the first event is asked for.
         """
@@ -157,8 +157,12 @@ class Answers(ABC):
     # --- what the other half gives
 
     @abstractmethod
-    def step(self) -> list[Event]:
-        """Run one round."""
+    def _advance(self) -> None:
+        """Run one round; its events go where they belong."""
+
+    @abstractmethod
+    def _enqueue(self, request: Request) -> None:
+        """Queue it, however many wait."""
 
     @abstractmethod
     def cancel(self, number: int) -> bool:
@@ -172,22 +176,26 @@ class Answers(ABC):
 
     def _stream(self, request: Request) -> Generator[Event, None, None]:
         inbox = self._inboxes[request.number] = deque()
-        self._waiting.append(request)
         try:
+            self._enqueue(request)
             while inbox or request.finish_reason is None:
                 if inbox:
                     yield inbox.popleft()
                 else:
-                    self.step()
+                    self._advance()
         finally:
-            del self._inboxes[request.number]
             self.cancel(request.number)
+            del self._inboxes[request.number]
 
     def _run_until(self, requests: Sequence[Request]) -> None:
+        """Until all of these have ended. Others have their turns meanwhile, and keep their events."""
         try:
+            for request in requests:
+                self._inboxes[request.number] = deque(maxlen=0)
+                self._enqueue(request)
             while any(r.finish_reason is None for r in requests):
-                self.step()
-        except BaseException:
+                self._advance()
+        finally:
             for request in requests:
                 self.cancel(request.number)
-            raise
+                self._inboxes.pop(request.number, None)

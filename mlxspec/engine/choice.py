@@ -13,7 +13,7 @@ import numpy as np
 
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
-from mlxspec.engine.request import Request
+from mlxspec.engine.request import Request, described
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
@@ -137,6 +137,37 @@ def _drawn(
             failed[i] = failure
         sampled = mx.concatenate([sampled[:start], own, sampled[end:]])
     return sampled
+
+
+def choose_apart(
+    requests: Sequence[Request],
+    proposals: Sequence[Proposal],
+    rows: FlatRows,
+    tokens: mx.array,
+    logits: mx.array,
+    *,
+    ahead: int = 0,
+) -> Choice:
+    """`choose`, but what goes wrong for one row (a grammar, a processor of ours) is that row's failure and costs the others nothing."""
+    try:
+        return choose(requests, proposals, rows, tokens, logits, ahead=ahead)
+    except Exception as error:
+        if len(requests) == 1:
+            nothing = mx.zeros((rows.num_tokens,), mx.int32)
+            failed = {0: Failure(0, described(error))}
+            return Choice(sampled=nothing, vocab_size=logits.shape[1], logprobs=None, failed=failed)
+    parts, failures = [], {}
+    for i, (request, proposal) in enumerate(zip(requests, proposals, strict=True)):
+        start, end = rows.starts[i], rows.starts[i + 1]
+        own = FlatRows((end - start,))
+        part = choose_apart([request], [proposal], own, tokens[start:end], logits[start:end], ahead=ahead)
+        parts.append(part.sampled)
+        if part.failed:
+            failures[i] = part.failed[0]
+    sampled = mx.concatenate(parts)
+    tops = [r.params.top_logprobs for r in requests if r.params.wants_logprobs]
+    found = logprobs(logits, sampled, max(tops)) if tops else None
+    return Choice(sampled=sampled, vocab_size=logits.shape[1], logprobs=found, failed=failures)
 
 
 def _rejected(

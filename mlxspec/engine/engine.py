@@ -1,39 +1,42 @@
 """The engine: requests come in, rounds run over all rows that decode, events come out.
 
-    step():  admit()   new rows: prefill, first token, join
-             launch()  draft, and put one target forward over all rows on its way
-             read()    accept -> commit -> observe -> events
-             retire()  rows that ended leave
+    step():  expire()    requests whose deadline has passed end
+             admit()     who waits gets a place
+             read()      one chunk of prompts is read; a prompt that is through joins the rows         engine/prefill.py
+             round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py
+             retire()    rows that ended leave
 
-Batch-native: one chat and eight rows take the same path. Rows join and leave between rounds and change nothing for the others. Not
-thread-safe: one thread owns an engine. Knows tokens in, events out; knows no files, no terminal, no HTTP.
+So whoever decodes waits for one chunk of other prompts at most. Batch-native: one chat and eight rows take the same path. Rows join and
+leave between rounds and change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an
+engine. Knows tokens in, events out; knows no files, no terminal, no HTTP.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import rollback
-from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig, shown
+from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.answers import Answers, Prompt, Result
-from mlxspec.engine.prefill import prefill
+from mlxspec.engine.intake import Intake
+from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
+from mlxspec.engine.schedule import Queue, Turns
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
-from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
-from mlxspec.sampling.constraints import ConstraintMaker
 from mlxspec.speculation.controller import Controller
 
 
@@ -62,27 +65,46 @@ class Engine(Answers):
         self.chain = Chain(drafters)
         self.spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.stats = EngineStats()
-        self._constraints = ConstraintMaker(tokenizer, model.vocab_size)
-        self._check_spec(self.spec)
+        self._intake = Intake(tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec)
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         self._rollback = rollback(self.config.rollback, num_states)
         self._widest = self._exact_width() if self.config.exact else None
-        self._rows: list[Request] = []
+        self._queue, self._turns = Queue(self.config.max_waiting), Turns()
+        self._prefills: list[Prefill] = []
+        self._rows: list[Request] = []  # in cache order
         self._cache: ModelCache | None = None
-        self._ahead: Round | None = (
-            None  # launched and not read; its rows' tokens are in the cache but not in their histories
-        )
-        self._num_requests = 0
+        # launched and not read: its rows' tokens are in the cache but not in their histories
+        self._ahead: Round | None = None
+        self._outbox: list[Event] = []  # of submitted requests, until somebody steps
 
     # --- for a scheduler
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        marks: Iterable[int] | None = None,
+        deadline: float | None = None,
     ) -> Request:
-        """Queue a request. Raises ConfigError or ContextOverflowError; nothing is queued then."""
-        request = self._make(prompt, params, spec)
-        self._waiting.append(request)
+        """Queue a request; its events come out of `step`.
+
+        marks: places in the prompt, in tokens, to which later prompts may share its beginning (ends of the system prompt and of turns);
+        None: behind the tokens that end a turn. deadline: seconds from now, after which it ends with finish_reason "error" wherever
+        it is. Raises ConfigError, GrammarError, ContextOverflowError, QueueFullError, EngineStoppedError; nothing is queued then.
+        """
+        self._queue.check()
+        request = self._make(prompt, params, spec, marks=marks, deadline=deadline)
+        self._queue.put(request)
         return request
+
+    def _enqueue(self, request: Request) -> None:
+        self._queue.put(request, bounded=False)
+
+    def drain(self) -> None:
+        """Take no more requests; those that are here go on."""
+        self._queue.is_draining = True
 
     def prepare_auto(self, *, keep: bool = False) -> None:
         """Measure what rounds and drafts cost here, which policy auto decides by; the first such request does it otherwise. keep: use and
@@ -96,69 +118,145 @@ class Engine(Answers):
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._rows
+        """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
+        return not self._queue and not self._prefills and not self._rows
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no place yet."""
+        return len(self._queue)
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose prompt is being read, or that decode."""
+        return len(self._prefills) + len(self._rows)
 
     def step(self) -> list[Event]:
-        """Admit what fits, run one round, let ended rows go."""
+        """Read at most one chunk of prompts, run one round, let ended rows go. Returns events of submitted requests since the last step.
+
+        What fails for a request ends that request with a FinishEvent; what fails in a forward of several ends those.
+        """
+        self._advance()
+        events, self._outbox = self._outbox, []
+        return events
+
+    def _advance(self) -> None:
         with device.private_kernels():
-            events = self._admit()
+            self._expire()
+            self._admit()
+            has_read = self._read_prompts()
             if self._rows and self._cache is not None:
                 started = time.perf_counter()
                 running = list(self._rows)
-                events += self._round(self._cache)
+                self._round(self._cache, has_read=has_read)
                 self._charge(running, time.perf_counter() - started)
-                self._retire()
-        self._tell(events)
-        return events
+            self._retire()
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _tell(self, events: Iterable[Event]) -> None:
         for event in events:
-            if event.request in self._inboxes:
-                self._inboxes[event.request].append(event)
+            self._inboxes.get(event.request, self._outbox).append(event)
 
-    def _round(self, cache: ModelCache) -> list[Event]:
-        started, ahead = time.perf_counter(), self._ahead is not None
-        current, self._ahead = (
-            self._ahead or launch(self._rows, self.model, cache, self.chain, self.stats, widest=self._widest),
-            None,
-        )
+    def _expire(self) -> None:
+        for request in self._requests():
+            if request.is_late and request.finish_reason is None:
+                request.expire()
+        self._retire()
+
+    def _requests(self) -> list[Request]:
+        """All that have not left: waiting, being read, decoding."""
+        return [*self._queue, *(p.request for p in self._prefills), *self._rows]
+
+    def _admit(self) -> None:
+        """Places for those that waited longest."""
+        most = min(self.config.max_rows, self._widest or MAX_ROWS)
+        while (request := self._queue.first) is not None and self.num_running < most:
+            self._queue.remove(request)
+            try:
+                if request.spec.drafters:
+                    begun = self.chain.begin(request.number, request.spec, request.sampler)
+                    request.stats.notices = begun.notices
+                prefill = Prefill(request, self.model, self.chain, self._rollback)
+                self._tell_of_cut_drafts(request, prefill.cache.max_rollback)
+                self._prefills.append(prefill)
+            except Exception as error:
+                request.fail(error)
+                self._leave(request)
+
+    def _read_prompts(self) -> bool:
+        """Pieces of prompts, a chunk's worth of tokens together; whether there were any."""
+        chunk = self.config.prefill_chunk
+        left = chunk
+        while self._prefills:
+            prefill = self._prefills[self._turns.next([p.num_pieces for p in self._prefills])]
+            end = prefill.next_end(chunk)
+            if left < chunk and end - prefill.num_done > left:
+                break
+            left -= end - prefill.num_done
+            self._turns.took()
+            self._read(prefill, end)
+        return left < chunk
+
+    def _read(self, prefill: Prefill, end: int) -> None:
+        """One piece, and after the last one into the rows."""
+        request = prefill.request
         try:
-            self._ahead = launch_behind(current, self._rows, self.model, cache, self.chain)
-            events = read(current, cache, self.chain, self.stats)
+            self._tell(prefill.advance(end))
+            if not prefill.is_done:
+                return
+            self._tell(prefill.first_token())
         except BaseException as error:
-            self._fail(error)
-            raise
+            request.fail(error)
+            if not isinstance(error, Exception):
+                self._retire()
+                raise
+        self._prefills.remove(prefill)
+        if request.finish_reason is not None:
+            self._leave(request)
+            return
+        if self._cache is None:
+            self._cache = prefill.cache
+        else:
+            self._cache.join(prefill.cache)
+        self._rows.append(request)
+
+    def _round(self, cache: ModelCache, *, has_read: bool) -> None:
+        started, ahead = time.perf_counter(), self._ahead is not None
+        try:
+            current = self._ahead or launch(
+                self._rows, self.model, cache, self.chain, self.stats, widest=self._widest
+            )
+            self._ahead = None
+            if not self._prefills:
+                self._ahead = launch_behind(current, self._rows, self.model, cache, self.chain)
+            self._tell(read(current, cache, self.chain, self.stats))
+        except BaseException as error:
+            # nothing is known of what the device did with these rows
+            self._ahead = self._cache = None
+            for request in self._rows:
+                request.fail(error)
+            if not isinstance(error, Exception):
+                self._retire()
+                raise
+            return
         seconds = time.perf_counter() - started
-        self.chain.took(
-            [r.number for r in current.requests if r.spec.drafters],
-            current.rows.num_tokens,
-            seconds,
-            ahead=ahead,
-        )
-        return events
+        if not (ahead and has_read):  # else the device was at it while prompts were read
+            self.chain.took(
+                [r.number for r in current.requests if r.spec.drafters],
+                current.rows.num_tokens,
+                seconds,
+                ahead=ahead,
+            )
 
     def _charge(self, running: Sequence[Request], seconds: float) -> None:
         self.stats.round_seconds += seconds
         for request in running:
             request.stats.decode_seconds += seconds
 
-    def _fail(self, error: BaseException) -> None:
-        """Nothing is known of what the device did with the rows: they end."""
-        self._ahead = None
-        why = str(error) or type(error).__name__
-        for request in self._rows:
-            if request.finish_reason is None:
-                request.finish_reason = "error"
-                self._tell([FinishEvent(request=request.number, reason="error", error=why)])
-        self._retire()
-
     def cancel(self, number: int) -> bool:
-        """End a request at any stage; False if it is not running. Its row leaves at once."""
-        for request in [*self._waiting, *self._rows]:
+        """End a request at any stage; False if it is not running. Its row leaves at once; its FinishEvent comes with the next step."""
+        for request in self._requests():
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
-                self._tell([FinishEvent(request=number, reason="cancelled")])
-                self._waiting = deque(r for r in self._waiting if r.number != number)
                 self._retire()
                 return True
         return False
@@ -193,83 +291,13 @@ class Engine(Answers):
     def max_context(self) -> int:
         return min(self.config.max_context or self.model.max_context, self.model.max_context)
 
-    def _make(self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None) -> Request:
-        params = SamplingParams() if params is None else params
-        spec = self.spec if spec is None else spec
-        if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
-            raise ConfigError("Options of a request are given as SamplingParams and SpecConfig.")
-        self._check_spec(spec)
-        if self.tokenizer is None and params.stop:
-            raise ConfigError("Without a tokenizer there are no stop strings.")
-        tokens = self._tokens(prompt)
-        if len(tokens) >= self.max_context:
-            raise ContextOverflowError(len(tokens), self.max_context)
-        if spec.policy == "auto" and spec.drafters:
+    def _make(
+        self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
+    ) -> Request:
+        request = self._intake.make(prompt, params, spec, **more)
+        if request.spec.policy == "auto" and request.spec.drafters:
             self.prepare_auto()
-        number, self._num_requests = self._num_requests, self._num_requests + 1
-        return Request(
-            number,
-            tokens,
-            params,
-            spec,
-            max_context=self.max_context,
-            vocab_size=self.model.vocab_size,
-            tokenizer=self.tokenizer,
-            maker=self._constraints,
-        )
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        """Checked ids of a prompt."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ConfigError("Without a tokenizer a prompt must be token ids.")
-            prompt = self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-            raise ConfigError(f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.")
-        if not prompt:
-            raise ConfigError("The prompt is empty.")
-        size = self.model.vocab_size
-        bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
-        if bad:
-            raise ConfigError(
-                f"The prompt holds {shown(bad[0])}, which is no token id of this model (0 to {size - 1})."
-            )
-        return [int(t) for t in prompt]
-
-    def _check_spec(self, spec: SpecConfig) -> None:
-        for name in spec.drafters:
-            if name != "forced" and name not in self.chain.drafters:
-                there = ", ".join(self.chain.drafters) or "none"
-                raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
-
-    def _admit(self) -> list[Event]:
-        events: list[Event] = []
-        while self._waiting and len(self._rows) < min(self.config.max_rows, self._widest or MAX_ROWS):
-            request = self._waiting.popleft()
-            try:
-                if request.spec.drafters:
-                    request.stats.notices = self.chain.begin(
-                        request.number, request.spec, request.sampler
-                    ).notices
-                cache, new = prefill(
-                    request, self.model, self.chain, self.config.prefill_chunk, self._rollback
-                )
-                self._tell_of_cut_drafts(request, cache.max_rollback)
-            except BaseException:
-                device.decode_threads()
-                self.chain.close(request.number)
-                request.finish_reason = "error"
-                raise
-            events += new
-            if request.finish_reason is not None:
-                self.chain.close(request.number)
-                continue
-            if self._cache is None:
-                self._cache = cache
-            else:
-                self._cache.join(cache)
-            self._rows.append(request)
-        return events
+        return request
 
     def _tell_of_cut_drafts(self, request: Request, limit: int | None) -> None:
         if limit is not None and request.spec.drafters and self.chain.longest_draft(request.spec) > limit:
@@ -278,17 +306,34 @@ class Engine(Answers):
             )
 
     def _retire(self) -> None:
+        """Whoever has ended leaves, wherever it is."""
+        for request in self._queue:
+            if request.finish_reason is not None:
+                self._queue.remove(request)
+                self._leave(request)
+        for prefill in list(self._prefills):
+            if prefill.request.finish_reason is not None:
+                self._prefills.remove(prefill)
+                self._leave(prefill.request)
         staying = [i for i, r in enumerate(self._rows) if r.finish_reason is None]
         if len(staying) == len(self._rows):
             return
-        for request in self._rows:
-            if request.finish_reason is not None:
-                self.chain.close(request.number)
+        leaving = [r for r in self._rows if r.finish_reason is not None]
         if not staying:
             self._cache = self._ahead = None
         elif self._cache is not None:
             self._cache.select(staying)
         self._rows = [self._rows[i] for i in staying]
+        for request in leaving:
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """The one place where a request's last event comes from."""
+        self.chain.close(request.number)
+        reason = request.finish_reason or "error"
+        with suppress(Exception):  # its text may be what failed
+            self._tell(request.rest())
+        self._tell([FinishEvent(request=request.number, reason=reason, error=request.error)])
 
 
 __all__ = ["Engine", "FinishEvent", "Prompt", "Result", "TokensEvent"]

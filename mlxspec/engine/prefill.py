@@ -1,58 +1,108 @@
-"""A prompt into a cache of its own, chunk by chunk, up to the first token of the answer. Knows one request; knows no rounds."""
+"""A prompt on its way into a cache of its own, piece by piece, up to the first token of the answer. Knows one request; knows no rounds.
+
+Pieces end at multiples of the chunk and at the request's marks, so that where they end depends on the prompt alone.
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from mlxspec import device
-from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.engine.choice import choose
 from mlxspec.engine.request import Request
-from mlxspec.events import Event
+from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 
 
-def prefill(
-    request: Request, model: Model, chain: Chain, chunk: int, rollback: Rollback = TAPE
-) -> tuple[ModelCache, list[Event]]:
-    """Run the whole prompt, tell the drafters of it, sample the first token. Returns a cache of one row."""
-    started = time.perf_counter()
-    device.prefill_threads()
-    cache = model.make_cache(1, rollback)
-    prompt, drafts = request.prompt, bool(request.spec.drafters)
-    carry = mx.zeros((1, model.hidden_size))  # what stands before the first token
-    for begin in range(0, len(prompt), chunk):
-        piece = prompt[begin : begin + chunk]
-        last = begin + chunk >= len(prompt)
-        rows = FlatRows((len(piece),))
+class Prefill:
+    """One request's prompt, of which the first num_done tokens are in `cache` (one row). num_pieces: forwards so far.
+
+    carry (1, H): the target's final hidden of the newest token that is in, zeros before the first.
+    """
+
+    def __init__(self, request: Request, model: Model, chain: Chain, rollback: Rollback = TAPE) -> None:
+        self.request = request
+        self._model, self._chain = model, chain
+        self.cache = model.make_cache(1, rollback)
+        self.carry = mx.zeros((1, model.hidden_size))
+        self.num_done = self.num_pieces = 0
+        self._logits: mx.array | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_done == len(self.request.prompt)
+
+    def next_end(self, chunk: int) -> int:
+        """Where the next piece ends, at most `chunk` tokens on."""
+        stops = self.request.stops
+        at = bisect_right(stops, self.num_done)
+        grid = (self.num_done // chunk + 1) * chunk
+        return min([grid, *stops[at : at + 1], len(self.request.prompt)])
+
+    def advance(self, end: int) -> list[Event]:
+        """Read the prompt up to `end`, and tell the drafters of it."""
+        started = time.perf_counter()
+        device.prefill_threads()
+        try:
+            self._read(end)
+        finally:
+            device.decode_threads()
+            self.request.stats.prefill_seconds += time.perf_counter() - started
+        return [
+            PrefillEvent(
+                request=self.request.number,
+                num_done=end,
+                num_total=len(self.request.prompt),
+                num_cached=self.request.stats.num_cached,
+            )
+        ]
+
+    def _read(self, end: int) -> None:
+        request, chain = self.request, self._chain
+        piece = request.prompt[self.num_done : end]
+        last = end == len(request.prompt)
         tokens = mx.array(np.asarray(piece, np.int32))
-        out = model.forward(tokens, rows, cache, facts=True, logits_at="last" if last else "none")
-        cache.commit()
-        mx.eval(out.logits if last else out.hidden, cache.arrays)
-        if drafts and chain.needs_hidden:
-            before = mx.concatenate([carry.astype(out.hidden.dtype), out.hidden[:-1]])
+        rows = FlatRows((len(piece),))
+        try:
+            out = self._model.forward(
+                tokens, rows, self.cache, facts=True, logits_at="last" if last else "none"
+            )
+        except BaseException:
+            self.cache.abort()
+            raise
+        self.cache.commit()
+        mx.eval(out.logits if last else out.hidden, self.cache.arrays)
+        if request.spec.drafters:
+            before = None
+            if chain.needs_hidden:
+                before = mx.concatenate([self.carry.astype(out.hidden.dtype), out.hidden[:-1]])
             chain.observe(request.number, piece, before)
-            carry = out.hidden[-1:]
-        elif drafts:
-            chain.observe(request.number, piece, None)
-    device.decode_threads()
-    if out.logits is None:
-        raise ValueError("an empty prompt has no first token")
-    choice = choose([request], [Proposal()], FlatRows((1,)), mx.array(prompt[-1:], mx.int32), out.logits)
-    mx.eval(choice.arrays)
-    first = int(choice.sampled.item())
-    _, failure = choice.take(0, [first])
-    if failure is not None:
-        events = request.fail(failure)
-    else:
-        events = request.accept([first], logprobs=request.read_logprobs(choice.logprobs, [first], 0))
-    if drafts and request.finish_reason is None:
-        chain.observe(request.number, [first], carry if chain.needs_hidden else None)
-    request.stats.prefill_seconds = time.perf_counter() - started
-    return cache, events
+        self.carry, self._logits = out.hidden[-1:], out.logits
+        self.num_done, self.num_pieces = end, self.num_pieces + 1
+
+    def first_token(self) -> Sequence[Event]:
+        """Sample it, once all of the prompt is in."""
+        if self._logits is None or not self.is_done:
+            raise ValueError("the prompt has not been read yet")
+        started = time.perf_counter()
+        request, chain = self.request, self._chain
+        place = mx.array(request.prompt[-1:], mx.int32)
+        choice = choose([request], [Proposal()], FlatRows((1,)), place, self._logits)
+        mx.eval(choice.arrays)
+        first = int(choice.sampled.item())
+        new, failure = choice.take(0, [first])
+        events = request.accept(new, logprobs=request.read_logprobs(choice.logprobs, new, 0))
+        if failure is not None:
+            request.fail(failure)
+        if request.spec.drafters and request.finish_reason is None:
+            chain.observe(request.number, [first], self.carry if chain.needs_hidden else None)
+        request.stats.prefill_seconds += time.perf_counter() - started
+        return events

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
-from mlxspec.events import Event, FinishEvent, FinishReason, TokenLogprob, TokensEvent
+from mlxspec.errors import MlxspecError
+from mlxspec.events import FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.sampling.constraints import ConstraintMaker
 from mlxspec.sampling.logprobs import Logprobs
@@ -19,6 +21,8 @@ class Request:
 
     history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
     while running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked.
+    marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
+    of the answer.
     """
 
     def __init__(
@@ -32,13 +36,21 @@ class Request:
         vocab_size: int,
         tokenizer: Tokenizer | None,
         maker: ConstraintMaker | None = None,
+        marks: Sequence[int] = (),
+        deadline: float | None = None,
     ) -> None:
-        """Raises ConfigError and GrammarError for what cannot be honoured."""
+        """deadline: seconds from now. Raises ConfigError and GrammarError for what cannot be honoured."""
         self.number = number
         self.prompt = list(prompt)
         self.history = list(prompt)
         self.params, self.spec = params, spec
         self.max_context = max_context
+        self.marks = tuple(marks)
+        self._deadline = (
+            None
+            if deadline is None
+            else (time.monotonic() + deadline, f"{deadline:g} seconds were not enough.")
+        )
         self.maker = maker or ConstraintMaker(tokenizer, vocab_size)
         self.constraints = self.maker.make(params, prompt)
         self.sampler = RowSampler(
@@ -53,6 +65,8 @@ class Request:
         self.answer = AnswerText(tokenizer.stream() if tokenizer else None, params.stop)
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self.end_token: int | None = None
+        self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
         self._eos = frozenset() if params.ignore_eos or tokenizer is None else tokenizer.eos_ids
@@ -66,6 +80,34 @@ class Request:
         """How many drafted tokens a round may verify: one token of the budget is the round's own."""
         budget = self.params.max_tokens - self.num_generated - 1
         return max(0, min(budget, self.max_context - len(self.history)))
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Where a piece of its prompt must end, ascending."""
+        return ()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its deadline has passed."""
+        return self._deadline is not None and time.monotonic() >= self._deadline[0]
+
+    def expire(self) -> None:
+        """End it because its deadline has passed."""
+        if self._deadline is not None:
+            self.finish_reason, self.error = "error", self._deadline[1]
+
+    def fail(self, error: BaseException | str) -> None:
+        """End it because of `error`, unless it has ended; what has been said stays."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = "error", error if isinstance(error, str) else described(error)
+
+    def rest(self) -> list[TokensEvent]:
+        """Behind its end: text that was held back, where nothing has given it yet."""
+        if self._is_said:
+            return []
+        self._is_said = True
+        piece, _ = self.answer.finish()
+        return [TokensEvent(request=self.number, tokens=(), text=piece)] if piece else []
 
     def read_logprobs(
         self, found: Logprobs | None, tokens: Sequence[int], start: int
@@ -82,8 +124,8 @@ class Request:
         num_drafted: int = 0,
         drafter: str | None = None,
         logprobs: Sequence[TokenLogprob] | None = None,
-    ) -> list[Event]:
-        """Take a round's tokens (drafts that stand, then the round's own) up to whatever ends the answer; returns events.
+    ) -> list[TokensEvent]:
+        """Take a round's tokens (drafts that stand, then the round's own) up to whatever ends the answer; returns at most one event.
 
         What stands behind the end is dropped, so the text ends where plain decoding would have ended it.
         """
@@ -92,10 +134,10 @@ class Request:
         for token in tokens:
             if token in self._eos:
                 self.stats.num_end = 1
-                self.finish_reason = "stop"
+                self.end_token, self.finish_reason = token, "stop"
                 break
             if self.constraints is not None and not self.constraints.push(token):
-                self.finish_reason = "error"
+                self.end_token, self.finish_reason = token, "error"
                 self.error = (
                     "What was asked of the answer (grammar, bad words, thinking) left no token to go on with."
                 )
@@ -119,36 +161,35 @@ class Request:
         if self.logprobs is not None and given is not None:
             self.logprobs += given
         if self.finish_reason:
+            self._is_said = True
             piece, stopped = self.answer.finish()
             text += piece
             if stopped:
                 self.finish_reason = "stop"
-        events: list[Event] = []
-        if taken or text:
-            stood = min(num_drafted, len(taken))
-            events.append(
-                TokensEvent(
-                    request=self.number,
-                    tokens=tuple(taken),
-                    text=text,
-                    num_drafted=stood,
-                    drafter=drafter if stood else None,
-                    logprobs=given,
-                )
+        if not taken and not text:
+            return []
+        stood = min(num_drafted, len(taken))
+        return [
+            TokensEvent(
+                request=self.number,
+                tokens=tuple(taken),
+                text=text,
+                num_drafted=stood,
+                drafter=drafter if stood else None,
+                logprobs=given,
             )
-        if self.finish_reason:
-            events.append(FinishEvent(request=self.number, reason=self.finish_reason, error=self.error))
-        return events
-
-    def fail(self, why: str) -> list[Event]:
-        """End with an error sentence; what has been said stays."""
-        self.finish_reason, self.error = "error", why
-        piece, _ = self.answer.finish()
-        events: list[Event] = [TokensEvent(request=self.number, tokens=(), text=piece)] if piece else []
-        return [*events, FinishEvent(request=self.number, reason="error", error=why)]
+        ]
 
     def count(self, drafter: str | None, drafted: int, accepted: int) -> None:
         """One round's statistics."""
         self.stats.num_rounds += 1
         if drafter is not None:
             self.stats.drafters.setdefault(drafter, DrafterStats()).add(drafted, accepted)
+
+
+def described(error: BaseException) -> str:
+    """A sentence about what ended an answer."""
+    if isinstance(error, MlxspecError):
+        return str(error)
+    said = str(error).strip().rstrip(".")
+    return f"{type(error).__name__}{': ' + said if said else ''}."

@@ -17,10 +17,10 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.chain import Chain, Proposal
-from mlxspec.engine.choice import Choice, choose
+from mlxspec.engine.choice import Choice, choose_apart
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import EngineStats
-from mlxspec.events import Event
+from mlxspec.events import Event, TokensEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.speculation.verify import match
@@ -92,37 +92,55 @@ def launch_behind(
 
 
 def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> list[Event]:
-    """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token."""
+    """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token, or ends: what goes
+    wrong in the host's work for a row ends that row only.
+
+    Committed is what requests took: behind the end of an answer nothing enters the cache.
+    """
     rows = round_.rows
     try:
         mx.eval(round_.choice.arrays, round_.tokens)
         chosen, given = np.asarray(round_.choice.sampled).tolist(), np.asarray(round_.tokens).tolist()
-        spans = list(zip(rows.starts, rows.starts[1:], strict=False))
-        kept = [match(given[start + 1 : end], chosen[start:end]) for start, end in spans]
     except BaseException:
         cache.abort()
         raise
-    if round_.is_open:
-        cache.commit([k + 1 for k in kept])
     events: list[Event] = []
-    for i, (request, proposal, (start, _), stood) in enumerate(
-        zip(round_.requests, round_.proposals, spans, kept, strict=True)
-    ):
-        if request.finish_reason is not None:
-            continue
-        new, failure = round_.choice.take(i, chosen[start : start + stood + 1])
-        request.count(proposal.drafter, proposal.draft.length, stood)
-        logprobs = request.read_logprobs(round_.choice.logprobs, new, start)
-        events += request.accept(new, num_drafted=stood, drafter=proposal.drafter, logprobs=logprobs)
-        if failure is not None and request.finish_reason is None:
-            events += request.fail(failure)
-        if request.finish_reason is None and request.spec.drafters:
-            hidden = round_.hidden[start : start + len(new)] if chain.needs_hidden else None
-            chain.observe(request.number, new, hidden)
-        stats.num_emitted += len(new)
+    kept = []
+    for place, request in enumerate(round_.requests):
+        start, end = rows.starts[place], rows.starts[place + 1]
+        stood = match(given[start + 1 : end], chosen[start:end])
+        taken = stood + 1
+        if request.finish_reason is None:
+            before = len(request.history)
+            try:
+                events += _take(request, round_, place, chosen[start : start + stood + 1], chain)
+            except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
+                request.fail(error)
+            taken = len(request.history) - before
+            stats.num_emitted += taken + (request.end_token is not None)
+        kept.append(min(stood, taken) + 1)
+    if round_.is_open:
+        cache.commit(kept)
     stats.num_rounds += 1
     stats.num_plain_rounds += rows.max_width == 1
     stats.num_verified += rows.num_tokens
+    return events
+
+
+def _take(request: Request, round_: Round, place: int, chosen: list[int], chain: Chain) -> list[TokensEvent]:
+    """Give a row its tokens, and the drafters those that count."""
+    proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
+    stood = len(chosen) - 1
+    new, failure = round_.choice.take(place, chosen)
+    request.count(proposal.drafter, proposal.draft.length, stood)
+    logprobs = request.read_logprobs(round_.choice.logprobs, new, start)
+    events = request.accept(new, num_drafted=stood, drafter=proposal.drafter, logprobs=logprobs)
+    if failure is not None:
+        request.fail(failure)
+    heard = new[: len(request.history) - before + (request.end_token is not None)]
+    if request.spec.drafters and request.error is None:
+        hidden = round_.hidden[start : start + len(heard)] if chain.needs_hidden else None
+        chain.observe(request.number, heard, hidden)
     return events
 
 
@@ -154,7 +172,7 @@ def _forward(
             raise ValueError("a verify needs logits at every position")
         if any(r.sampler.constraints is not None for r in requests):
             mx.async_eval(out.logits)  # the device computes while the host finds out what may come
-        choice = choose(requests, proposals, rows, tokens, out.logits, ahead=ahead)
+        choice = choose_apart(requests, proposals, rows, tokens, out.logits, ahead=ahead)
         mx.async_eval(choice.arrays)
     except BaseException:
         cache.abort()

@@ -34,13 +34,15 @@ class DrafterStats:
 
 @dataclass
 class RequestStats:
-    """One request. Seconds are wall time: prefill until the first token, decode behind it; rows decoding together share decode time.
+    """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
+    rows decoding together share. num_cached: tokens of the prompt that the prefix store had, so that they were not read.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them; num_thinking_forced: tokens of a closing tag that the budget forced.
     """
 
     num_prompt: int = 0
+    num_cached: int = 0
     num_generated: int = 0
     num_end: int = 0
     num_rounds: int = 0
@@ -77,7 +79,8 @@ class RequestStats:
 
     @property
     def prefill_speed(self) -> float:
-        return self.num_prompt / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+        """Tokens a second of the prompt that were read."""
+        return (self.num_prompt - self.num_cached) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.events import FinishEvent, TokensEvent
+from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, spec
@@ -76,8 +76,8 @@ def test_an_end_token_inside_a_draft(place: int, temperature: float) -> None:
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
     drafter = equality.Oracle([[*PROMPTS[3], *tokens]])
     for drafters in ([], [drafter], None):
-        engine = equality.engine(drafters)
-        engine.tokenizer = tokenizer
+        loaded = equality.engine(drafters).chain.drafters
+        engine = Engine(tiny_models.target(), tokenizer, drafters=list(loaded.values()))
         wish = spec(*engine.chain.drafters, ngram_m=80)
         result = engine.generate(PROMPTS[3], params, spec=wish)
         assert result.tokens == tokens[:first]
@@ -126,7 +126,8 @@ def test_events_add_up_to_the_result(drafters: tuple[str, ...]) -> None:
         SamplingParams(max_tokens=1, ignore_eos=True),
     ):
         result = engine().generate(PROMPTS[1], params, spec=spec(*drafters))
-        *events, last = engine().stream(PROMPTS[1], params, spec=spec(*drafters))
+        first, *events, last = engine().stream(PROMPTS[1], params, spec=spec(*drafters))
+        assert isinstance(first, PrefillEvent)
         assert isinstance(last, FinishEvent)
         assert last.reason == result.finish_reason
         assert all(isinstance(e, TokensEvent) for e in events)

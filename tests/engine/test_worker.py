@@ -17,7 +17,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import CancelledError, ConfigError, ContextOverflowError, EngineStoppedError, ModelError
-from mlxspec.events import FinishEvent, TokensEvent
+from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
 from tests import tiny_models
 
 LONG = 120.0
@@ -116,6 +116,7 @@ def test_what_is_wrong_with_a_request_is_the_streams(worker: Worker, prompt, opt
 
 def test_closing_a_stream_frees_its_row(worker: Worker) -> None:
     streams = [worker.submit(PROMPT, params(1500)) for _ in range(6)]
+    assert isinstance(streams[0].get(LONG), PrefillEvent)
     assert isinstance(streams[0].get(LONG), TokensEvent)
     for stream in streams:
         stream.close()
@@ -156,6 +157,7 @@ def test_a_deadline_ends_the_answer(worker: Worker) -> None:
 
 def test_a_fault_while_a_prompt_is_read_ends_that_request_only(worker: Worker) -> None:
     running = worker.submit(PROMPT, params(200))
+    assert isinstance(running.get(LONG), PrefillEvent)
     assert isinstance(running.get(LONG), TokensEvent)
 
     def replace(engine: Engine) -> Stream:
@@ -235,6 +237,7 @@ def test_stopping_ends_streams_and_thread() -> None:
     worker = Worker(make)
     worker.wait_ready(LONG)
     streams = [worker.submit(PROMPT, params(1500)) for _ in range(6)]
+    assert isinstance(streams[0].get(LONG), PrefillEvent)
     assert isinstance(streams[0].get(LONG), TokensEvent)
     assert worker.stop(LONG)
     assert list(streams[0])[-1].reason == "cancelled"

@@ -1,0 +1,109 @@
+"""From what a caller gives to a checked Request: token ids, options, marks. Knows the model's sizes; runs nothing.
+
+Marks are places in a prompt to which a later prompt may share its beginning: the ends of the system prompt and of each turn. Where nobody
+gives them they are taken to be behind the tokens that end a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mlxspec.config import SamplingParams, SpecConfig, check_number, shown
+from mlxspec.engine.answers import Prompt
+from mlxspec.engine.request import Request
+from mlxspec.errors import ConfigError, ContextOverflowError
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.sampling.constraints import ConstraintMaker
+
+LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds
+
+
+class Intake:
+    """Makes requests for one model. max_context: of the engine, in tokens; drafters: names of those that were loaded; spec: for requests
+    that bring none."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_context: int,
+        drafters: Iterable[str],
+        spec: SpecConfig,
+    ) -> None:
+        """Raises ConfigError for a spec of drafters that were not loaded."""
+        self.tokenizer = tokenizer
+        self.vocab_size, self.max_context = vocab_size, max_context
+        self._drafters, self._spec = tuple(drafters), spec
+        self._check_drafters(spec)
+        self._constraints = ConstraintMaker(tokenizer, vocab_size)
+        self._num_requests = 0
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        spec: SpecConfig | None,
+        *,
+        marks: Iterable[int] | None = None,
+        deadline: float | None = None,
+    ) -> Request:
+        """Raises ConfigError, GrammarError, ContextOverflowError."""
+        params = SamplingParams() if params is None else params
+        spec = self._spec if spec is None else spec
+        if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
+            raise ConfigError("Options of a request are given as SamplingParams and SpecConfig.")
+        self._check_drafters(spec)
+        if self.tokenizer is None and params.stop:
+            raise ConfigError("Without a tokenizer there are no stop strings.")
+        if deadline is not None:
+            check_number("deadline", deadline, 0, LONGEST_DEADLINE)
+        tokens = self._tokens(prompt)
+        if len(tokens) >= self.max_context:
+            raise ContextOverflowError(len(tokens), self.max_context)
+        places = self._marks(tokens, marks)
+        number, self._num_requests = self._num_requests, self._num_requests + 1
+        return Request(
+            number,
+            tokens,
+            params,
+            spec,
+            max_context=self.max_context,
+            vocab_size=self.vocab_size,
+            tokenizer=self.tokenizer,
+            maker=self._constraints,
+            marks=places,
+            deadline=deadline,
+        )
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        """Checked ids of a prompt."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ConfigError("Without a tokenizer a prompt must be token ids.")
+            prompt = self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+            raise ConfigError(f"A prompt is a string or a list of token ids, not {type(prompt).__name__}.")
+        if not prompt:
+            raise ConfigError("The prompt is empty.")
+        size = self.vocab_size
+        bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
+        if bad:
+            raise ConfigError(
+                f"The prompt holds {shown(bad[0])}, which is no token id of this model (0 to {size - 1})."
+            )
+        return [int(t) for t in prompt]
+
+    def _marks(self, tokens: Sequence[int], marks: Iterable[int] | None) -> tuple[int, ...]:
+        if marks is None:
+            ends = self.tokenizer.eos_ids if self.tokenizer is not None else frozenset()
+            return tuple(i + 1 for i, token in enumerate(tokens) if token in ends)
+        found = sorted(set(marks))
+        for mark in found:
+            check_number("A mark", mark, 0, len(tokens), integer=True)
+        return tuple(found)
+
+    def _check_drafters(self, spec: SpecConfig) -> None:
+        for name in spec.drafters:
+            if name != "forced" and name not in self._drafters:
+                there = ", ".join(self._drafters) or "none"
+                raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
