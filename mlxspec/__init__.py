@@ -18,6 +18,7 @@ _HOMES = {
     "Drafter": "mlxspec.drafters.base",
     "Draft": "mlxspec.drafters.base",
     "Ask": "mlxspec.drafters.base",
+    "PrefillEvent": "mlxspec.events",
     "TokensEvent": "mlxspec.events",
     "FinishEvent": "mlxspec.events",
     "SamplingParams": "mlxspec.config",
@@ -35,6 +36,7 @@ __all__ = [
     "EngineConfig",
     "FinishEvent",
     "MlxspecError",
+    "PrefillEvent",
     "Result",
     "SamplingParams",
     "SpecConfig",
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.load import load
     from mlxspec.errors import MlxspecError
-    from mlxspec.events import FinishEvent, TokensEvent
+    from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
 
 
 def __getattr__(name: str) -> Any:

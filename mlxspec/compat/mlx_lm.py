@@ -24,7 +24,7 @@ from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load as _load
 from mlxspec.errors import ConfigError, MlxspecError
-from mlxspec.events import FinishEvent
+from mlxspec.events import FinishEvent, PrefillEvent
 from mlxspec.loading import hub
 
 # What mlx-lm's generate_step and speculative_generate_step take besides, and we cannot: fine only as None.
@@ -198,6 +198,10 @@ def _responses(
                     if event.reason == "error":
                         raise MlxspecError(event.error or "The engine could not go on.")
                     break
+                if isinstance(event, PrefillEvent):
+                    if event.num_done < event.num_total:
+                        progress(event.num_done, event.num_total)
+                    continue
                 for i, token in enumerate(event.tokens):
                     if num == 0:
                         seconds = time.perf_counter() - began
