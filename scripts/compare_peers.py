@@ -3,7 +3,7 @@
 
     python scripts/compare_peers.py --llama-cpp SOURCE [--dtype float32 bfloat16] [--rounds 3] [--prompts 4] [--out docs/benchmarks.md]
 
-Every engine is a process of its own with an environment of its own (made under --work the first time; nothing is installed into ours), holds
+Every engine is a process of its own with an environment of its own (made under --work the first time; nothing goes into ours), holds
 the demo family in its own layout, and is fed token ids. Contestants take turns prompt by prompt; a figure is the median over rounds, and a
 speed-up is the median of the ratios within rounds. What is timed: the tokens behind each row's first. All MLX engines load the same BLAS.
 An engine that cannot be built or started, and a method that it lacks, stands in the table with the reason.
@@ -60,11 +60,17 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--llama-cpp", type=Path, help="a checkout of llama.cpp; left out without it")
-    parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--dtype", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"]
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prompts", type=int, default=4, help="of each workload; four make one group of rows")
+    parser.add_argument(
+        "--prompts", type=int, default=4, help="of each workload; four make one group of rows"
+    )
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
@@ -77,7 +83,12 @@ def _machine() -> dict[str, Any]:
     from mlxspec import device
 
     report = device.report()
-    return {"system": platform.platform(), "device": report.device, "threads": report.threads, "blas": report.blas}
+    return {
+        "system": platform.platform(),
+        "device": report.device,
+        "threads": report.threads,
+        "blas": report.blas,
+    }
 
 
 def _start(options: argparse.Namespace, dtype: str, missing: dict[str, str]) -> list[Engine]:
@@ -97,7 +108,9 @@ def _start(options: argparse.Namespace, dtype: str, missing: dict[str, str]) -> 
         return Path(given[name]) if name in given else environment(work / f"venv-{name}", PACKAGES[name])
 
     def worker(module: str, interpreter: Path | str, **question: str) -> tuple[Worker, str]:
-        started = Worker([interpreter, "-m", f"peers.{module}", blas], ROOT / "scripts", work / f"{module}.log")
+        started = Worker(
+            [interpreter, "-m", f"peers.{module}", blas], ROOT / "scripts", work / f"{module}.log"
+        )
         return started, str(started.ask("start", dtype=dtype, **question)["version"])
 
     def llama() -> tuple[llama_cpp.LlamaCpp, str]:
@@ -107,7 +120,13 @@ def _start(options: argparse.Namespace, dtype: str, missing: dict[str, str]) -> 
         server = llama_cpp.build(source, work / "llama.cpp", log)
         files = [
             llama_cpp.convert(
-                python("convert"), source, models[name], work / f"{name}-{dtype}.gguf", dtype, log, head=name == "text"
+                python("convert"),
+                source,
+                models[name],
+                work / f"{name}-{dtype}.gguf",
+                dtype,
+                log,
+                head=name == "text",
             )
             for name in ("text", "text-draft")
         ]
@@ -120,7 +139,9 @@ def _start(options: argparse.Namespace, dtype: str, missing: dict[str, str]) -> 
     makers = {
         "mlxspec": lambda: worker("worker_mlxspec", sys.executable, model=target, draft_model=draft),
         "mlx-lm": lambda: worker("worker_mlx_lm", python("mlx-lm"), model=target, draft_model=draft),
-        "mlx-vlm": lambda: worker("worker_mlx_vlm", python("mlx-vlm"), model=str(models["text"]), head=target),
+        "mlx-vlm": lambda: worker(
+            "worker_mlx_vlm", python("mlx-vlm"), model=str(models["text"]), head=target
+        ),
         "llama.cpp": llama,
     }
     engines = []

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.talk import Answer, PeerError
-
 from mlxspec.demo import workload
 from mlxspec.engine.load import load
+from peers.talk import Answer, PeerError
 
 PREFILLS = (64, 512, 2048)
 LONG = 256
@@ -137,7 +136,9 @@ class Contest:
                     for method in METHODS[engine.name]:
                         answer = _asked(engine, method, group)
                         if answer is not None and turn:
-                            seen.setdefault((engine.name, method), [[] for _ in range(self._rounds)])[turn - 1].append(answer)
+                            seen.setdefault((engine.name, method), [[] for _ in range(self._rounds)])[
+                                turn - 1
+                            ].append(answer)
         found: dict[str, Any] = {}
         for (name, method), turns in seen.items():
             if all(len(t) == len(groups) for t in turns):
@@ -195,7 +196,9 @@ def _prompts(count: int, tokens: int, ours: Engine) -> dict[str, list[Prompt]]:
     found = {}
     for name in WORKLOADS:
         items = json.loads(workload(name).read_text(encoding="utf-8"))["items"]
-        texts = [i["prompt_ids"] if "prompt_ids" in i else tokenizer.chat_prompt(i["messages"]) for i in items]
+        texts = [
+            i["prompt_ids"] if "prompt_ids" in i else tokenizer.chat_prompt(i["messages"]) for i in items
+        ]
         found[name] = [
             Prompt(tokens=list(t), length=_length(ours, list(t), tokens, tokenizer.tokenizer))
             for t in texts[:count]

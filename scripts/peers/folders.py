@@ -40,7 +40,9 @@ def environment(folder: Path, packages: list[str]) -> Path:
         _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
     except subprocess.CalledProcessError as error:
         said = (error.stderr or error.stdout or "").strip().splitlines()
-        raise PeerError(f"{' '.join(packages)} could not be installed: {said[-1] if said else error}") from error
+        raise PeerError(
+            f"{' '.join(packages)} could not be installed: {said[-1] if said else error}"
+        ) from error
     stamp.write_text("\n".join(packages))
     return python
 

@@ -46,7 +46,12 @@ def build(source: Path, folder: Path, log: Path) -> Path:
     server = folder / "bin" / "llama-server"
     if server.is_file():
         return server
-    options = ("-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF")
+    options = (
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+        "-DLLAMA_BUILD_UI=OFF",
+    )
     steps: tuple[Sequence[str], ...] = (
         ("cmake", "-S", str(source), "-B", str(folder), *options),
         ("cmake", "--build", str(folder), "-j", str(os.cpu_count() or 1), "--target", "llama-server"),
@@ -67,7 +72,9 @@ def convert(python: Path, source: Path, model: Path, out: Path, dtype: str, log:
     command = [str(python), str(HERE / "to_gguf.py"), str(source), str(model), str(out), TYPES[dtype]]
     with log.open("a") as output:
         try:
-            subprocess.run([*command, *(() if head else ("--no-mtp",))], check=True, stdout=output, stderr=output)
+            subprocess.run(
+                [*command, *(() if head else ("--no-mtp",))], check=True, stdout=output, stderr=output
+            )
         except (OSError, subprocess.CalledProcessError) as error:
             raise PeerError(f"{model.name} could not be converted to GGUF ({error}); see {log}.") from error
     return out
@@ -75,7 +82,9 @@ def convert(python: Path, source: Path, model: Path, out: Path, dtype: str, log:
 
 def revision(source: Path) -> str:
     """The commit of a checkout, or "unknown"."""
-    found = subprocess.run(["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "-C", str(source), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
     return found.stdout.strip() or "unknown"
 
 
@@ -98,7 +107,9 @@ class LlamaCpp:
             answer = self._post(("plain", 1), question["prompt"], 1)
             return {"seconds": answer["timings"]["prompt_ms"] / 1e3, "host_seconds": 0.0}
         if do == "memory":
-            peaks = [_peak(process.pid) for (method, _), (process, _) in self._running.items() if method == "plain"]
+            peaks = [
+                _peak(process.pid) for (method, _), (process, _) in self._running.items() if method == "plain"
+            ]
             return {"bytes": max(peaks, default=0)}
         raise PeerError(f"llama.cpp gives no {do}")
 
@@ -164,7 +175,16 @@ class LlamaCpp:
             raise PeerError(f"llama.cpp is not asked for {method}")
         port = _free_port()
         command = [str(self.server), "-m", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        command += ["-t", str(self.threads), "-c", str(4096 * rows), "-np", str(rows), "--no-webui", "--no-warmup"]
+        command += [
+            "-t",
+            str(self.threads),
+            "-c",
+            str(4096 * rows),
+            "-np",
+            str(rows),
+            "--no-webui",
+            "--no-warmup",
+        ]
         command += [word.format(draft=self.draft) for word in METHODS[method]]
         with self.log.open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out)

@@ -10,18 +10,23 @@ COLOURS = {"mlxspec": "#1b6ca8", "mlx-lm": "#8a8a8a", "mlx-vlm": "#c77f2a", "lla
 INTRO = """\
 # Side by side
 
-The demo family (4.4M-parameter Qwen3.5-style hybrid with an MTP head, 0.9M draft model) through four engines on one machine's CPU, in turn, in
-one run of `scripts/compare_peers.py`: every engine in a process of its own, fed the same token ids, answers as long as plain decoding's.
-Figures are medians over rounds; speed-ups are medians of ratios within rounds, over the *same engine's* plain decoding. A speed-up stands only
-where the engine's drafted text equals its plain text. Nothing here was run on Apple hardware, and a model this small says nothing about how
-large ones do there: it compares what engines spend around the arithmetic, and llama.cpp's CPU kernels with MLX's.
+The demo family (4.4M-parameter Qwen3.5-style hybrid with an MTP head, 0.9M draft model) through four engines on one machine's CPU, in
+turn, in one run of `scripts/compare_peers.py`: every engine in a process of its own, fed the same token ids, answers as long as plain
+decoding's. Figures are medians over rounds; speed-ups are medians of ratios within rounds, over the *same engine's* plain decoding. A
+speed-up stands only where the engine's drafted text equals its plain text. Nothing here was run on Apple hardware, and a model this
+small says nothing about how large ones do there: it compares what engines spend around the arithmetic, and llama.cpp's CPU kernels with
+MLX's.
 """
 
 
 def page(found: dict[str, Any]) -> str:
     """Markdown of everything that was found."""
     machine = found["machine"]
-    lines = [INTRO, f"Machine: {machine['device']}, {machine['threads']} threads, BLAS {machine['blas']}, {machine['system']}.", ""]
+    lines = [
+        INTRO,
+        f"Machine: {machine['device']}, {machine['threads']} threads, BLAS {machine['blas']}, {machine['system']}.",
+        "",
+    ]
     for name, why in found["missing"].items():
         lines += [f"**{name} is missing:** {why}", ""]
     for dtype, part in found["dtypes"].items():
@@ -37,12 +42,16 @@ def _plain(part: dict[str, Any]) -> list[str]:
     for length, by in part["prefill"].items():
         rows.append([f"prefill of {length}, ms", *(f"{1e3 * by[n]['seconds']:.0f}" for n in names)])
     for length, by in part["prefill"].items():
-        rows.append([f"prefill of {length}, its time over ours", *(f"{by[n]['over ours']:.2f}" for n in names)])
+        rows.append(
+            [f"prefill of {length}, its time over ours", *(f"{by[n]['over ours']:.2f}" for n in names)]
+        )
     decode = part["decode"]
     rows.append(["plain decode of 256, tok/s", *(f"{decode[n]['tok/s']:.0f}" for n in names)])
     rows.append(["our speed over its", *(f"{1 / decode[n]['over ours']:.2f}" for n in names)])
     rows.append(["host time, share of a round", *(_share(decode[n]["host share"]) for n in names)])
-    rows.append(["graph nodes a step", *(str(part["nodes"][n].get("nodes", {}).get("1", "–")) for n in names)])
+    rows.append(
+        ["graph nodes a step", *(str(part["nodes"][n].get("nodes", {}).get("1", "–")) for n in names)]
+    )
     rows.append(["peak memory, MB", *(_megabytes(part["memory"][n]) for n in names)])
     return ["### Plain decoding and prefill", "", *_table(rows)]
 
@@ -57,7 +66,9 @@ def _drafting(part: dict[str, Any], num_rows: int) -> list[str]:
             cells = [_cell(by.get(name, {}).get(method), method) for by in workloads.values()]
             rows.append([f"{name} {method.replace('fixed:', '').replace('auto:', 'auto ')}", *cells])
     note = "tok/s"
-    note += "; speed-up over the engine's own plain; accepted share of drafts" + ("; tokens a round" if num_rows == 1 else "")
+    note += "; speed-up over the engine's own plain; accepted share of drafts" + (
+        "; tokens a round" if num_rows == 1 else ""
+    )
     return [*lines, f"Cells: {note}.", "", *_table(rows)]
 
 
@@ -67,7 +78,9 @@ def _cell(figures: dict[str, Any] | None, method: str) -> str:
     parts = [f"{figures['tok/s']:.0f}"]
     if method != "plain":
         same, of = figures["same text"]
-        parts.append(f"**{figures['speed-up']:.2f}x**" if same == of else f"text differs in {of - same} of {of}")
+        parts.append(
+            f"**{figures['speed-up']:.2f}x**" if same == of else f"text differs in {of - same} of {of}"
+        )
         if figures["acceptance"] is not None:
             parts.append(f"{100 * figures['acceptance']:.0f} %")
         if figures["tokens a round"] is not None:
@@ -76,7 +89,9 @@ def _cell(figures: dict[str, Any] | None, method: str) -> str:
 
 
 def _lacking(part: dict[str, Any]) -> list[str]:
-    reasons = {f"{name} {method}: {why}" for name, by in part.get("lacks", {}).items() for method, why in by.items()}
+    reasons = {
+        f"{name} {method}: {why}" for name, by in part.get("lacks", {}).items() for method, why in by.items()
+    }
     return ["Not run:", "", *(f"- {r}" for r in sorted(reasons)), ""] if reasons else []
 
 

@@ -5,6 +5,7 @@ Both ends. Knows no engine and imports nothing that an engine would not have: it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -88,4 +89,7 @@ class Worker:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._log.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not sent to one that had ended
+                    pipe.close()

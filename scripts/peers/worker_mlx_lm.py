@@ -1,4 +1,4 @@
-"""mlx-lm as a worker of compare_peers.py: plain decoding only, for it refuses drafting on these hybrids. Its own process and environment."""
+"""mlx-lm as a worker of compare_peers.py: plain decoding only, as it refuses drafting on these hybrids. Own process, own environment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 if len(sys.argv) > 1 and sys.argv[1]:  # the BLAS that all engines share, loaded before MLX
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 
-import mlx.core as mx  # noqa: E402
-from mlx.utils import tree_map  # noqa: E402
-from mlx_lm.generate import BatchGenerator, generate_step  # noqa: E402
-from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
-from mlx_lm.utils import load_model  # noqa: E402
-from peers.nodes import count_nodes  # noqa: E402
-from peers.talk import Answer, Stopwatch, peak_memory, serve  # noqa: E402
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from peers.nodes import count_nodes
+from peers.talk import Answer, Stopwatch, peak_memory, serve
 
 MODELS: list[Any] = []
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
@@ -26,7 +27,9 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 def start(model: str, draft_model: str, dtype: str) -> Answer:
     peer, _ = load_model(Path(model))
     kind = DTYPES[dtype]
-    peer.update(tree_map(lambda p: p.astype(kind) if mx.issubdtype(p.dtype, mx.floating) else p, peer.parameters()))
+    peer.update(
+        tree_map(lambda p: p.astype(kind) if mx.issubdtype(p.dtype, mx.floating) else p, peer.parameters())
+    )
     mx.eval(peer.parameters())
     MODELS[:] = [peer]
     return {"version": version("mlx-lm")}

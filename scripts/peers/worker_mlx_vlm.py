@@ -12,15 +12,16 @@ from typing import Any
 if len(sys.argv) > 1 and sys.argv[1]:  # the BLAS that all engines share, loaded before MLX
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 
-import mlx.core as mx  # noqa: E402
-from mlx.utils import tree_map  # noqa: E402
-from mlx_vlm.generate.ar import BatchGenerator, generate_step  # noqa: E402
-from mlx_vlm.models.cache import make_prompt_cache  # noqa: E402
-from mlx_vlm.speculative.drafters import load_drafter  # noqa: E402
-from mlx_vlm.speculative.utils import speculative_stats_since, speculative_stats_snapshot  # noqa: E402
-from mlx_vlm.utils import StoppingCriteria, load_model  # noqa: E402
-from peers.nodes import count_nodes  # noqa: E402
-from peers.talk import Answer, Stopwatch, peak_memory, serve  # noqa: E402
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_vlm.generate.ar import BatchGenerator, generate_step
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.speculative.drafters import load_drafter
+from mlx_vlm.speculative.utils import speculative_stats_since, speculative_stats_snapshot
+from mlx_vlm.utils import StoppingCriteria, load_model
+
+from peers.nodes import count_nodes
+from peers.talk import Answer, Stopwatch, peak_memory, serve
 
 MODELS: dict[str, Any] = {}
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
@@ -30,7 +31,9 @@ def start(model: str, head: str, dtype: str) -> Answer:
     kind = DTYPES[dtype]
     for name, peer in (("target", load_model(Path(model))), ("mtp", load_drafter(head)[0])):
         peer.update(
-            tree_map(lambda p: p.astype(kind) if mx.issubdtype(p.dtype, mx.floating) else p, peer.parameters())
+            tree_map(
+                lambda p: p.astype(kind) if mx.issubdtype(p.dtype, mx.floating) else p, peer.parameters()
+            )
         )
         mx.eval(peer.parameters())
         MODELS[name] = peer

@@ -1,4 +1,4 @@
-"""mlxspec as a worker of compare_peers.py. Methods are drafters in their order, joined by commas, with policy `fixed` or `auto` before a colon."""
+"""mlxspec as a worker of compare_peers.py. A method: `plain`, or a policy and drafters as in `auto:ngram-simple,mtp`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Any
 from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
-from peers.nodes import count_nodes
-from peers.talk import Answer, Stopwatch, peak_memory, serve
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.events import TokensEvent
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import Model
+from peers.nodes import count_nodes
+from peers.talk import Answer, Stopwatch, peak_memory, serve
 
 DRAFTERS = ("ngram-simple", "ngram-mod", "mtp", "draft-model")
 ENGINES: list[Engine] = []
 
 
 def start(model: str, draft_model: str, dtype: str) -> Answer:
+    device.compile_kernels()
     engine = load(
         model,
         draft=DRAFTERS,
@@ -83,7 +85,10 @@ def prefill(prompt: list[int]) -> Answer:
 
 def nodes(prompt: list[int]) -> Answer:
     """Graph nodes of one plain step and of a verify of four."""
-    model = ENGINES[0].model
+    return {"nodes": nodes_of(ENGINES[0].model, prompt)}
+
+
+def nodes_of(model: Model, prompt: list[int]) -> dict[str, int]:
     found = {}
     with device.private_kernels():
         for width in (1, 4):
@@ -93,7 +98,7 @@ def nodes(prompt: list[int]) -> Answer:
             mx.eval(cache.arrays)
             out = model.forward(mx.array([5] * width, mx.int32), FlatRows((width,)), cache, facts=width == 1)
             found[str(width)] = count_nodes(mx.argmax(out.logits, -1), *cache.arrays)
-    return {"nodes": found}
+    return found
 
 
 def memory() -> Answer:
@@ -101,5 +106,11 @@ def memory() -> Answer:
 
 
 if __name__ == "__main__":
-    handlers: dict[str, Any] = {"start": start, "run": run, "prefill": prefill, "nodes": nodes, "memory": memory}
+    handlers: dict[str, Any] = {
+        "start": start,
+        "run": run,
+        "prefill": prefill,
+        "nodes": nodes,
+        "memory": memory,
+    }
     serve(handlers)
