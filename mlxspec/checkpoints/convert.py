@@ -23,6 +23,7 @@ from mlxspec.checkpoints.quantize import Format, described, quantize
 from mlxspec.checkpoints.writing import check_target, save, save_model, whole_folder, write_json
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
+from mlxspec.loading.download import check_disk
 from mlxspec.loading.qwen_weights import head_of
 from mlxspec.loading.weights import Weights, is_of_a_tower
 from mlxspec.models.assemble import assemble_lazily
@@ -72,7 +73,7 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     Raises ConfigError for what contradicts the source, ModelError for a source that cannot be loaded, StorageError.
     """
     check_target(out)
-    source_folder = ModelFolder(hub.resolve(source, revision=revision))
+    source_folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_disk))
     folder, config = source_folder.path, source_folder.config()
     kind = architecture(config)
     parsed = kind.parse(config)

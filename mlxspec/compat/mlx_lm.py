@@ -19,6 +19,7 @@ from mlx_lm.generate import GenerationResponse, generation_stream
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_config, load_tokenizer
 
+from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import MAX_CONTEXT, SamplingParams, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
 from mlxspec.engine.engine import Engine
@@ -88,7 +89,7 @@ def load(
     for name, value in refused.items():
         if value:
             raise ConfigError(f"load: {name} is not supported by mlxspec; leave it out.")
-    folder = hub.resolve(path_or_hf_repo, revision=revision)
+    folder = hub.resolve(path_or_hf_repo, revision=revision, judge=check_fits)
     engine = _load(path_or_hf_repo if revision is None else str(folder), **options)
     config = load_config(folder)
     tokenizer = load_tokenizer(folder, tokenizer_config, eos_token_ids=config.get("eos_token_id"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxspec import device
+from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
@@ -64,8 +65,12 @@ def load(
     asked = _asked(draft, spec, own)
     if draft_model is None and model == hub.DEMO:
         draft_model = hub.DEMO_DRAFT
-    folder = ModelFolder(hub.resolve(model))
-    beside = None if draft_model is None or asked == () else ModelFolder(hub.resolve(draft_model))
+    folder = ModelFolder(hub.resolve(model, judge=check_fits))
+    beside = (
+        None
+        if draft_model is None or asked == ()
+        else ModelFolder(hub.resolve(draft_model, judge=check_fits))
+    )
     with device.private_kernels():
         races.prepare()
         target = assemble(folder.config(), folder.read, _DTYPES.get(dtype or ""))

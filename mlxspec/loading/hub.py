@@ -7,11 +7,18 @@ A model that is in the cache is used as it is: nothing asks the hub whether ther
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.resources import demo_folder
+
+if TYPE_CHECKING:
+    from mlxspec.loading.download import Plan
+
+    Judge = Callable[[Plan], None]
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
@@ -21,8 +28,11 @@ _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve(model: str, *, revision: str | None = None, download: bool = True) -> Path:
-    """The folder of a model. revision: branch, tag or commit of a Hugging Face id. download: fetch what is not here.
+def resolve(
+    model: str, *, revision: str | None = None, download: bool = True, judge: Judge | None = None
+) -> Path:
+    """The folder of a model. revision: branch, tag or commit of a Hugging Face id. download: fetch what is not here. judge: is shown the
+    plan before anything but config.json is fetched, and raises where it should not be.
 
     Raises ConfigError for a name that can be none, ModelError when nothing is there.
     """
@@ -43,7 +53,10 @@ def resolve(model: str, *, revision: str | None = None, download: bool = True) -
         raise ModelError(f"{model} is not in the local cache; `mlxspec pull {model}` fetches it.")
     from mlxspec.loading.download import fetch, plan
 
-    return fetch(plan(model, revision))
+    wanted = plan(model, revision)
+    if judge is not None:
+        judge(wanted)
+    return fetch(wanted)
 
 
 def is_local(model: str) -> bool:

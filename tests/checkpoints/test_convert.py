@@ -11,6 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+import tiny
+import tiny_gemma
 from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints import writing
@@ -21,7 +23,6 @@ from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import Assembled, assemble
-from tests.models import tiny, tiny_gemma
 
 TOKENS = [5, 17, 3, 99, 101, 7, 8, 150, 11, 2, 60, 61, 62]
 Q4 = Format(bits=4, group_size=32)

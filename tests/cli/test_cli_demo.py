@@ -47,7 +47,7 @@ def as_demo(monkeypatch: pytest.MonkeyPatch, roomy: tuple[Path, Path], quick: No
     """The built-in family is the tiny one."""
     resolve = hub.resolve
     places = {hub.DEMO: roomy[0], hub.DEMO_DRAFT: roomy[1]}
-    monkeypatch.setattr(hub, "resolve", lambda name: places[name] if name in places else resolve(name))
+    monkeypatch.setattr(hub, "resolve", lambda name, **more: places.get(name) or resolve(name, **more))
 
 
 def check_table(ran: Ran, num_rows: int) -> None:
