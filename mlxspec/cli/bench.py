@@ -7,20 +7,32 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
+from mlxspec.cli.counting import counted
 from mlxspec.config import check_number
 from mlxspec.demo import WORKLOADS
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxspec.bench.bench import Outcome
+    from mlxspec.engine.engine import Engine
+
+_WIDEST = 17  # tokens of a round, as far as a plot goes
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 only if every text was the same, else 1."""
+    if args.suite == "mtp":
+        from mlxspec.cli import bench_mtp
+
+        return bench_mtp.run(args)
+    if args.url is not None:
+        raise ConfigError("--url goes with `bench mtp`; recorded prompts are answered in this process.")
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     check_number("--rows", args.rows, 1, 64, integer=True)
@@ -29,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:
         raise ConfigError(f"There is no workload {unknown[0]!r}; there are: {', '.join(WORKLOADS)}.")
+    if args.plot is not None:
+        from mlxspec.bench import plots
+
+        plots.check(Path(args.plot))
     args.policy = args.policy or "auto"  # what there is to prove
     from mlxspec import device
 
@@ -54,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         outcomes.append(outcome)
         if not args.json:
             terminal.say(line(outcome) + "\n")
+    if args.plot is not None:
+        _plot(engine, Path(args.plot), names, args.max_tokens)
     if args.json:
         data = {
             "model": engine.name,
@@ -67,6 +85,24 @@ def run(args: argparse.Namespace) -> int:
             f"drafting {engine.spec.policy}: {', '.join(engine.spec.drafters)} · {stats_line.machine()}"
         )
     return 0 if all(o.is_same for o in outcomes) else 1
+
+
+def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> None:
+    """Each drafter alone, at several depths, on the first prompt of every workload that is not sampled."""
+    from mlxspec.bench import plots, tune
+    from mlxspec.bench.workloads import read_workloads
+    from mlxspec.engine import calibrate
+
+    prompts = [w.prompts[0] for w in read_workloads(engine, names) if not w.temperature]
+    if not prompts:
+        raise ConfigError("--plot needs a workload that is not sampled.")
+    costs, _ = calibrate.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
+    with counted("plotting") as told:
+        _, scores = tune.compare(
+            engine, prompts, tune.contestants(engine), repeat=2, max_tokens=max_tokens, told=told
+        )
+    title = f"{engine.name}, {len(prompts)} recorded prompts, {stats_line.computer()}"
+    plots.draw(path, title, costs.curve(0).knots_until(_WIDEST), scores)
 
 
 def line(outcome: Outcome) -> str:

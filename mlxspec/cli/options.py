@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
-from mlxspec.cli import checkpoint_options
+from mlxspec.cli import checkpoint_options, tool_options
 from mlxspec.cli.parser import Parser, choice, number, refuse
 from mlxspec.config import (
     AUTO_DEPTH,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
-    "bench": "measure drafting against plain decoding on recorded prompts",
     "demo": "show drafting at work on the built-in model, off and on",
+    **tool_options.COMMANDS,
     **checkpoint_options.COMMANDS,
 }
 DEMO = "demo"
@@ -104,9 +104,9 @@ def _generate(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="the prompt, - to read stdin; given again, answered together",
     )
-    _add_model(parser)
+    add_model(parser)
     _add_sampling(parser, SamplingParams.max_tokens)
-    _add_drafting(parser)
+    add_drafting(parser)
     parser.add_argument("--system-prompt", metavar="TEXT", help="what stands before the conversation")
     parser.add_argument(
         "--ignore-chat-template",
@@ -114,7 +114,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
         help="continue the prompt as it stands instead of answering it",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object an answer, on a line of its own")
-    _add_debug(parser)
+    add_debug(parser)
 
 
 def _chat(parser: argparse.ArgumentParser) -> None:
@@ -125,18 +125,18 @@ def _chat(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="say this, print the answer and end; given again: the next turn",
     )
-    _add_model(parser)
+    add_model(parser)
     _add_sampling(parser, CHAT_MAX_TOKENS)
-    _add_drafting(parser)
+    add_drafting(parser)
     parser.add_argument("--system-prompt", metavar="TEXT", help="what stands before the conversation")
-    _add_debug(parser)
+    add_debug(parser)
 
 
 CHAT_MAX_TOKENS = 1024
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    add_model(parser)
     add = parser.add_argument
     add(
         "--max-tokens",
@@ -160,39 +160,19 @@ def _demo(parser: argparse.ArgumentParser) -> None:
         help="measured runs of each, medians count (default 3)",
     )
     add("--json", action="store_true", help="everything as one JSON object")
-    _add_debug(parser)
-
-
-def _bench(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    _add_drafting(parser)
-
-    def add(flag: str, default: int, text: str) -> None:
-        parser.add_argument(
-            flag, type=number(flag, int), default=default, metavar="N", help=f"{text} (default {default})"
-        )
-
-    parser.add_argument(
-        "--workloads", metavar="LIST", help="which recorded prompts, separated by commas (default: all)"
-    )
-    add("--items", 1000, "at most so many prompts of each")
-    add("--rows", 1, "prompts answered together")
-    add("--repeat", 3, "measured pairs of each")
-    add("--max-tokens", 192, "longest answer in tokens")
-    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
-    _add_debug(parser)
+    add_debug(parser)
 
 
 _BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "generate": _generate,
     "chat": _chat,
-    "bench": _bench,
     "demo": _demo,
+    **tool_options.BUILDERS,
     **checkpoint_options.BUILDERS,
 }
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -258,7 +238,7 @@ def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     group.add_argument("--lark", metavar="GRAMMAR", help="the answer is of this grammar, in Lark's notation")
 
 
-def _add_drafting(parser: argparse.ArgumentParser) -> None:
+def add_drafting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
 
     def add(flag: str, kind: type, metavar: str, text: str) -> None:
@@ -301,7 +281,7 @@ def _add_draft_model(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _add_debug(parser: argparse.ArgumentParser) -> None:
+def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", action="store_true", help="tell for each round who drafted and why (policy auto)"
     )

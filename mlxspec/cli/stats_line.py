@@ -86,6 +86,14 @@ def machine() -> str:
     return " · ".join(parts)
 
 
+def computer() -> str:
+    """`Apple M3 Max (metal)`; on a CPU with its BLAS."""
+    from mlxspec import device
+
+    report = device.report()
+    return f"{report.device} ({report.backend if report.backend != 'cpu' else report.blas})"
+
+
 def notices(all_stats: Iterable[RequestStats]) -> list[str]:
     """Sentences a person should see, each once: drafters that ended, what the machine lacks, kernels that failed their check."""
     from mlxspec import device

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -68,23 +68,40 @@ def calibrate(model: Model, drafters: Mapping[str, Drafter], config: EngineConfi
     """Costs of this model on this machine, for short contexts. Takes about two seconds, longer where a round takes longer than 30 ms."""
     with device.private_kernels():
         verify = _rounds(model, config)
-        drafts = {
-            d.name: _draft_cost(d, model, verify[1]) for d in drafters.values() if isinstance(d, ModelDrafter)
-        }
-    return CostModel({0: verify}, drafts)
+        return CostModel({0: verify}, _draft_costs(drafters.values(), model, verify[1]))
 
 
 def kept_costs(model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str) -> CostModel:
-    """Costs from the cache folder, or measured now and put there."""
-    path = _path(model, drafters, config, name)
+    """Costs from the cache folder; what is not there is measured now and put there."""
+    path = _path(model, config, name)
     found = read_costs(path)
     if found is None:
-        found = calibrate(model, drafters, config)
+        return measured_costs(model, drafters, config, name)[0]
+    missing = [d for d in drafters.values() if isinstance(d, ModelDrafter) and d.name not in found.drafts]
+    if missing:
+        with device.private_kernels():
+            found.drafts |= _draft_costs(missing, model, found.curve(0).seconds(1))
         write_costs(path, found)
     return found
 
 
-def _path(model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str) -> Path:
+def measured_costs(
+    model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str
+) -> tuple[CostModel, Path]:
+    """Costs measured now, in place of what the cache folder has; and the file they are in."""
+    path, found = _path(model, config, name), calibrate(model, drafters, config)
+    before = read_costs(path)
+    if before is not None:
+        found.drafts = before.drafts | found.drafts
+    write_costs(path, found)
+    return found, path
+
+
+def _draft_costs(drafters: Iterable[Drafter], model: Model, plain: float) -> dict[str, DraftCost]:
+    return {d.name: _draft_cost(d, model, plain) for d in drafters if isinstance(d, ModelDrafter)}
+
+
+def _path(model: Model, config: EngineConfig, name: str) -> Path:
     report = device.report()
     parameters: object = getattr(model, "parameters", dict)()
     described = [
@@ -95,7 +112,6 @@ def _path(model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, n
         report.blas,
         report.compile_enabled,
         name,
-        sorted(drafters),
         config.rollback,
         [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
     ]

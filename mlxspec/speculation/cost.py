@@ -78,6 +78,10 @@ class Curve:
         """Width -> seconds, as known now: `Curve(curve.knots())` expects the same."""
         return {knot: self.seconds(knot) for knot in KNOTS}
 
+    def knots_until(self, widest: int) -> dict[int, float]:
+        """Those of `knots` up to so many tokens."""
+        return {width: seconds for width, seconds in self.knots().items() if width <= widest}
+
     def _draw(self, first: int, last: int) -> None:
         """Fill `shape` between two knots."""
         shape = self.shape

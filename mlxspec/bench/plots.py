@@ -1,0 +1,122 @@
+"""Figures of what was measured: what a round costs by width, speed by depth, acceptance by position. Knows numbers and matplotlib, which is
+optional; measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mlxspec.bench.tune import Score
+from mlxspec.errors import ConfigError
+
+FORMATS = (".png", ".svg", ".pdf")
+_FEWEST = 5  # verified drafts that a position must have to be shown
+_DEEPEST = 16  # positions shown
+
+
+def check(path: Path) -> None:
+    """Raise ConfigError unless a figure could be written to `path` now."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib, which is optional: pip install 'mlxspec[plot]'.")
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--plot writes {', '.join(FORMATS)} files, not {path.name!r}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot: there is no folder {path.parent} to write to.")
+
+
+def draw(path: Path, title: str, curve: Mapping[int, float], scores: Sequence[Score]) -> None:
+    """curve: tokens verified -> seconds. Raises ConfigError where the file cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    costs, depths, positions = figure.subplots(1, 3)
+    _draw_costs(costs, curve)
+    _draw_depths(depths, scores)
+    _draw_positions(positions, scores)
+    for axes in (costs, depths, positions):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ConfigError(f"--plot: {path} cannot be written: {error.strerror}.") from error
+
+
+def _draw_costs(axes: Any, curve: Mapping[int, float]) -> None:
+    widths = sorted(curve)
+    axes.plot(widths, [curve[w] / curve[1] for w in widths], marker="o", markersize=4, color="#2f5d8a")
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    axes.set(title="What a round costs", xlabel="tokens verified", ylabel="plain rounds", ylim=(0, None))
+
+
+def _draw_depths(axes: Any, scores: Sequence[Score]) -> None:
+    """Models along their depths, then one place for each who has none; whiskers from the slowest pair to the fastest."""
+    shown = [s for s in scores if s.speedup is not None]
+    depths = sorted({s.depth for s in shown if s.depth is not None})
+    others = [s for s in shown if s.depth is None]
+    names = dict.fromkeys(s.name for s in shown if s.depth is not None)
+    for i, name in enumerate(names):
+        line = [s for s in shown if s.name == name and s.depth is not None]
+        _whiskers(axes, [depths.index(s.depth or 0) for s in line], line, "o-", f"C{i}", f"{name}, by depth")
+    for i, score in enumerate(others):
+        _whiskers(axes, [len(depths) + i], [score], "s", "black" if " " in score.name else "0.45", None)
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    labels = [str(d) for d in depths] + [s.name for s in others]
+    axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    for label in axes.get_xticklabels()[len(depths) :]:
+        label.set(rotation=40, ha="right", rotation_mode="anchor")
+    axes.set(title="Speed", ylabel="times plain decoding", ylim=(0, None))
+    _legend(axes)
+
+
+def _whiskers(
+    axes: Any, places: Sequence[int], scores: Sequence[Score], style: str, color: str, label: str | None
+) -> None:
+    medians = [s.speedup or 0.0 for s in scores]
+    below = [m - min(s.pairs) for m, s in zip(medians, scores, strict=True)]
+    above = [max(s.pairs) - m for m, s in zip(medians, scores, strict=True)]
+    axes.errorbar(
+        places,
+        medians,
+        [below, above],
+        fmt=style,
+        color=color,
+        label=label,
+        markersize=5,
+        elinewidth=0.8,
+        capsize=2,
+    )
+
+
+def _draw_positions(axes: Any, scores: Sequence[Score]) -> None:
+    """Of each drafter alone; of a model at its deepest."""
+    alone = {s.drafters[0]: s for s in scores if len(s.drafters) == 1 and not s.name.startswith("policy")}
+    for order, (name, score) in enumerate(alone.items()):
+        shares = [
+            (i + 1, stood / tried)
+            for i, (tried, stood) in enumerate(score.by_position[:_DEEPEST])
+            if tried >= _FEWEST
+        ]
+        if shares:
+            thick = max(1.0, 4.0 - 0.6 * order)  # curves that coincide are all seen
+            axes.plot(
+                *zip(*shares, strict=True), marker="o", markersize=3 + thick, linewidth=thick, label=name
+            )
+    axes.set(
+        title="Acceptance by position",
+        xlabel="position in the draft",
+        ylabel="share of verified drafts that stand there",
+        ylim=(0, 1.02),
+    )
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False)

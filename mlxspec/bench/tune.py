@@ -1,0 +1,136 @@
+"""What drafting is worth on this machine with this model: what rounds and drafts cost, and every drafter beside plain decoding.
+
+Each prompt is answered plainly and by every contestant in turn, in an order that turns, so what slows the machine slows all of them. A
+contestant whose texts differ has no speed-up. Knows the engine; prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.engine.answers import Result
+from mlxspec.engine.engine import Engine
+
+DEPTHS = (1, 2, 3, 4, 6, 8)  # tokens a model drafts at once, as tried
+MARGIN = 1.02  # this much faster than plain decoding, or it beats nothing
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One way to draft. depth: tokens a model drafts at once; None where that is not what it is about."""
+
+    name: str
+    spec: SpecConfig
+    depth: int | None = None
+
+
+@dataclass(kw_only=True)
+class Score:
+    """What one contestant came to. pairs: its speed over plain decoding's, one a prompt and turn. by_position[i]: how often its draft
+    token i was verified, and how often it stood."""
+
+    name: str
+    depth: int | None
+    drafters: tuple[str, ...]
+    num_answers: int = 0
+    num_different: int = 0
+    num_rounds: int = 0
+    num_decoded: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    pairs: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    by_position: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> float | None:
+        """Median over prompts and turns; None where a text differed or nothing was decoded."""
+        return median(self.pairs) if self.pairs and not self.num_different else None
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, the median."""
+        return median(self.speeds) if self.speeds else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.num_decoded / self.num_rounds if self.num_rounds else 0.0
+
+    def add(self, result: Result, plain: Result) -> None:
+        """One measured answer and the plain one beside it."""
+        stats = result.stats
+        self.num_answers += 1
+        self.num_different += result.tokens != plain.tokens
+        self.num_rounds += stats.num_rounds
+        self.num_decoded += stats.num_decoded
+        self.num_drafted += stats.num_drafted
+        self.num_accepted += stats.num_accepted
+        if plain.stats.decode_speed > 0:
+            self.pairs.append(stats.decode_speed / plain.stats.decode_speed)
+            self.speeds.append(stats.decode_speed)
+        for work in stats.drafters.values():
+            for i, (tried, stood) in enumerate(work.by_position):
+                if i == len(self.by_position):
+                    self.by_position.append((0, 0))
+                before = self.by_position[i]
+                self.by_position[i] = before[0] + tried, before[1] + stood
+
+
+def contestants(engine: Engine) -> list[Contestant]:
+    """Every drafter of the engine alone, models at several depths; then all that `engine.spec` names, always and by the controller."""
+    found = []
+    for name, drafter in engine.chain.drafters.items():
+        alone = replace(engine.spec, drafters=(name,), policy="fixed", n_min=0)
+        if isinstance(drafter, ModelDrafter):
+            found += [Contestant(name=name, spec=replace(alone, n_max=d), depth=d) for d in DEPTHS]
+        else:
+            found.append(Contestant(name=name, spec=alone))
+    if engine.spec.drafters:
+        for policy in ("fixed", "auto"):
+            together = replace(engine.spec, policy=policy)  # type: ignore[arg-type]
+            found.append(Contestant(name=f"policy {policy}", spec=together))
+    return found
+
+
+def compare(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    several: Sequence[Contestant],
+    *,
+    repeat: int,
+    max_tokens: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Score, list[Score]]:
+    """Plain decoding's score and the contestants', behind one unmeasured answer of each. told: answers so far, and in all."""
+    plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
+    everybody = [plain, *several]
+    scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters) for c in everybody]
+    params = SamplingParams(max_tokens=max_tokens)
+    total, done = len(everybody) * (1 + repeat * len(prompts)), 0
+    turns = [(prompts[0], False)] + [(p, True) for _ in range(repeat) for p in prompts]
+    for turn, (prompt, is_measured) in enumerate(turns):
+        results: dict[int, Result] = {}
+        start = turn % len(everybody)
+        for i in [*range(start, len(everybody)), *range(start)]:
+            results[i] = engine.generate(prompt, params, spec=everybody[i].spec)
+            done += 1
+            told(done, total)
+        if is_measured:
+            for i, score in enumerate(scores):
+                score.add(results[i], results[0])
+    return scores[0], scores[1:]
+
+
+def best(scores: Sequence[Score]) -> Score | None:
+    """The fastest contestant that beats plain decoding with the same texts; None where nothing does."""
+    faster = [s for s in scores if (s.speedup or 0.0) >= MARGIN]
+    return max(faster, key=lambda s: s.speedup or 0.0, default=None)

@@ -1,0 +1,272 @@
+"""What `mlxspec doctor` looks at: each finding has a name, what was found, and what to do about it if anything is wrong.
+
+Asks the machine, the packages, the kernels, the caches and one small model; prints nothing and reaches no network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from mlxspec import __version__, device, folders
+from mlxspec.cli.stats_line import size
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.errors import MlxspecError
+
+Status = Literal["ok", "note", "wrong"]
+PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "huggingface-hub", "llguidance", "jinja2")
+_LOW_DISK = 10 * 1000**3  # bytes: a 4-bit model of 8B takes half of it
+_LOW_MEMORY = 4 * 1000**3
+_OLDEST_MACOS = 14
+_PROBE_TOKENS = 48
+_PROBE_PROMPT = "def read_lines(path):\n    with open(path) as f:\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """`note`: works, but could be better; `wrong`: something will not work, or not as promised. advice: what to do, "" where nothing."""
+
+    name: str
+    found: str
+    status: Status = "ok"
+    advice: str = ""
+
+
+def examine(model: str) -> Iterator[Finding]:
+    """Everything, in the order in which it is worth reading. An examination that fails is a finding too."""
+    for name, look in _LOOKS:
+        yield from _guarded(name, look)
+    yield from _guarded("model", lambda: _model(model))
+
+
+def _guarded(name: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except MlxspecError as error:
+        yield Finding(name=name, found=str(error), status="wrong", advice="See the sentence above.")
+    except Exception as error:  # a checkup that stops at the first surprise helps nobody
+        said = f"{type(error).__name__}: {error}".rstrip(".: ")
+        yield Finding(
+            name=name,
+            found=f"could not be examined ({said})",
+            status="wrong",
+            advice="Run it again with --debug.",
+        )
+
+
+# ---- the machine
+
+
+def _platform() -> Iterator[Finding]:
+    system = f"macOS {platform.mac_ver()[0]}" if sys.platform == "darwin" else _linux()
+    found = f"{system}, {platform.machine()}, {os.cpu_count()} cores"
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        advice = "Use an arm64 Python: MLX needs Apple Silicon, and this one runs under Rosetta or on an Intel Mac."
+        yield Finding(name="system", found=found, status="wrong", advice=advice)
+    elif sys.platform == "darwin" and int(platform.mac_ver()[0].split(".")[0]) < _OLDEST_MACOS:
+        advice = f"Update to macOS {_OLDEST_MACOS} or newer; MLX is not built for older ones."
+        yield Finding(name="system", found=found, status="wrong", advice=advice)
+    else:
+        yield Finding(name="system", found=found)
+
+
+def _linux() -> str:
+    name = platform.system()
+    with contextlib.suppress(OSError):
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", name)
+    library, number = platform.libc_ver()
+    return f"{name}, {library} {number}" if library else name
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding(name="mlxspec", found=f"{__version__}, Python {platform.python_version()}")
+    found, missing = [], []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        advice = "Install mlxspec again; pip brings what it needs."
+        yield Finding(name="packages", found=f"missing: {', '.join(missing)}", status="wrong", advice=advice)
+    else:
+        yield Finding(name="packages", found=", ".join(found))
+
+
+def _backend() -> Iterator[Finding]:
+    report = device.report()
+    if sys.platform == "darwin" and report.backend != "metal":
+        advice = "Install MLX for arm64 macOS again; without Metal everything runs on the CPU."
+        yield Finding(name="device", found=report.backend, status="wrong", advice=advice)
+    else:
+        yield Finding(name="device", found=f"{report.device} ({report.backend})")
+    if report.backend == "cpu" and report.blas_kind != "none":
+        slow = report.blas_kind == "wheel"
+        yield Finding(
+            name="BLAS",
+            found=f"{report.blas} ({report.blas_kind})",
+            status="note" if slow else "ok",
+            advice="Install a real one (apt install libopenblas0): this one is 30 to 100 times slower."
+            if slow
+            else "",
+        )
+    yield Finding(
+        name="compiling",
+        found=("on: " if report.compile_enabled else "off: ") + report.compile_reason,
+    )
+    for notice in report.notices:
+        yield Finding(name="notice", found=notice, status="note", advice="The sentence says it.")
+
+
+def _memory() -> Iterator[Finding]:
+    from mlxspec.checkpoints.memory import machine_memory
+
+    usable = machine_memory()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    small = usable < _LOW_MEMORY
+    yield Finding(
+        name="memory",
+        found=f"{size(total)}, of which models may use {size(usable)}",
+        status="note" if small else "ok",
+        advice="`mlxspec inspect MODEL` says what a model takes." if small else "",
+    )
+    if sys.platform == "darwin":
+        limit = _sysctl("iogpu.wired_limit_mb")
+        said = "the system's own" if limit in ("", "0") else f"{limit} MB"
+        advice = f"`sudo sysctl iogpu.wired_limit_mb=N` raises it until the next start; leave the system {size(total / 6)} at least."
+        yield Finding(name="wired limit", found=said, advice=advice)
+
+
+def _sysctl(name: str) -> str:
+    try:
+        ran = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ran.stdout.strip()
+
+
+# ---- kernels
+
+
+def _kernels() -> Iterator[Finding]:
+    from mlxspec import kernels as _all  # noqa: F401
+    from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows  # noqa: F401
+    from mlxspec.resources import metal_source
+
+    for report in launch.reports():
+        has_source = launch.BODY in metal_source(report.name)
+        name = f"kernel {report.name}"
+        if not has_source:
+            advice = "Install mlxspec again: the file is damaged."
+            yield Finding(name=name, found="its Metal source cannot be used", status="wrong", advice=advice)
+        elif report.failed:
+            advice = (
+                "It is switched off and plain MLX does its work; please report this sentence and the device."
+            )
+            yield Finding(name=name, found=report.reason, status="wrong", advice=advice)
+        elif device.backend() == "metal" or report.in_use:
+            yield Finding(name=name, found=report.reason)
+        else:
+            yield Finding(name=name, found=f"source is there, not run: {report.reason}")
+
+
+# ---- caches
+
+
+def _caches() -> Iterator[Finding]:
+    folder, problem = folders.private_folder("costs")
+    root = folder.parent
+    if problem is not None:
+        advice = "Make it a folder of your own that can be written to, or name another in MLXSPEC_CACHE."
+        yield Finding(name="cache folder", found=problem, status="wrong", advice=advice)
+    else:
+        yield Finding(name="cache folder", found=f"{root}, {size(_bytes_in(root))}")
+    from mlxspec.checkpoints.cache import listing
+    from mlxspec.loading import hub
+
+    listed = listing()
+    broken = [e for e in listed.entries if not e.is_complete or e.problem]
+    told = f"{listed.folder}, {len(listed.entries)} that mlxspec runs, {size(sum(e.size for e in listed.entries))}"
+    yield Finding(
+        name="models",
+        found=told if not broken else f"{told}; incomplete or unusable: {broken[0].name}",
+        status="note" if broken else "ok",
+        advice=f"`mlxspec pull {broken[0].name}` goes on with it, `mlxspec rm {broken[0].name}` removes it."
+        if broken
+        else "",
+    )
+    places = dict.fromkeys((_existing(root), _existing(hub.cache_folder())))
+    free = min(shutil.disk_usage(place).free for place in places)
+    low = free < _LOW_DISK
+    yield Finding(
+        name="free disk",
+        found=size(free),
+        status="note" if low else "ok",
+        advice="Most models need more; `mlxspec list` shows what can go." if low else "",
+    )
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _bytes_in(root: Path) -> int:
+    return sum(p.stat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+# ---- a model
+
+
+def _model(name: str) -> Iterator[Finding]:
+    """The exactness probe, and one text with drafting and without."""
+    from mlxspec.engine.load import load
+    from mlxspec.loading import hub
+
+    hub.resolve(name, download=False)
+    engine = load(name)
+    report = engine.probe()
+    flips = [v.width for v in report.widths if not v.same_argmax]
+    yield Finding(
+        name="exactness",
+        found=f"{engine.name}: {report.sentence()}",
+        status="note" if flips else "ok",
+        advice="Where the text must be plain decoding's to the last token, use --exact." if flips else "",
+    )
+    params = SamplingParams(max_tokens=_PROBE_TOKENS, ignore_eos=True)
+    plain = engine.generate(_PROBE_PROMPT, params, spec=SpecConfig())
+    drafted = engine.generate(_PROBE_PROMPT, params)
+    names = ", ".join(engine.spec.drafters) or "nothing"
+    if plain.tokens == drafted.tokens:
+        found = f"{len(plain.tokens)} tokens, the same with drafting ({names}) and without"
+        yield Finding(name="same text", found=found)
+    else:
+        place = next(i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b)
+        yield Finding(
+            name="same text",
+            found=f"with drafting ({names}) the text differs from token {place} on",
+            status="note" if flips else "wrong",
+            advice="Use --exact, or --draft off; and please report it with this output.",
+        )
+    for notice in drafted.stats.notices:
+        yield Finding(name="drafting", found=notice, status="wrong", advice="Please report this sentence.")
+
+
+_LOOKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    ("system", _platform),
+    ("packages", _versions),
+    ("device", _backend),
+    ("memory", _memory),
+    ("kernels", _kernels),
+    ("caches", _caches),
+)

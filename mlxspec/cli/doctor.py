@@ -1,0 +1,42 @@
+"""`mlxspec doctor`: what this machine is, what is wrong with it, and what to do. Knows output; what is looked at is checkup.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from mlxspec.cli import terminal
+from mlxspec.cli.checkup import Finding, examine
+from mlxspec.cli.table import print_pairs
+
+_MARKS = {"ok": "", "note": "(!) ", "wrong": "WRONG: "}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0 if nothing is wrong, else 1."""
+    findings = list(examine(args.model))
+    wrong = [f for f in findings if f.status == "wrong"]
+    if args.json:
+        data = {"ok": not wrong, "findings": [asdict(f) for f in findings]}
+        terminal.say(json.dumps(data) + "\n")
+    else:
+        _print(findings)
+    return 1 if wrong else 0
+
+
+def _print(findings: list[Finding]) -> None:
+    pairs = []
+    for finding in findings:
+        pairs.append((finding.name, _MARKS[finding.status] + finding.found))
+        if finding.advice:
+            pairs.append(("", finding.advice))
+    print_pairs(pairs)
+    count = {s: sum(f.status == s for f in findings) for s in ("wrong", "note")}
+    if count["wrong"]:
+        verdict = f"{count['wrong']} of {len(findings)} findings are wrong; what to do stands below each."
+    else:
+        verdict = "Nothing is wrong." + (
+            f" {count['note']} could be better, marked (!)." if count["note"] else ""
+        )
+    terminal.say(f"\n{verdict}\n")

@@ -1,0 +1,224 @@
+"""`mlxspec tune`: what rounds and drafts cost on this machine with this model, every drafter beside plain decoding, and what follows.
+
+Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and engine.calibrate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.cli import options, stats_line, terminal
+from mlxspec.cli.counting import counted
+from mlxspec.cli.table import print_table
+from mlxspec.config import DRAFTER_NAMES, check_number
+from mlxspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlxspec.bench.tune import Score
+    from mlxspec.engine.engine import Engine
+    from mlxspec.speculation.cost import CostModel
+
+_WIDEST = 17  # tokens of a round, as far as a plot goes
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
+_MOST_BYTES = 1 << 24  # of a file of prompts
+_LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, keep, tell. Returns 0; 1 if a text differed."""
+    check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
+    check_number("--repeat", args.repeat, 1, 100, integer=True)
+    from mlxspec.bench import plots
+
+    texts = None if args.prompts is None else read_prompts(Path(args.prompts))
+    if args.draft == "off":
+        raise ConfigError(
+            "Tuning compares drafting with plain decoding; --draft off leaves nothing to compare."
+        )
+    spec = options.spec_config(args)
+    if args.plot is not None:
+        plots.check(Path(args.plot))
+    from mlxspec import device
+
+    device.compile_kernels()  # what is measured is worth waiting for
+    engine = with_lookups(options.load_engine(args, spec), args.draft == "auto")
+    prompts = encoded(engine, texts)
+    from mlxspec.bench import tune as bench
+    from mlxspec.engine import calibrate
+    from mlxspec.speculation.controller import Controller
+
+    costs, path = calibrate.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
+    engine.chain.follow(Controller(costs))
+    with counted("measuring") as told:
+        plain, scores = bench.compare(
+            engine,
+            prompts,
+            bench.contestants(engine),
+            repeat=args.repeat,
+            max_tokens=args.max_tokens,
+            told=told,
+        )
+    winner = bench.best(scores)
+    if args.plot is not None:
+        title = f"{engine.name}, {len(prompts)} prompts, {stats_line.computer()}"
+        plots.draw(Path(args.plot), title, costs.curve(0).knots_until(_WIDEST), scores)
+    if args.json:
+        data = {
+            "model": engine.name,
+            "costs": costs.as_data(),
+            "kept": str(path),
+            "plain_tokens_per_second": round(plain.speed, 2),
+            "contestants": [score_data(s) for s in scores],
+            "best": None if winner is None else score_data(winner),
+            "num_prompts": len(prompts),
+            "device": stats_line.device_data(),
+        }
+        terminal.say(json.dumps(data) + "\n")
+    else:
+        _print(engine, costs, plain, scores)
+        terminal.say(f"\n{verdict(winner, plain)}\n")
+        terminal.note(f"costs are kept in {path} for --policy auto · {stats_line.machine()}")
+    return 1 if any(s.num_different for s in scores) else 0
+
+
+def read_prompts(path: Path) -> list[Any]:
+    """Texts to be asked: one a line; or, in a file that ends with .jsonl, JSON objects with "prompt" or "messages". Raises ConfigError."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(
+                f"--prompts: {path} is larger than {stats_line.size(_MOST_BYTES)}; take fewer prompts."
+            )
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"--prompts: {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompts: {path} is not UTF-8 text.") from error
+    if not lines:
+        raise ConfigError(f"--prompts: there is no prompt in {path}; write one a line.")
+    if path.suffix != ".jsonl":
+        return lines
+    return [_from_json(path, i, line) for i, line in enumerate(lines, 1)]
+
+
+def _from_json(path: Path, number: int, line: str) -> Any:
+    try:
+        found = json.loads(line)
+        value = found["messages"] if "messages" in found else found["prompt"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f'--prompts: line {number} of {path} is no JSON object with "prompt" or "messages".'
+        ) from error
+    is_text = isinstance(value, str) and value
+    if not is_text and not (isinstance(value, list) and value and all(isinstance(m, dict) for m in value)):
+        raise ConfigError(
+            f"--prompts: line {number} of {path} has an empty prompt, or messages that are none."
+        )
+    return value
+
+
+def encoded(engine: Engine, texts: list[Any] | None) -> list[list[int]]:
+    """Token ids of prompts in the model's chat format; of the built-in ones if there are none."""
+    from mlxspec.cli.answer import encode
+
+    if texts is None:
+        texts = built_in(engine.name)
+    return [
+        encode(engine, text, system=None, plain=False) if isinstance(text, str) else engine.chat_prompt(text)
+        for text in texts
+    ]
+
+
+def built_in(model: str) -> list[str]:
+    """What the demo model knows something about, for it; the nine tasks of `bench mtp` for all others."""
+    if model == options.DEMO:
+        from mlxspec.cli.demo_prompts import PROMPTS
+
+        return [p.text for p in PROMPTS if p.is_chat and p.temperature == 0]
+    from mlxspec.bench.tasks import TASKS
+
+    return [t.prompt for t in TASKS]
+
+
+def with_lookups(engine: Engine, wanted: bool) -> Engine:
+    """The engine with every n-gram drafter besides those it has, where `wanted`; its own default stays."""
+    from mlxspec.engine.engine import Engine as Made
+    from mlxspec.engine.load import make_ngram_drafter
+
+    if not wanted:
+        return engine
+    has = engine.chain.drafters
+    more = [make_ngram_drafter(n, engine.spec, engine.model.vocab_size) for n in _LOOKUPS if n not in has]
+    return Made(
+        engine.model,
+        engine.tokenizer,
+        drafters=[*has.values(), *more],
+        spec=engine.spec,
+        config=engine.config,
+        name=engine.name,
+    )
+
+
+def score_data(score: Score) -> dict[str, Any]:
+    """For JSON."""
+    return asdict(score) | {
+        "speedup": score.speedup,
+        "speed": round(score.speed, 2),
+        "acceptance": score.acceptance,
+        "tokens_per_round": round(score.tokens_per_round, 3),
+    }
+
+
+def _print(engine: Engine, costs: CostModel, plain: Score, scores: list[Score]) -> None:
+    curve = costs.curve(0)
+    terminal.say(f"{engine.name}, plain decoding: {plain.speed:.1f} tokens a second\n\n")
+    one = curve.seconds(1)
+    rows = [[str(w), f"{1000 * curve.seconds(w):.2f}", f"{curve.seconds(w) / one:.2f}"] for w in _WIDTHS]
+    print_table(["tokens verified", "ms a round", "plain rounds"], rows, right=(0, 1, 2))
+    for name in (n for n in costs.drafts if n in engine.chain.drafters):
+        cost = costs.draft(name)
+        terminal.say(f"a draft by {name}: {1000 * cost.call:.2f} ms and {1000 * cost.step:.2f} ms a token\n")
+    terminal.say("\n")
+    print_table(
+        ["who drafts", "depth", "tok/s", "speed-up", "accepted", "tokens a round"],
+        table(scores),
+        right=(1, 2, 3, 4, 5),
+    )
+
+
+def table(scores: list[Score]) -> list[list[str]]:
+    """One row a contestant."""
+    return [
+        [
+            s.name,
+            "" if s.depth is None else str(s.depth),
+            f"{s.speed:.1f}",
+            _speedup(s),
+            "nothing drafted" if s.acceptance is None else f"{100 * s.acceptance:.0f} %",
+            f"{s.tokens_per_round:.2f}",
+        ]
+        for s in scores
+    ]
+
+
+def _speedup(score: Score) -> str:
+    """`1.30x (1.12x to 1.41x)`: the median and its extremes, so that chance can be seen."""
+    if score.num_different:
+        return "texts differ"
+    if score.speedup is None:
+        return "-"
+    return f"{score.speedup:.2f}x ({min(score.pairs):.2f}x to {max(score.pairs):.2f}x)"
+
+
+def verdict(winner: Score | None, plain: Score) -> str:
+    """What to do."""
+    if winner is None:
+        return "Nothing beats plain decoding here with these prompts: use --draft off, or --policy auto, which drafts only where it pays."
+    gain = f"{winner.speedup:.2f}x plain decoding ({plain.speed:.1f} -> {winner.speed:.1f} tokens a second)"
+    if winner.name.startswith("policy"):
+        return f"Best: --{winner.name} with {', '.join(winner.drafters)}, {gain}."
+    depth = "" if winner.depth is None else f" --draft-max {winner.depth}"
+    return f"Best: --draft {winner.name}{depth}, {gain}."

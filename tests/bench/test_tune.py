@@ -1,0 +1,99 @@
+"""Comparing drafters: everybody answers the same prompts, sums are right, and what does not pay or is not the same text wins nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlxspec.bench import plots, tune
+from mlxspec.bench.tune import Score
+from mlxspec.config import SpecConfig
+from mlxspec.errors import ConfigError
+from tests.engine import equality
+
+PROMPTS = equality.prompts(3, 2)
+
+
+def test_every_contestant_answers_every_prompt_as_often() -> None:
+    engine = equality.engine()
+    several = tune.contestants(engine)
+    depths = [(c.name, c.depth) for c in several]
+    assert depths[0] == ("ngram-simple", None)
+    for name in ("mtp", "draft-model"):
+        assert [d for n, d in depths if n == name] == list(tune.DEPTHS)
+    assert [n for n, _ in depths[-2:]] == ["policy fixed", "policy auto"]
+    told: list[tuple[int, int]] = []
+    plain, scores = tune.compare(
+        engine, PROMPTS, several[:3], repeat=2, max_tokens=12, told=lambda *a: told.append(a)
+    )
+    total = 4 * (1 + 2 * len(PROMPTS))
+    assert told == [(i + 1, total) for i in range(total)]
+    for score in (plain, *scores):
+        assert score.num_answers == len(score.pairs) == 2 * len(PROMPTS)
+        assert score.num_different == 0
+        assert score.num_decoded >= score.num_rounds > 0
+    assert plain.speedup == 1.0
+    assert plain.num_drafted == 0
+    mtp = scores[1]
+    assert mtp.drafters == ("mtp",)
+    assert [tried for tried, _ in mtp.by_position] == [mtp.num_drafted]  # depth 1
+    assert sum(stood for _, stood in mtp.by_position) == mtp.num_accepted
+    assert 0 < mtp.acceptance <= 1
+
+
+def score(name: str, *pairs: float, different: int = 0, **more) -> Score:
+    return Score(name=name, depth=None, drafters=(name,), pairs=list(pairs), num_different=different, **more)
+
+
+def test_the_best_beats_plain_decoding_with_the_same_texts() -> None:
+    assert tune.best([]) is None
+    assert tune.best([score("a", 0.9, 1.0, 1.01), score("b", 3.0, different=1), score("c")]) is None
+    assert tune.best([score("a", 1.1), score("b", 1.0, 1.5, 4.0), score("c", 9.0, different=1)]).name == "b"
+
+
+@pytest.mark.parametrize("suffix", plots.FORMATS)
+def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"figure{suffix}"
+    plots.check(path)
+    model = [
+        Score(name="mtp", depth=d, drafters=("mtp",), pairs=[1 + d / 10], by_position=[(9, 5)] * d)
+        for d in (1, 2)
+    ]
+    plots.draw(
+        path, "a model", {1: 0.01, 2: 0.02}, [*model, score("ngram-simple", 1.2), score("policy auto")]
+    )
+    assert path.stat().st_size > 1000
+    plots.draw(path, "nothing was drafted", {1: 0.01}, [])
+
+
+def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"\.png"):
+        plots.check(tmp_path / "figure.jpg")
+    with pytest.raises(ConfigError, match="no folder"):
+        plots.check(tmp_path / "nowhere" / "figure.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        plots.draw(tmp_path / "folder.png", "", {1: 1.0}, [])
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'mlxspec\[plot\]'"):
+        plots.check(tmp_path / "figure.png")
+
+
+def test_costs_on_record_are_completed_not_measured_again(tmp_path, monkeypatch) -> None:
+    from mlxspec.engine import calibrate
+
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    engine = equality.engine()
+    drafters = engine.chain.drafters
+    args = engine.model, engine.config, "tiny"
+    first = calibrate.kept_costs(args[0], {"ngram-simple": drafters["ngram-simple"]}, *args[1:])
+    assert first.drafts == {}
+    monkeypatch.setattr(calibrate, "_rounds", None)  # measuring rounds again would fail
+    both = calibrate.kept_costs(args[0], drafters, *args[1:])
+    assert both.drafts.keys() == {"mtp", "draft-model"}
+    assert both.curve(0).knots() == pytest.approx(first.curve(0).knots())
+    kept = calibrate.kept_costs(args[0], {"mtp": drafters["mtp"]}, *args[1:])
+    assert kept.drafts == both.drafts
+    assert SpecConfig().drafters == ()

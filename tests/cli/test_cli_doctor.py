@@ -1,0 +1,97 @@
+"""`mlxspec doctor`: a sound machine is called sound, and each thing that is made wrong is found, with what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from cli_runs import Run, refused
+
+from mlxspec.cli import checkup
+from mlxspec.kernels import launch
+
+Usage = namedtuple("Usage", "total used free")
+NAMES = {"system", "mlxspec", "packages", "device", "memory", "cache folder", "models", "free disk"}
+NAMES |= {
+    "exactness",
+    "same text",
+    "kernel gdn_round",
+    "kernel conv_qkv",
+    "kernel gdn_prefill",
+    "kernel qmv_rows",
+}
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def found(run: Run, *arguments: str) -> tuple[int, dict[str, dict]]:
+    ran = run("doctor", "--json", *arguments)
+    data = json.loads(ran.out)
+    assert data["ok"] == (ran.code == 0)
+    for finding in data["findings"]:
+        if finding["status"] != "ok":
+            assert finding["advice"].endswith((".", "?"))
+    return ran.code, {f["name"]: f for f in data["findings"]}
+
+
+def test_a_sound_machine_is_called_sound(run: Run) -> None:
+    code, findings = found(run)
+    assert code == 0
+    assert findings.keys() >= NAMES
+    assert "the same with drafting (ngram-simple, mtp)" in findings["same text"]["found"]
+    assert str(Path("cache")) in findings["cache folder"]["found"]
+    ran = run("doctor")
+    assert ran.code == 0
+    assert ran.out.rstrip().splitlines()[-1].startswith("Nothing is wrong.")
+    assert ran.err == ""
+
+
+def test_what_is_wrong_is_found(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All faults at once: each stands in the report, and the exit code is 1."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(10, 9, 1))
+    monkeypatch.setattr(checkup, "PACKAGES", ("mlx", "no-such-package-at-all"))
+    launch.forget()
+
+    def liar(**settings):
+        def call(*, output_shapes, output_dtypes, **given):
+            return [mx.full(s, 7, dtype=d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
+
+        return call
+
+    try:
+        with launch.using(liar):
+            code, findings = found(run)
+    finally:
+        launch.forget()
+    assert code == 1
+    for name in ("cache folder", "packages", "kernel gdn_round"):
+        assert findings[name]["status"] == "wrong", findings[name]
+    assert "no-such-package-at-all" in findings["packages"]["found"]
+    assert findings["free disk"]["status"] == "note"
+    assert findings["same text"]["status"] == "ok"  # a kernel that failed its check is not used
+
+
+def test_drafting_that_changes_the_text_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlxspec.engine import round as rounds
+
+    monkeypatch.setattr(rounds, "match", lambda drafts, chosen: len(drafts))  # every draft stands
+    code, findings = found(run)
+    assert code == 1
+    assert findings["same text"]["status"] == "wrong"
+
+
+def test_a_model_that_is_not_here_is_not_fetched(run: Run) -> None:
+    code, findings = found(run, "--model", "nobody/nothing")
+    assert code == 1
+    assert findings["model"]["status"] == "wrong"
+    refused(run("doctor", "--nonsense"), "--nonsense")

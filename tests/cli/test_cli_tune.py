@@ -1,0 +1,87 @@
+"""`mlxspec tune` on the demo: a table, a verdict that follows from it, and costs where policy auto reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runs import Run, refused
+
+from mlxspec.bench.tune import Score
+from mlxspec.cli import tune
+
+QUICK = ("--repeat", "1", "--max-tokens", "8")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_table_a_verdict_and_costs_that_are_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlxspec.engine import calibrate
+
+    (tmp_path / "prompts.txt").write_text("what does os.path.join do?\n\n", encoding="utf-8")
+    ran = run(
+        "tune", *QUICK, "--prompts", tmp_path / "prompts.txt", "--draft", "mtp", "--plot", tmp_path / "p.png"
+    )
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    assert "tokens verified" in ran.out
+    assert ran.out.count("mtp") >= 7
+    assert "Best: " in ran.out or "Nothing beats plain decoding" in ran.out
+    kept = list((tmp_path / "cache" / "costs").glob("*.json"))
+    assert len(kept) == 1
+    monkeypatch.setattr(calibrate, "_rounds", None)  # policy auto finds the costs, or fails
+    assert run("generate", "-p", "x", "--max-tokens", "4", "--policy", "auto").code == 0
+
+
+def test_everything_as_json_with_messages(run: Run, tmp_path: Path) -> None:
+    lines = [{"prompt": "what is a list?"}, {"messages": [{"role": "user", "content": "what is a dict?"}]}]
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(x) for x in lines), encoding="utf-8")
+    ran = run("tune", *QUICK, "--prompts", tmp_path / "p.jsonl", "--draft", "ngram-simple", "--json")
+    data = json.loads(ran.out)
+    assert (ran.code, data["model"], data["num_prompts"]) == (0, "demo", 2)
+    assert [c["name"] for c in data["contestants"]] == ["ngram-simple", "policy fixed", "policy auto"]
+    assert Path(data["kept"]).is_file()
+    assert set(data["costs"]["verify"]) == {"0"}
+
+
+def score(name: str, *pairs: float, depth: int | None = None) -> Score:
+    return Score(
+        name=name, depth=depth, drafters=("mtp",), pairs=list(pairs), speeds=[100 * p for p in pairs]
+    )
+
+
+def test_verdicts() -> None:
+    plain = score("plain", 1.0)
+    assert "Nothing beats plain decoding" in tune.verdict(None, plain)
+    assert "--draft off" in tune.verdict(None, plain)
+    best = tune.verdict(score("mtp", 1.5, depth=3), plain)
+    assert best == "Best: --draft mtp --draft-max 3, 1.50x plain decoding (100.0 -> 150.0 tokens a second)."
+    assert tune.verdict(score("policy auto", 1.5), plain).startswith("Best: --policy auto with mtp, 1.50x")
+    rows = tune.table([score("mtp", 1.5, depth=3), score("ngram-mod")])
+    assert rows[0][:4] == ["mtp", "3", "150.0", "1.50x (1.50x to 1.50x)"]
+    assert rows[1][3:5] == ["-", "nothing drafted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("none.txt", None, "cannot be read"),
+        ("empty.txt", b"\n \n", "no prompt"),
+        ("bytes.txt", b"\xff\xfe", "UTF-8"),
+        ("bad.jsonl", b"{}", "line 1"),
+        ("bad2.jsonl", b'{"prompt": "a"}\n[1]', "line 2"),
+        ("bad3.jsonl", b'{"prompt": ""}', "line 1"),
+        ("bad4.jsonl", b'{"messages": [1]}', "line 1"),
+        ("bad5.jsonl", b"[" * 100_000, "line 1"),
+    ],
+)
+def test_prompts_that_are_none(run: Run, tmp_path: Path, name: str, data: bytes | None, says: str) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    refused(run("tune", "--prompts", tmp_path / name), "--prompts", says)
