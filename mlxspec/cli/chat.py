@@ -1,30 +1,27 @@
 """`mlxspec chat`: a conversation at a terminal, out of a pipe (a line is a turn), or from `-p`.
 
-Knows lines, commands and streams; the conversation itself is conversation.py. Only answers go to stdout.
+Knows lines, turns and streams; the conversation is conversation.py, commands are chat_commands.py. Only answers go to a stdout that is no
+terminal.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 
-from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.conversation import Conversation
+from mlxspec import __version__
+from mlxspec.cli import chat_commands, header, line_editor, options, stats_line, terminal
+from mlxspec.cli.chat_commands import Session
+from mlxspec.cli.conversation import Conversation, Piece
 from mlxspec.cli.generate import INTERRUPTED, read_prompts
 from mlxspec.cli.interrupt import Interrupt
+from mlxspec.cli.keys import no_echo
+from mlxspec.cli.line_editor import LineEditor, PlainReader, Typed
+from mlxspec.cli.progress import PrefillProgress, loading
+from mlxspec.cli.view import View, best_view
 from mlxspec.errors import CacheError, MlxspecError
-
-HELP = """\
-/help            this list
-/clear           forget the conversation (the system prompt stays)
-/system [TEXT]   show or set what stands before the conversation; - takes it away
-/draft [LIST]    show or choose who drafts: off, auto, or names separated by commas
-/stats           what drafting did in all answers so far
-/exit            leave; so does Ctrl-D
-Ctrl-C stops an answer and keeps what came. A line that shall begin with a slash begins with two."""
-_PROMPT = "> "
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,154 +32,110 @@ def run(args: argparse.Namespace) -> int:
     )
     system = None if args.system_prompt is None else terminal.checked(args.system_prompt, "--system-prompt")
     given = None if args.prompt is None else read_prompts(args.prompt)
-    engine = options.load_engine(args, spec)
+
+    def load(model: str):  # type: ignore[no-untyped-def]  # an Engine
+        chosen = copy.copy(args)
+        chosen.model = model
+        with loading(model):
+            return options.load_engine(chosen, spec)
+
+    engine = load(args.model)
     talk = Conversation(engine=engine, params=params, spec=engine.spec, system=system)
+    at_terminal = given is None and terminal.is_terminal(sys.stdin)
+    session = Session(talk=talk, view=best_view() if at_terminal else View(), load=load)
     if given is not None:
-        return _answer_all(talk, given, commands=False)
-    if not terminal.is_terminal(sys.stdin):
-        return _answer_all(talk, _piped_lines(), commands=True)
+        return _answer_all(session, (Typed(text, may_command=False) for text in given))
+    if not at_terminal:
+        return _answer_all(session, _piped_lines())
     _greet(talk)
-    _converse(talk)
+    _converse(session, line_editor.best_reader(chat_commands.completions(session)))
     return 0
 
 
-def _answer_all(talk: Conversation, lines: Iterable[str], *, commands: bool) -> int:
-    """Turn after turn without a person: the first thing that goes wrong ends it. `commands`: lines may be commands."""
+def _answer_all(session: Session, lines: Iterable[Typed]) -> int:
+    """Turn after turn without a person: the first thing that goes wrong ends it."""
     for line in lines:
-        if commands and (done := _command(talk, line)) is not None:
-            if done:
-                return 0
-        elif _turn(talk, _unescaped(line) if commands else line):
+        if _take(session, line):
             return INTERRUPTED
+        if session.leaving:
+            break
     return 0
 
 
-def _converse(talk: Conversation) -> None:
+def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
     """Turns at a terminal until /exit or the end of input. What goes wrong is said; the conversation goes on."""
-    with suppress(ImportError):  # line editing and recall, where Python has it
-        import readline  # noqa: F401
-    while True:
+    while not session.leaving:
         try:
-            line = _read_line()
+            line = reader.read()
         except EOFError:
             print(file=sys.stderr)
             return
         except KeyboardInterrupt:
-            print(file=sys.stderr)
             terminal.note("/exit or Ctrl-D leaves.")
             continue
         try:
-            line = terminal.checked(line, "This line")
-            if not line.strip():
-                continue
-            done = _command(talk, line)
-            if done:
-                return
-            if done is None:
-                _turn(talk, _unescaped(line))
+            terminal.checked(line.text, "This line")
+            if line.text.strip():
+                _take(session, line)
         except CacheError:
             raise
         except MlxspecError as error:
             terminal.complain(str(error))
 
 
-def _read_line() -> str:
-    """A line from the person. Raises EOFError at the end of input."""
-    if terminal.is_terminal(sys.stdout):
-        line = input(_PROMPT)
-    else:  # the answers go elsewhere, the prompt must not
-        print(_PROMPT, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-    return line.removesuffix("\n")
+def _take(session: Session, line: Typed) -> bool:
+    """Obey a command or answer a line; returns whether Ctrl-C stopped the answer."""
+    text = line.text
+    if line.may_command and text.startswith("/") and not text.startswith("//"):
+        chat_commands.obey(session, text)
+        return False
+    return _turn(session, text[1:] if line.may_command and text.startswith("//") else text)
 
 
-def _piped_lines() -> Iterator[str]:
+def _piped_lines() -> Iterator[Typed]:
     """Lines of stdin that hold anything."""
     for number, line in enumerate(terminal.stdin_lines(), 1):
         text = terminal.checked(line, f"Line {number} of the standard input").strip()
         if text:
-            yield text
+            yield Typed(text)
 
 
-def _turn(talk: Conversation, text: str) -> bool:
+def _turn(session: Session, text: str) -> bool:
     """Stream one answer and its statistics; returns whether Ctrl-C stopped it."""
-    with Interrupt() as interrupt:
-        for piece in talk.ask(text, interrupt):
-            terminal.say(piece)
-        terminal.say("\n")
-    last = talk.answers[-1]
-    terminal.note(f"{stats_line.summary([last])} · {stats_line.machine()}")
-    # what the machine lacks is said once, what became of a drafter with each answer
-    for notice in stats_line.notices([last.stats]) if len(talk.answers) == 1 else last.stats.notices:
-        terminal.note(notice)
+    talk, view = session.talk, session.view
+    with Interrupt() as interrupt, no_echo(sys.stdin):
+        pieces, progress, begun = talk.ask(text, interrupt), PrefillProgress(), False
+        try:
+            for piece in pieces:
+                if not begun:
+                    view.begin()
+                    begun = True
+                if not isinstance(piece, Piece):
+                    progress.take(piece)
+                elif piece.is_thinking:
+                    view.think(piece.text)
+                else:
+                    view.say(piece.text)
+        finally:
+            if begun:
+                view.end()
+    _tell(talk)
     return interrupt.asked
 
 
-def _unescaped(line: str) -> str:
-    return line[1:] if line.startswith("//") else line
-
-
-def _command(talk: Conversation, line: str) -> bool | None:
-    """Obey a line that is a command: True to leave, False to go on; None for a line that is none. Raises ConfigError."""
-    if not line.startswith("/") or line.startswith("//"):
-        return None
-    name, _, rest = line[1:].strip().partition(" ")
-    if name in ("exit", "quit"):
-        return True
-    action = _COMMANDS.get(name)
-    if action is None:
-        terminal.note(f"There is no command /{name}; /help lists them.")
-    else:
-        action(talk, rest.strip())
-    return False
-
-
-def _help(talk: Conversation, rest: str) -> None:
-    for line in HELP.splitlines():
-        terminal.note_as_is(line)
-
-
-def _clear(talk: Conversation, rest: str) -> None:
-    talk.clear()
-    terminal.note("The conversation is forgotten.")
-
-
-def _system(talk: Conversation, rest: str) -> None:
-    if rest:
-        talk.system = None if rest == "-" else rest
-    terminal.note("There is no system prompt." if talk.system is None else f"System prompt: {talk.system}")
-
-
-def _draft(talk: Conversation, rest: str) -> None:
-    if rest:
-        talk.draft_with(rest)
-    terminal.note(f"Drafting: {', '.join(talk.spec.drafters) or 'off'}.")
-
-
-def _stats(talk: Conversation, rest: str) -> None:
-    if not talk.answers:
-        terminal.note("There was no answer yet.")
-        return
-    terminal.note(f"{stats_line.summary(talk.answers)} · {stats_line.machine()}")
-
-
-_COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
-    "help": _help,
-    "clear": _clear,
-    "system": _system,
-    "draft": _draft,
-    "stats": _stats,
-}
+def _tell(talk: Conversation) -> None:
+    """The line of statistics below an answer, and what a person should know."""
+    last = talk.answers[-1]
+    terminal.note(stats_line.turn(last))
+    # what the machine lacks is said once, what became of a drafter with each answer
+    for notice in stats_line.notices([last.stats]) if len(talk.answers) == 1 else last.stats.notices:
+        terminal.note(notice)
 
 
 def _greet(talk: Conversation) -> None:
-    engine = talk.engine
-    what = (
-        "demo, the small model that comes with mlxspec (--model names another)"
-        if engine.name == options.DEMO
-        else engine.name
-    )
-    drafters = ", ".join(talk.spec.drafters) or "off"
-    terminal.note(f"{what} · drafting: {drafters} · {engine.max_context} tokens of context · /help, /exit")
+    terminal.note_as_is(f"mlxspec {__version__}")
+    for line in header.lines(talk):
+        terminal.note_as_is(line)
+    if talk.engine.name == options.DEMO:
+        terminal.note("This is the small model that comes with mlxspec; --model names another.")
+    terminal.note_as_is("/help lists the commands, Ctrl-D leaves.")

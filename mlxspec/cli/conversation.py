@@ -1,64 +1,110 @@
 """A conversation: its messages, its statistics, and how a turn is added to it or taken back.
 
-Knows the engine and the order of turns; knows no stream, no commands and no signal but the one that ends an answer.
+The prompt of a turn is always the template's own rendering of the whole conversation, so what the engine read before it need not read
+again; whether earlier thinking stays in it is the template's choice. Knows the engine and the order of turns; knows no stream, no commands
+and no signal but the one that ends an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlxspec.cli.answer import Message, finished, follow, has_template
+from mlxspec.cli.answer import Message, finished, follow
 from mlxspec.cli.interrupt import Interrupt
+from mlxspec.cli.saved import Saved
 from mlxspec.cli.stats_line import Finished
+from mlxspec.cli.thoughts import TAGS, Thoughts
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
-from mlxspec.events import TokensEvent
+from mlxspec.events import Event, TokensEvent
 
 if TYPE_CHECKING:
     from mlxspec.config import SpecConfig
     from mlxspec.engine.engine import Engine
+    from mlxspec.loading.template import ChatTemplate
+
+
+class Piece(NamedTuple):
+    """Some of an answer, or of the thinking before it."""
+
+    text: str
+    is_thinking: bool = False
 
 
 @dataclass(kw_only=True)
 class Conversation:
-    """Turns held with one engine. `system` stands before all of them and may change at any time; `spec` says who drafts."""
+    """Turns held with one engine. `system` stands before all of them and may change at any time; `spec` says who drafts.
+
+    thinking: True or False is told to the template, None leaves it to it.
+    """
 
     engine: Engine
     params: SamplingParams
     spec: SpecConfig
     system: str | None = None
+    thinking: bool | None = None
     turns: list[Message] = field(default_factory=list)
     answers: list[Finished] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not has_template(self.engine):
-            raise ConfigError(
-                f"{self.engine.name} has no chat template, so it cannot hold a conversation; `mlxspec generate` continues a text."
-            )
+        _template(self.engine)  # there is one
 
-    def ask(self, text: str, interrupt: Interrupt) -> Iterator[str]:
-        """Pieces of the answer to `text`. Both become part of the conversation, the answer as far as it came.
+    def ask(self, text: str, interrupt: Interrupt) -> Iterator[Piece | Event]:
+        """Pieces of the answer to `text`, and the engine's events that carry none. Both become part of the conversation, the answer as
+        far as it came.
 
         Raises ConfigError or ContextOverflowError before the first piece; the conversation is as it was then.
         """
         turns = [*self.turns, {"role": "user", "content": text}]
-        before = [] if self.system is None else [{"role": "system", "content": self.system}]
-        prompt = self.engine.chat_prompt([*before, *turns])
-        request = self.engine.submit(prompt, self.params, spec=self.spec)
-        pieces: list[str] = []
+        request = self.engine.submit(self._prompt(turns), self.params, spec=self.spec)
+        parts: dict[bool, list[str]] = {False: [], True: []}
+        thoughts = Thoughts(opened=self._rendered(turns).rstrip().endswith(TAGS[0]))
         started = False
         try:
             for event in follow(self.engine, [request], interrupt):
                 started = True
-                if isinstance(event, TokensEvent) and event.text:
-                    pieces.append(event.text)
-                    yield event.text
+                if not isinstance(event, TokensEvent):
+                    yield event
+                elif event.text:
+                    yield from _kept(thoughts.push(event.text), parts)
+            yield from _kept(thoughts.end(), parts)
         finally:
             if started:
-                self.turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+                answer = {"role": "assistant", "content": "".join(parts[False])}
+                if parts[True]:
+                    answer["reasoning_content"] = "".join(parts[True])
+                self.turns = [*turns, answer]
                 self.answers.append(finished(request))
+
+    def _messages(self, turns: Sequence[Message]) -> list[Message]:
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*before, *turns]
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {} if self.thinking is None else {"enable_thinking": self.thinking}
+
+    def _prompt(self, turns: Sequence[Message]) -> list[int]:
+        return self.engine.chat_prompt(self._messages(turns), **self._options)
+
+    def _rendered(self, turns: Sequence[Message]) -> str:
+        return _template(self.engine).render(self._messages(turns), **self._options)
+
+    def think(self, wanted: bool) -> None:
+        """Tell the template to let the model think or not. Raises ConfigError where it has no such switch."""
+        before, probe = self.thinking, [{"role": "user", "content": "x"}]
+        found = []
+        try:
+            for value in (True, False):
+                self.thinking = value
+                found.append(self._rendered(probe))
+        finally:
+            self.thinking = before
+        if found[0] == found[1]:
+            raise ConfigError(f"{self.engine.name} has no switch for thinking in its chat template.")
+        self.thinking = wanted
 
     def draft_with(self, names: str) -> None:
         """Change who drafts: "off", "auto" (all that were loaded for it), or names. Raises ConfigError."""
@@ -81,3 +127,35 @@ class Conversation:
     def clear(self) -> None:
         """Forget all turns; system prompt, drafters and statistics stay."""
         self.turns = []
+
+    def go_on_with(self, engine: Engine) -> None:
+        """The same conversation with another model; statistics begin anew. Raises ConfigError, and nothing has changed then."""
+        _template(engine)  # there is one
+        self.engine, self.spec, self.thinking, self.answers = engine, engine.spec, None, []
+
+    def saved(self) -> Saved:
+        return Saved(model=self.engine.name, system=self.system, messages=[dict(t) for t in self.turns])
+
+    def restore(self, saved: Saved) -> None:
+        """Take up a saved conversation instead of this one. Raises ConfigError where the template refuses it; nothing has changed then."""
+        before = self.system, self.turns
+        self.system, self.turns = saved.system, list(saved.messages)
+        try:
+            self._prompt([*self.turns, {"role": "user", "content": "x"}])
+        except BaseException:
+            self.system, self.turns = before
+            raise
+
+
+def _kept(pieces: Iterator[tuple[str, bool]], parts: dict[bool, list[str]]) -> Iterator[Piece]:
+    for text, is_thinking in pieces:
+        parts[is_thinking].append(text)
+        yield Piece(text, is_thinking)
+
+
+def _template(engine: Engine) -> ChatTemplate:
+    if engine.tokenizer is None or engine.tokenizer.template is None:
+        raise ConfigError(
+            f"{engine.name} has no chat template, so it cannot hold a conversation; `mlxspec generate` continues a text."
+        )
+    return engine.tokenizer.template

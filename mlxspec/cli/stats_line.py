@@ -41,6 +41,28 @@ def summary(answers: Sequence[Finished], decode_seconds: float | None = None) ->
     return " · ".join(parts)
 
 
+def turn(answer: Finished) -> str:
+    """One short line below an answer in a chat: speed, who drafted how deep and how much of it stood, the prompt, memory."""
+    import mlx.core as mx
+
+    stats = answer.stats
+    speed = f", {stats.decode_speed:.1f} tok/s" if stats.decode_speed else ""
+    methods = [
+        f"{name} {work.num_drafted / work.num_rounds:.1f} deep, {_percent(work.num_accepted, work.num_drafted)} accepted"
+        for name, work in stats.drafters.items()
+        if work.num_drafted
+    ]
+    rounds = [f"{stats.tokens_per_round:.2f} tokens a round"] if methods and stats.num_rounds else []
+    parts = [
+        f"{_ending([answer])}{_count(stats.num_generated, 'token')}{speed}",
+        *(methods or ["nothing drafted"]),
+        *rounds,
+        f"prompt {stats.num_prompt:,}, {stats.prefill_seconds:.1f} s",
+        size(mx.get_peak_memory()),
+    ]
+    return " · ".join(parts)
+
+
 def drafting(all_stats: Sequence[RequestStats]) -> list[str]:
     """`drafted 120, accepted 86 (72 %)` and one part a drafter; ["nothing drafted"] where nothing was."""
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from mlxspec.errors import ConfigError
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but newline and tab
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # all but newline and tab
 _LONGEST = 1500  # characters of one sentence
 
 
@@ -42,9 +42,19 @@ def use_colour(stream: TextIO) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def say(text: str) -> None:
-    """A piece of an answer to stdout, at once."""
-    sys.stdout.write(clean(text) if is_terminal(sys.stdout) else text)
+def can_move(stream: TextIO) -> bool:
+    """A terminal that is not dumb: a line on it can be written again."""
+    return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """`text` as a remark, where `stream` can show that."""
+    return f"\x1b[2m{text}\x1b[0m" if use_colour(stream) else text
+
+
+def say(text: str, *, raw: bool = False) -> None:
+    """A piece of an answer to stdout, at once. raw: it is our own, escapes included."""
+    sys.stdout.write(text if raw or not is_terminal(sys.stdout) else clean(text))
     sys.stdout.flush()
 
 
@@ -54,8 +64,8 @@ def note(text: str) -> None:
 
 
 def note_as_is(line: str) -> None:
-    """One line of ours to stderr, its spacing kept, dim on a terminal."""
-    print(f"\x1b[2m{line}\x1b[0m" if use_colour(sys.stderr) else line, file=sys.stderr, flush=True)
+    """One line to stderr, its spacing kept, dim on a terminal."""
+    print(dim(clean(line), sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(text: str) -> None:

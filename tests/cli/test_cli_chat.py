@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_runs import Run
 
 import mlxspec
-from mlxspec.cli import chat, terminal
-from mlxspec.cli.conversation import Conversation
+from mlxspec.cli import chat, line_editor, terminal
+from mlxspec.cli.conversation import Conversation, Piece
 from mlxspec.cli.interrupt import Interrupt
+from mlxspec.cli.line_editor import Typed
+from mlxspec.cli.view import View
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ContextOverflowError
@@ -31,7 +32,9 @@ def talk(engine: Engine) -> Conversation:
 
 def say(talk: Conversation, text: str) -> str:
     with Interrupt() as interrupt:
-        return "".join(talk.ask(text, interrupt))
+        return "".join(
+            p.text for p in talk.ask(text, interrupt) if isinstance(p, Piece) and not p.is_thinking
+        )
 
 
 def answers(engine: Engine, questions: list[str], *, system: str | None = None) -> list[str]:
@@ -150,7 +153,9 @@ def test_ctrl_c_keeps_what_came(talk: Conversation) -> None:
     with Interrupt() as interrupt:
         pieces = []
         for piece in talk.ask("hello", interrupt):
-            pieces.append(piece)
+            if not isinstance(piece, Piece):
+                continue
+            pieces.append(piece.text)
             if not interrupt.asked:
                 signal.raise_signal(signal.SIGINT)
     assert interrupt.asked
@@ -161,33 +166,35 @@ def test_ctrl_c_keeps_what_came(talk: Conversation) -> None:
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str | BaseException]]:
-    """What a person types: lines, or what the keyboard raises; afterwards the input ends."""
-    keys: list[str | BaseException] = []
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[str | Typed | BaseException]:
+    """What a person types: lines, or what the keyboard raises; afterwards the input ends. Answers appear as bare text."""
+    keys: list[str | Typed | BaseException] = []
 
-    def read() -> str:
-        key = keys.pop(0) if keys else EOFError()
-        if isinstance(key, BaseException):
-            raise key
-        return key
+    class Reader:
+        def read(self) -> Typed:
+            key = keys.pop(0) if keys else EOFError()
+            if isinstance(key, BaseException):
+                raise key
+            return key if isinstance(key, Typed) else Typed(key)
 
-    monkeypatch.setattr(chat, "_read_line", read)
+    monkeypatch.setattr(line_editor, "best_reader", lambda completions: Reader())
+    monkeypatch.setattr(chat, "best_view", View)
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is not None)
-    return keys  # type: ignore[return-value]
+    return keys
 
 
 def test_at_a_terminal_errors_do_not_end_it(
-    run: Run, engine: Engine, model: Path, typed: list[str | BaseException]
+    run: Run, engine: Engine, model: Path, typed: list[str | Typed | BaseException]
 ) -> None:
     typed += ["", "one", KeyboardInterrupt(), "x" * 300, "/draft frobnicate", "\udcff", "two"]
     ran = run("chat", "--model", model, "--max-tokens", 8)
     assert ran.code == 0
     assert ran.out.splitlines() == answers(engine, ["one", "two"])
     assert ran.err.count("mlxspec: error: ") == 3
-    assert "/help" in ran.err.splitlines()[0]
+    assert "/help" in ran.err
     assert "Ctrl-D" in ran.err
 
 
-def test_exit_at_a_terminal(run: Run, model: Path, typed: list[str | BaseException]) -> None:
+def test_exit_at_a_terminal(run: Run, model: Path, typed: list[str | Typed | BaseException]) -> None:
     typed += ["/exit", "one"]
     assert run("chat", "--model", model).out == ""

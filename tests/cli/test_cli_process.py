@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -91,37 +89,3 @@ def test_streams_that_are_closed_from_the_start(closed: str) -> None:
     )
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.count(b"\n") == (closed != "2>&-")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_terminal(model: Path) -> None:
-    """Type into a chat: the prompt, an answer, dim statistics, a command, the end of input."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "mlxspec", "chat", "--model", str(model), "--max-tokens", "6"]
-    settings = environment(TERM="xterm", NO_COLOR="", PYTHON_COLORS="0")
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=settings, start_new_session=True
-    ) as process:
-        os.close(theirs)
-        seen = wait_for(ours, b"> ")
-        assert b"\x1b[2m" in seen  # the greeting is dim
-        os.write(ours, b"hello\n")
-        assert b"6 tokens" in wait_for(ours, b"> ", b"6 tokens")
-        os.write(ours, b"/stats\n")
-        wait_for(ours, b"> ", b"6 tokens")
-        os.write(ours, b"\x04")
-        assert process.wait(SECONDS) == 0
-    os.close(ours)
-
-
-def wait_for(terminal: int, *words: bytes) -> bytes:
-    """What the terminal shows until all of `words` have come."""
-    seen, until = b"", time.monotonic() + SECONDS
-    while not all(word in seen for word in words):
-        left = until - time.monotonic()
-        assert left > 0, seen
-        if select.select([terminal], [], [], left)[0]:
-            seen += os.read(terminal, 4096)
-    return seen

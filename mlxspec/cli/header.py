@@ -1,0 +1,65 @@
+"""What stands above a chat: the model, how its weights are kept, memory, who drafts, how long the conversation may grow.
+
+Knows the engine's facts and the model's config.json; knows no stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.cli import stats_line
+
+if TYPE_CHECKING:
+    from mlxspec.cli.conversation import Conversation
+    from mlxspec.engine.engine import Engine
+
+DEMO = "demo"
+
+
+def lines(talk: Conversation) -> list[str]:
+    """The header, line by line."""
+    engine, spec = talk.engine, talk.spec
+    drafters = ", ".join(spec.drafters)
+    policy = "where it pays" if spec.policy == "auto" else "always"
+    rows = {
+        "model": f"{engine.name} · {weights(engine)}",
+        "drafting": f"{drafters} ({policy})" if drafters else "off",
+        "context": f"{engine.max_context:,} tokens",
+    }
+    return [f"{name:<9} {text}" for name, text in rows.items()]
+
+
+def weights(engine: Engine) -> str:
+    """`float32 · 18 MB`, `4-bit in groups of 64 · 15.1 GB`; what is stored otherwise than it is computed with is said."""
+    from mlx.utils import tree_flatten
+
+    parameters: Any = getattr(engine.model, "parameters", dict)
+    arrays = [value for _, value in tree_flatten(parameters())]
+    sizes: dict[str, int] = {}
+    for array in arrays:
+        sizes[str(array.dtype)] = sizes.get(str(array.dtype), 0) + array.nbytes
+    kind = max(sizes, key=lambda k: sizes[k]).removeprefix("mlx.core.") if sizes else "no weights"
+    stored = quantization(engine.name)
+    if stored is not None:
+        kind = stored if kind == "uint32" else f"{stored}, computed as {kind}"
+    return f"{kind} · {stats_line.size(sum(sizes.values()))}"
+
+
+def quantization(model: str) -> str | None:
+    """How the model's folder says it is quantized, None where it is not."""
+    from mlxspec.errors import MlxspecError
+    from mlxspec.loading import hub
+
+    try:
+        config = json.loads((hub.resolve(model) / "config.json").read_text(encoding="utf-8"))
+    except (MlxspecError, OSError, ValueError):
+        return None
+    found: Any = config.get("quantization") or config.get("quantization_config")
+    if not isinstance(found, Mapping) or not isinstance(found.get("bits"), int):
+        return None
+    mode = found.get("mode", "affine")
+    return (
+        f"{found['bits']}-bit{'' if mode == 'affine' else f' {mode}'} in groups of {found.get('group_size')}"
+    )

@@ -1,0 +1,125 @@
+"""Conversations as JSON files: written whole or not at all, and checked when they are read.
+
+    {"format": "mlxspec-conversation", "version": 1, "model": "...", "system": null or "...",
+     "messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "...", "reasoning_content": "..."}]}
+
+Knows files and messages; knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxspec.errors import ConfigError
+
+FORMAT = "mlxspec-conversation"
+VERSION = 1
+_LARGEST = 64 << 20  # bytes
+_ROLES = ("user", "assistant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a file holds. model: the name it was held with."""
+
+    model: str
+    system: str | None
+    messages: Sequence[Mapping[str, str]]
+
+
+def save(path: Path, saved: Saved) -> None:
+    """Write it for its owner alone. Raises ConfigError where that cannot be, or where another kind of file would be lost."""
+    if path.exists() and not _is_ours(path):
+        raise ConfigError(f"{path} is there and is no saved conversation; choose another name.")
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": saved.model,
+        "system": saved.system,
+        "messages": [dict(m) for m in saved.messages],
+    }
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".mlxspec-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file, ensure_ascii=False, indent=1)
+                file.write("\n")
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be written: {_why(error)}.") from error
+
+
+def load(path: Path) -> Saved:
+    """Read a conversation. Raises ConfigError with what is wrong with the file."""
+    data = _read(path)
+    if data.get("format") != FORMAT:
+        raise ConfigError(f"{path} is no conversation saved by mlxspec.")
+    if data.get("version") != VERSION:
+        raise ConfigError(f"{path} was saved by another version of mlxspec.")
+    model, system, messages = data.get("model"), data.get("system"), data.get("messages")
+    if not isinstance(model, str) or not (system is None or _is_text(system)):
+        raise ConfigError(f"{path} is damaged: its model or system prompt is no text.")
+    if not isinstance(messages, list) or len(messages) % 2:
+        raise ConfigError(f"{path} is damaged: its messages are not pairs of question and answer.")
+    return Saved(model=model, system=system, messages=[_message(m, i, path) for i, m in enumerate(messages)])
+
+
+def _message(found: Any, index: int, path: Path) -> dict[str, str]:
+    allowed = {"role", "content", "reasoning_content"}
+    if (
+        not isinstance(found, dict)
+        or found.get("role") != _ROLES[index % 2]
+        or not _is_text(found.get("content"))
+        or not all(k in allowed and _is_text(v) for k, v in found.items())
+    ):
+        raise ConfigError(f"{path} is damaged: message {index + 1} is no message of the {_ROLES[index % 2]}.")
+    return dict(found)
+
+
+def _is_text(value: Any) -> bool:
+    """A string of whole characters: JSON can spell half ones."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigError(f"{path} is too large for a conversation.")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeDecodeError | json.JSONDecodeError | RecursionError):
+            raise ConfigError(f"{path} is no valid JSON.") from error
+        raise ConfigError(f"{path} cannot be read: {_why(error)}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {_why(error)}.") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} is no conversation saved by mlxspec.")
+    return data
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return _read(path).get("format") == FORMAT
+    except ConfigError:
+        return False
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).rstrip(".")

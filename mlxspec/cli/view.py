@@ -1,0 +1,144 @@
+"""How an answer looks: bare text for a pipe, plain lines for a dumb terminal, Markdown and dim thinking for a good one.
+
+Only answers go to stdout where that is no terminal; thinking goes to stderr then. Knows streams and what may be shown; knows no model.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Literal
+
+from mlxspec.cli import terminal
+from mlxspec.cli.progress import StatusLine
+
+Show = Literal["show", "hide"]
+
+
+class View:
+    """One answer after another: `think` and `say` take pieces as they come, `end` ends the answer.
+
+    show: whether thinking is shown as it comes, or only how much of it there is. `thought` keeps the last answer's.
+    """
+
+    def __init__(self, show: Show = "show") -> None:
+        self.show = show
+        self.thought = ""
+        self._thought_since = 0.0
+        self._is_thinking = False
+        self._status = StatusLine()
+
+    def begin(self) -> None:
+        self.thought, self._is_thinking = "", False
+
+    def think(self, text: str) -> None:
+        if not self._is_thinking:
+            self._is_thinking, self._thought_since = True, time.monotonic()
+        self.thought += text
+        if self.show == "show":
+            self.write_thought(text)
+        else:
+            self._status.show(f"thinking ... {_words(self.thought)}")
+
+    def say(self, text: str) -> None:
+        self._close_thought()
+        self.write(text)
+
+    def end(self) -> None:
+        self._close_thought()
+        self.write_end()
+
+    def unfold(self) -> bool:
+        """Show what the last answer's thinking was; False where there was none."""
+        if not self.thought:
+            return False
+        self.write_thought(self.thought)
+        self.end_thought()
+        return True
+
+    def _close_thought(self) -> None:
+        if not self._is_thinking:
+            return
+        self._is_thinking = False
+        self._status.clear()
+        if self.show == "show":
+            self.end_thought()
+        else:
+            seconds = time.monotonic() - self._thought_since
+            terminal.note(f"thought for {seconds:.0f} s, {_words(self.thought)} (/think show tells them)")
+
+    # --- bare text; other views draw differently
+
+    def write(self, text: str) -> None:
+        terminal.say(text)
+
+    def write_end(self) -> None:
+        terminal.say("\n")
+
+    def write_thought(self, text: str) -> None:
+        shown = terminal.clean(text) if terminal.is_terminal(sys.stderr) else text
+        print(terminal.dim(shown, sys.stderr), end="", file=sys.stderr, flush=True)
+
+    def end_thought(self) -> None:
+        print(file=sys.stderr, flush=True)
+
+
+class PlainView(View):
+    """For a terminal that cannot style anything: thinking stands between two lines that say so."""
+
+    def __init__(self, show: Show = "show") -> None:
+        super().__init__(show)
+        self._said = False
+
+    def write_thought(self, text: str) -> None:
+        if not self._said:
+            terminal.say("[thinking]\n")
+            self._said = True
+        terminal.say(text)
+
+    def end_thought(self) -> None:
+        terminal.say("\n[answer]\n")
+        self._said = False
+
+
+class MarkdownView(View):
+    """For a terminal that can: Markdown as it comes, thinking dim before it."""
+
+    def __init__(self, show: Show = "show") -> None:
+        from rich.console import Console
+
+        from mlxspec.cli.markdown import MarkdownStream
+
+        super().__init__(show)
+        colours: Literal["auto"] | None = "auto" if terminal.use_colour(sys.stdout) else None
+        self._console = Console(file=sys.stdout, color_system=colours, highlight=False, emoji=False)
+        self._new = MarkdownStream
+        self._stream: MarkdownStream | None = None
+
+    def write(self, text: str) -> None:
+        if self._stream is None:
+            self._stream = self._new(self._console)
+        self._stream.push(terminal.clean(text))
+
+    def write_end(self) -> None:
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
+
+    def write_thought(self, text: str) -> None:
+        terminal.say(terminal.dim(terminal.clean(text), sys.stdout), raw=True)
+
+    def end_thought(self) -> None:
+        terminal.say("\n\n")
+
+
+def best_view() -> View:
+    """The view that suits stdout."""
+    if not terminal.is_terminal(sys.stdout):
+        return View()
+    return MarkdownView() if terminal.can_move(sys.stdout) else PlainView()
+
+
+def _words(text: str) -> str:
+    number = len(text.split())
+    return f"{number:,} word{'' if number == 1 else 's'}"

@@ -1,0 +1,174 @@
+"""A person at a terminal: what is typed into `mlxspec chat` and what the screen shows, through a pseudo-terminal and an emulated screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
+
+QUESTION = "what does os.path.join do?"
+ANSWER = "Join two or more pathname components"
+ESC = "\x1b"
+
+Start = Callable[..., "recorder.Recorder"]
+
+
+def ready(text: str) -> bool:
+    """The prompt waits for something to be typed."""
+    return text.endswith("\n>")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a chat with the demo model; keyword arguments set variables."""
+    open_ones = []
+
+    def chat(*arguments: str, columns: int = 90, rows: int = 40, **variables: str) -> recorder.Recorder:
+        kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM", "TERM")}
+        settings = {
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "MLXSPEC_CACHE": str(tmp_path / "cache"),
+            "TERM": "xterm-256color",
+        }
+        command = [sys.executable, "-m", "mlxspec", "chat", *arguments]
+        made = recorder.Recorder(command, environment=settings | variables, columns=columns, rows=rows)
+        open_ones.append(made)
+        return made
+
+    yield chat
+    for each in open_ones:
+        each.__exit__(None, None, None)
+
+
+def styles(screen: recorder.Recorder, words: str) -> set[str]:
+    """Colours of the characters of `words` where they stand on the screen."""
+    for y, line in enumerate(screen.screen.display):
+        if words in line:
+            x = line.index(words)
+            return {screen.screen.buffer[y][i].fg for i in range(x, x + len(words))}
+    raise AssertionError(f"{words!r} is not on the screen")
+
+
+def test_a_conversation(start: Start, tmp_path: Path) -> None:
+    """Header, typing, an answer with its statistics, commands with completion, several lines, paste, history, leaving."""
+    chat = start()
+    header = chat.wait_for(ready)
+    for words in (
+        "model     demo · ",
+        "drafting  ngram-simple, mtp",
+        "context   2,048 tokens",
+        "--model names another",
+    ):
+        assert words in header
+
+    chat.type(QUESTION + "\r")
+    said = chat.wait_for(ready, after=len(header))
+    assert ANSWER in said
+    assert "`" not in said  # Markdown is shown, not spelled
+    for words in (" tok/s", "accepted", "tokens a round", "prompt ", " MB"):
+        assert words in said.split(ANSWER)[1]
+
+    before = len(chat.text())
+    chat.type("/dra\t")
+    chat.wait_for("> /draft", after=before - 1)
+    chat.type(" off\r")
+    assert "Drafting: off." in chat.wait_for(ready, after=before)
+    for line, words in (
+        ("/temp hot", "error: /temp needs a number"),
+        ("/frobnicate", "no command /frobnicate"),
+        ("/think on", "no switch for thinking"),
+        ("/model nowhere-at-all", "no folder nowhere-at-all"),
+        ("/load nothing.json", "error: nothing.json cannot be read"),
+        (f"/save {tmp_path}", "is a folder"),
+    ):
+        before = len(chat.text())
+        chat.type(line + "\r")
+        assert words in chat.wait_for(ready, after=before).replace("\n", "")
+
+    before = len(chat.text())
+    chat.type("/system one\\\rtwo\\\r")
+    chat.type("three" + ESC + "\rfour")
+    assert chat.wait_for("four", after=before).count("…") == 3
+    chat.type("\x03")
+    assert "/exit or Ctrl-D leaves." in chat.wait_for(ready, after=before)
+
+    before = len(chat.text())
+    chat.paste("/exit\nis pasted\n")
+    chat.wait_for("is pasted", after=before)
+    chat.settle()
+    assert not ready(chat.text())  # nothing was sent
+    chat.type("\r")
+    assert "nothing drafted" in chat.wait_for(ready, after=before)
+
+    chat.type(f"/save {tmp_path}/talk.json\r")
+    chat.wait_for("Saved 2 turns")
+    talk = json.loads((tmp_path / "talk.json").read_text())
+    assert talk["messages"][2] == {"role": "user", "content": "/exit\nis pasted\n"}
+    before = len(chat.text())
+    chat.type(f"/clear\r/load {tmp_path}/talk.json\r")
+    chat.wait_for("Took up 2 turns", after=before)
+
+    chat.type("\x1b[A")  # what was typed comes back
+    chat.wait_for(lambda text: text.endswith("talk.json"))
+    chat.type("\x03\x04")
+    assert chat.wait() == 0
+    kept = tmp_path / "cache" / "history" / "chat"
+    assert QUESTION in kept.read_text()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+LONG = "Write a function that returns the sum of squares of a list of numbers."
+
+
+def test_ctrl_c_resize_and_typing_ahead(start: Start) -> None:
+    """An answer is stopped and kept; the window changes while it comes; keys pressed meanwhile wait for the prompt."""
+    chat = start("--max-tokens", "1900", "--temp", "1.5", "--seed", "3", "--draft", "off", rows=60)
+    chat.wait_for(ready)
+    chat.type(LONG + "\r")
+    grown = len(chat.wait_for(LONG))
+    chat.wait_for(lambda text: len(text) > grown + 60)
+    chat.resize(50, 60)
+    chat.type("typed ahead")
+    grown = len(chat.settle(0.0))
+    chat.wait_for(lambda text: len(text) > grown + 60)
+    chat.resize(70, 60)
+    assert "typed ahead" not in chat.text()
+    chat.interrupt()
+    chat.wait_for("stopped: ")
+    text = chat.wait_for(lambda text: text.endswith("> typed ahead"))
+    assert "Traceback" not in text
+    chat.type("\x15/stats\r")
+    chat.wait_for("peak memory")
+    chat.type("/exit\r")
+    assert chat.wait() == 0
+
+
+def test_a_dumb_terminal_gets_no_escapes(start: Start) -> None:
+    chat = start(TERM="dumb")
+    header = chat.wait_for(ready)
+    chat.type(QUESTION + "\r")
+    assert ANSWER in chat.wait_for(ready, after=len(header))
+    chat.type("/exit\r")
+    assert chat.wait() == 0
+    assert ESC.encode() not in chat.received
+
+
+def test_without_colour(start: Start) -> None:
+    chat = start(NO_COLOR="1")
+    header = chat.wait_for(ready)
+    chat.type(QUESTION + "\r")
+    chat.wait_for(ready, after=len(header))
+    for words in (ANSWER, "tok/s", "context"):
+        assert styles(chat, words) == {"default"}
+    chat.type("\x04")
+    assert chat.wait() == 0
