@@ -53,7 +53,7 @@ class Blocks:
         *whole, self._line = (self._line + text).split("\n")
         for line in whole:
             yield self._take(line)
-        if self._line and self._kind != "code" and self._is_certain(self._line):
+        if self._line and self._is_certain(self._line):
             yield self._take(self._line, whole=False)
 
     def end(self) -> Iterator[Line]:
@@ -64,6 +64,8 @@ class Blocks:
 
     def _is_certain(self, line: str) -> bool:
         """Whether more characters cannot make something else of the line."""
+        if self._kind == "code":
+            return not self._fence.startswith(line.lstrip()[:1])
         if self._begun is not None or _PLAIN.match(line):
             return True
         if not line.strip():
@@ -90,7 +92,7 @@ class Blocks:
 
     def _settled(self, line: str, whole: bool) -> Line:
         if self._kind == "code":
-            return self._code(line)
+            return self._code(line, whole)
         fence = _FENCE.match(line)
         if fence and whole:
             self._kind, self._fence, self._indent = "code", fence[2], len(fence[1])
@@ -110,12 +112,12 @@ class Blocks:
         self._kind, self._is_quote = kind, is_quote
         return Line(kind=kind, text=self._cut(line), first=first, indent=self._indent, whole=whole)
 
-    def _code(self, line: str) -> Line:
+    def _code(self, line: str, whole: bool) -> Line:
         bare = line.strip()
         if bare and set(bare) == {self._fence[0]} and len(bare) >= len(self._fence):
             self._kind = "blank"
             return Line(kind="code", text=bare, last=True, indent=self._indent)
-        return Line(kind="code", text=self._cut(line), indent=self._indent)
+        return Line(kind="code", text=self._cut(line), indent=self._indent, whole=whole)
 
     def _cut(self, line: str) -> str:
         """Without the block's indent, or what there is of it."""

@@ -45,7 +45,8 @@ class MarkdownStream:
         self._blocks = Blocks()
         self._parser = parser()
         self._prose: Prose | None = None
-        self._code: list[str] | None = None
+        self._code: list[str] = []
+        self._column = 0  # how much of a line of code has been printed
         self._language = ""
         self._rows: list[str] = []
         self._widths: list[int] = []
@@ -111,10 +112,15 @@ class MarkdownStream:
                 self._code = []
             self._print(Text(pad + line.text, _DIM))
             return
-        seen = self._code if self._code is not None else []
-        seen.append(line.text)
-        del seen[:-_CODE_WINDOW]
-        self._print(Text(pad).append_text(coloured(seen, self._language)))
+        shown = Text(pad).append_text(coloured([*self._code, line.text], self._language))
+        if not line.whole:  # words of it that have ended
+            place = shown.plain.rfind(" ") + 1
+            if place > max(self._column, len(pad)):
+                self._print(shown[self._column : place], end="")
+                self._column = place
+            return
+        self._print(shown[self._column :])
+        self._code, self._column = [*self._code, line.text][-_CODE_WINDOW:], 0
 
     # --- tables
 
@@ -155,8 +161,8 @@ class MarkdownStream:
     def _width(self) -> int:
         return min(self._console.width - 1, _WIDEST)
 
-    def _print(self, what: Text | Table) -> None:
-        self._console.print(what, soft_wrap=isinstance(what, Text))
+    def _print(self, what: Text | Table, end: str = "\n") -> None:
+        self._console.print(what, soft_wrap=isinstance(what, Text), end=end)
 
 
 class Prose:
