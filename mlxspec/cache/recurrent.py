@@ -85,13 +85,14 @@ class RecurrentLayerCache:
         self.current = RecurrentState(*state)
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the convolution's inputs and the
-        tape (or as much for another way of rollback than the tape)."""
+        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the tape (another way of rollback
+        may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
-        inputs = widest * window.shape[2] * window.dtype.size
+        columns = window.shape[2] + num_heads * (value_dim + 2)
+        kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
         tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
-        return 4 * num_heads * value_dim * key_dim + window.shape[1] * inputs // widest + inputs + tape
+        return 4 * num_heads * value_dim * key_dim + kept + tape
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -30,5 +30,7 @@ def run(args: argparse.Namespace) -> int:
     head = f"an MTP head of {amount(made.head_bytes)}" if made.head_bytes else "no MTP head"
     terminal.say(f"{made.folder}: {amount(made.trunk_bytes)} and {head}.\n")
     if made.skipped:
-        terminal.note(f"Text only: {made.skipped} tensors for images, video and sound were left out.")
+        terminal.note(
+            f"Only text was converted; tensors for images, video and sound left out: {made.skipped}."
+        )
     return 0

@@ -53,7 +53,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_machine(repositories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     hub = HubServer()
     machine = Machine(hub, tmp_path_factory.mktemp("machine") / "home")

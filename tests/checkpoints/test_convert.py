@@ -76,10 +76,19 @@ def logits(made: Assembled) -> np.ndarray:
     return np.array(made.model.forward(mx.array(TOKENS), rows, cache, facts=True).logits)
 
 
-@pytest.mark.parametrize(
-    "name", ["tied/hub", "grouped/hub", "moe/hub", "gemma3/hub", "gemma4-e/hub", "gemma4-moe/hub"]
-)
-@pytest.mark.parametrize("how", [Q4, Format.of("mxfp4"), Format(bits=8)], ids=lambda f: f"{f.mode}-{f.bits}")
+SOURCES = ("tied/hub", "grouped/hub", "moe/hub", "gemma3/hub", "gemma4-e/hub", "gemma4-moe/hub")
+FORMATS = (Q4, Format.of("mxfp4"), Format(bits=8))
+FAST = {("grouped/hub", Format.of("mxfp4")), ("moe/hub", Format(bits=8)), *((name, Q4) for name in SOURCES)}
+PAIRS = [
+    pytest.param(
+        name, how, id=f"{name}-{how.mode}-{how.bits}", marks=() if (name, how) in FAST else pytest.mark.slow
+    )
+    for name in SOURCES
+    for how in FORMATS
+]
+
+
+@pytest.mark.parametrize(("name", "how"), PAIRS)
 def test_mlx_lm_computes_what_its_own_conversion_does(
     name: str, how: Format, folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
