@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +205,9 @@ def _own_input(draw: _Draw, base: str, c: Config) -> None:
         draw.norm(base + "post_per_layer_input_norm", c["hidden_size"])
 
 
-def write_text(folder: Path, c: Config) -> Path:
-    """As a causal language model has it: `model.` names, one file."""
-    return _write(folder, c, weights(c))
+def write_text(folder: Path, c: Config, change: Callable[[Arrays], Arrays] = lambda named: named) -> Path:
+    """As a causal language model has it: `model.` names, one file. change: of the random tensors, before they are written."""
+    return _write(folder, c, change(weights(c)))
 
 
 def write_hub(folder: Path, c: Config) -> Path:
