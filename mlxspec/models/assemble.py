@@ -142,9 +142,13 @@ def _fill(
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
     packed = formats(weights, shapes)
     size = 8 * sum(v.nbytes for v in weights.values())
-    if packed and device.backend() == "cpu" and size <= _DEQUANTIZE_AT_MOST:
-        weights = dequantize(weights, packed, dtype or mx.float32)
-    elif packed:
+    if packed and device.backend() == "cpu":
+        # MLX multiplies on a CPU with all formats but the one with a scale for each expert
+        fits = size <= _DEQUANTIZE_AT_MOST
+        unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
+        weights = dequantize(weights, unpacked, dtype or mx.float32)
+        packed = {path: how for path, how in packed.items() if path not in unpacked}
+    if packed:
         _quantize_like(module, packed)
     weights = cast(weights, dtype)
     expected = dict(tree_flatten(module.parameters()))

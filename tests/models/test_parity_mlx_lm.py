@@ -21,6 +21,13 @@ QUANTIZED = [
     ("untied", "mlx-mixed"),
     ("grouped", "mlx-4bit-64"),
     ("moe", "mlx-4bit-32"),
+    *(("tied", f"mlx-{bits}bit") for bits in (2, 3, 5, 6)),
+]
+MICROSCALING = [
+    ("tied", "mlx-mxfp4"),
+    ("tied", "mlx-mxfp8"),
+    ("tied", "mlx-nvfp4"),
+    ("moe", "mlx-nvfp4"),
 ]
 TOKENS = tokens_of(5, 37 + NUM_STEPS, tiny.VOCAB)
 
@@ -33,7 +40,7 @@ def test_float_checkpoints(zoo: Zoo, shape: str, dialect: str) -> None:
     assert_same_logits(ours, reference, f"{shape}, {dialect}")
 
 
-@pytest.mark.parametrize(("shape", "dialect"), [*QUANTIZED, ("tied", "mlx-mxfp4")])
+@pytest.mark.parametrize(("shape", "dialect"), [*QUANTIZED, *MICROSCALING])
 def test_quantized_checkpoints(zoo: Zoo, shape: str, dialect: str) -> None:
     """As they are loaded here: on a CPU their values are unpacked to float32 once."""
     reference = stepwise_mlx_lm(zoo.mlx_lm(shape, dialect), TOKENS, NUM_STEPS)
@@ -53,14 +60,29 @@ def test_quantized_matmuls(zoo: Zoo, shape: str, dialect: str, monkeypatch: pyte
     assert_same_logits(stepwise(packed, tokens, 4), reference, f"{shape}, {dialect}, packed")
 
 
-def test_packed_microscaling(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("shape", "dialect"), MICROSCALING)
+def test_packed_microscaling(zoo: Zoo, shape: str, dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales of these formats are bytes and MLX unpacks them to bfloat16, so that is what packed ones compute in: too coarse to compare
     logits of a random model, but caches must not take the bytes for their dtype."""
     monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
     monkeypatch.setattr(device, "compile_enabled", lambda: False)
-    model = load_ours(zoo.folder("tied", "mlx-mxfp4")).model
+    model = load_ours(zoo.folder(shape, dialect)).model
     assert model.dtype == mx.bfloat16
     assert np.isfinite(stepwise(model, TOKENS[:12], 4)).all()
+
+
+@pytest.mark.parametrize("most", [assemble._DEQUANTIZE_AT_MOST, 0])
+def test_experts_with_a_scale_each(zoo: Zoo, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm's `--global-scale`. MLX multiplies with these on a GPU only, so mlx-lm says nothing here; values come out as they went in."""
+    monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", most)
+    found = load_ours(zoo.folder("moe", "mlx-nvfp4-scaled")).model
+    expected = dict(assemble.tree_flatten(zoo.ours("moe", "mlx").model.parameters()))
+    experts = [(k, v) for k, v in assemble.tree_flatten(found.parameters()) if "switch_mlp" in k]
+    assert len(experts) == 3 * 4
+    for name, value in experts:
+        off = mx.abs(value - expected[name]).mean() / mx.abs(expected[name]).mean()
+        assert 0.01 < off < 0.12, name  # 4 bits in groups of 16
+    assert np.isfinite(stepwise(found, TOKENS[:12], 4)).all()
 
 
 @pytest.mark.parametrize("shape", ["tied", "moe"])

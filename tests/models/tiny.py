@@ -250,12 +250,14 @@ def write_text_only(folder: Path, s: Shape, *, dtype: mx.Dtype = mx.float32, unf
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What mlx-lm is asked for. `mixed`: 8 bits for value and down projections, as its mixed recipes do."""
+    """What mlx-lm is asked for. mixed: 8 bits for value and down projections, as its mixed recipes do. scaled: experts have one more scale
+    each."""
 
     bits: int
     group_size: int
     mode: str = "affine"
     mixed: bool = False
+    scaled: bool = False
 
 
 def convert(source: Path, folder: Path, how: Quantization | None = None) -> Path:
@@ -270,7 +272,7 @@ def convert(source: Path, folder: Path, how: Quantization | None = None) -> Path
         predicate = more_bits if how.mixed else None
         with contextlib.redirect_stdout(io.StringIO()):  # it reports bits per weight
             model, config = quantize_model(
-                model, config, how.group_size, how.bits, how.mode, quant_predicate=predicate
+                model, config, how.group_size, how.bits, how.mode, how.scaled, quant_predicate=predicate
             )
     save_model(folder, model)
     save_config(config, folder / "config.json")

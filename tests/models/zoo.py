@@ -18,7 +18,11 @@ QUANTIZED = {
     "mlx-4bit-32": Quantization(bits=4, group_size=32),
     "mlx-4bit-64": Quantization(bits=4, group_size=64),
     "mlx-mixed": Quantization(bits=4, group_size=32, mixed=True),
+    **{f"mlx-{bits}bit": Quantization(bits=bits, group_size=32) for bits in (2, 3, 5, 6)},
     "mlx-mxfp4": Quantization(bits=4, group_size=32, mode="mxfp4"),
+    "mlx-mxfp8": Quantization(bits=8, group_size=32, mode="mxfp8"),
+    "mlx-nvfp4": Quantization(bits=4, group_size=16, mode="nvfp4"),
+    "mlx-nvfp4-scaled": Quantization(bits=4, group_size=16, mode="nvfp4", scaled=True),
 }
 
 
