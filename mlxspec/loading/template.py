@@ -1,4 +1,5 @@
-"""Chat templates: messages to the text a model was trained on. A template is somebody else's program, so it runs in a sandbox.
+"""Chat templates: messages to the text a model was trained on. A template is somebody else's program, so it runs in a sandbox
+(sandbox.py), bounded in what it computes.
 
 Knows Jinja and the few functions templates expect; knows no tokenizer and no model family.
 """
@@ -13,8 +14,6 @@ from typing import Any
 
 from mlxspec.errors import ConfigError, TokenizerError
 
-_MAX_OUTPUT = 32 << 20  # characters
-
 
 class ChatTemplate:
     """One model's template. `render` is pure."""
@@ -22,13 +21,13 @@ class ChatTemplate:
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """Raises TokenizerError when the template does not compile."""
         from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
+        from mlxspec.loading.sandbox import LONGEST, Sandbox
+
+        if len(source) > LONGEST:
+            raise TokenizerError(f"The chat template has more than {LONGEST} characters.")
+        self._sandbox = environment = Sandbox()
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
@@ -65,6 +64,8 @@ class ChatTemplate:
         """Raises ConfigError when the template refuses the messages."""
         from jinja2 import TemplateError
 
+        from mlxspec.loading.sandbox import HEAVIEST
+
         values = {
             **self._special,
             **options,
@@ -73,11 +74,12 @@ class ChatTemplate:
         }
         pieces, size = [], 0
         try:
-            for piece in self._template.generate(values):
-                size += len(piece)
-                if size > _MAX_OUTPUT:
-                    raise ConfigError("The chat template writes more text than any prompt may have.")
-                pieces.append(piece)
+            with self._sandbox.budget(values.values()):
+                for piece in self._template.generate(values):
+                    size += len(piece)
+                    if size > HEAVIEST:
+                        raise ConfigError("The chat template writes more text than any prompt may have.")
+                    pieces.append(piece)
         except ConfigError:
             raise
         except (

@@ -52,6 +52,22 @@ def stepwise(model: Qwen35, tokens: Sequence[int], num_steps: int) -> np.ndarray
     return to_numpy(found)
 
 
+def stepwise_rows(model: Qwen35, rows: Sequence[Sequence[int]], num_steps: int) -> list[np.ndarray]:
+    """The same of ragged rows together, each (its tokens, V): one forward for all prompts, then one for each step of all rows."""
+    prompts = [tokens[: len(tokens) - num_steps] for tokens in rows]
+    cache, flat = model.make_cache(len(rows)), FlatRows(tuple(map(len, prompts)))
+    logits = model.forward(array([t for p in prompts for t in p]), flat, cache, facts=True).logits
+    cache.commit()
+    found = [[logits[a:b]] for a, b in zip(flat.starts, flat.starts[1:], strict=False)]
+    for step in range(num_steps):
+        tokens = [row[len(prompt) + step] for row, prompt in zip(rows, prompts, strict=True)]
+        logits = model.forward(array(tokens), FlatRows((1,) * len(rows)), cache).logits
+        cache.commit()
+        for r in range(len(rows)):
+            found[r].append(logits[r : r + 1])
+    return [to_numpy(f) for f in found]
+
+
 def stepwise_mlx_lm(model: Any, tokens: Sequence[int], num_steps: int) -> np.ndarray:
     """The same of an mlx-lm model with its own caches."""
     cache = model.make_cache()
