@@ -68,6 +68,13 @@ def test_steps_against_transformers(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
 
+    theirs.save_pretrained(tmp_path / "saved")
+    again = load_assistant(tmp_path / "saved", model)
+    for (what, a), (_, b) in zip(
+        tree_flatten(ours.parameters()), tree_flatten(again.parameters()), strict=True
+    ):
+        assert mx.array_equal(a, b), what
+
     def tensor(x: mx.array):  # type: ignore[no-untyped-def]
         return torch.from_numpy(np.array(x))
 
