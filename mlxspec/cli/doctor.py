@@ -9,12 +9,15 @@ from dataclasses import asdict
 from mlxspec.cli import terminal
 from mlxspec.cli.checkup import Finding, examine
 from mlxspec.cli.table import print_pairs
+from mlxspec.errors import ConfigError
 
 _MARKS = {"ok": "", "note": "(!) ", "wrong": "WRONG: "}
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if nothing is wrong, else 1."""
+    if not args.model:
+        raise ConfigError("--model must not be empty.")
     findings = list(examine(args.model))
     wrong = [f for f in findings if f.status == "wrong"]
     if args.json:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
 from mlxspec.cli import checkpoint_options, tool_options
-from mlxspec.cli.parser import Parser, choice, number, refuse
+from mlxspec.cli.parser import Parser, aliases_of, choice, number, refuse, spelled
 from mlxspec.config import (
     AUTO_DEPTH,
     DRAFTER_NAMES,
@@ -79,11 +79,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         name: commands.add_parser(name, help=what, description=_about(name))
         for name, what in COMMANDS.items()
     }
-    for name, sub in parsers.items():
-        _BUILDERS[name](sub)
     first = next((a for a in arguments if not a.startswith("-")), None)
     if first is not None and first not in COMMANDS:
         raise ConfigError(f"There is no command {first!r}; there are: {', '.join(COMMANDS)}.")
+    if first is not None:
+        _BUILDERS[first](parsers[first])
+        parsers[first].epilog = aliases_of(parsers[first])
+        arguments = spelled(arguments, parsers[first])
     args, extra = parser.parse_known_args(arguments)
     if args.command is None:
         raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")

@@ -16,11 +16,36 @@ from mlxspec.errors import ConfigError
 _LONGEST_NUMBER = 40  # characters
 
 
+# What people know from mlx-lm and llama.cpp, and what it is called here. Understood wherever a command has the flag.
+ALIASES = {
+    "-m": "--model",
+    "-n": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "--predict": "--max-tokens",
+    "--temperature": "--temp",
+    "--repeat-penalty": "--repetition-penalty",
+    "-s": "--seed",
+    "-c": "--max-context",
+    "--ctx-size": "--max-context",
+    "-md": "--draft-model",
+    "--model-draft": "--draft-model",
+    "--spec-draft-model": "--draft-model",
+    "--spec-type": "--draft",
+    "--draft-n": "--draft-max",
+    "--spec-draft-n-max": "--draft-max",
+    "--num-draft-tokens": "--draft-max",
+    "--draft-n-min": "--draft-min",
+    "--spec-draft-n-min": "--draft-min",
+    "--spec-draft-p-min": "--draft-p-min",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are one sentence of ours, and which never guesses an option from its beginning."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **settings})
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"allow_abbrev": False, "formatter_class": layout, **settings})
 
     def error(self, message: str) -> NoReturn:
         missing = re.match(r"argument (\S+): expected (?:one|at least one) argument", message)
@@ -32,12 +57,39 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
 
+def spelled(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Arguments with aliases spelled as this command's own flags. A value that begins with a dash stands behind `=`, so none is touched."""
+    known = flags(parser)
+    out = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        own = ALIASES.get(flag)
+        out.append(f"{own}{equals}{value}" if own in known and flag not in known else argument)
+    return out
+
+
+def aliases_of(parser: argparse.ArgumentParser) -> str:
+    """Lines for --help, empty where there are none."""
+    known = flags(parser)
+    found: dict[str, list[str]] = {}
+    for alias, own in ALIASES.items():
+        if own in known and alias not in known:
+            found.setdefault(own, []).append(alias)
+    lines = [f"  {own:<21} {', '.join(others)}" for own, others in found.items()]
+    return "\n".join(["also understood, as in mlx-lm and llama.cpp:", *lines]) if lines else ""
+
+
+def flags(parser: argparse.ArgumentParser) -> list[str]:
+    """Every option string of a command."""
+    return [s for action in parser._actions for s in action.option_strings]
+
+
 def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
     """Raise ConfigError for a word that no option took."""
     if not extra.startswith("-"):
         raise ConfigError(f"{extra!r} belongs to no option; `mlxspec {command} --help` lists the options.")
     flag = extra.split("=", 1)[0]
-    known = [s for action in parser._actions for s in action.option_strings]
+    known = flags(parser)
     near = [k for k in known if k.startswith(flag)] or difflib.get_close_matches(flag, known, 1)
     tip = (
         f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
