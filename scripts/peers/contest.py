@@ -59,7 +59,8 @@ class Contest:
     """One dtype's rounds."""
 
     def __init__(self, engines: Sequence[Engine], *, prompts: int, tokens: int, rounds: int) -> None:
-        self._engines, self._rounds = engines, rounds
+        self._engines, self._ours, self._rounds = list(engines), engines[0], rounds
+        self._left: dict[str, str] = {}  # engines that failed altogether, and their words
         self._workloads = _prompts(prompts, tokens, engines[0])
 
     def run(self) -> dict[str, Any]:
@@ -71,6 +72,7 @@ class Contest:
             found[f"rows {rows}"] = {name: self._workload(p, rows) for name, p in self._workloads.items()}
         found["memory"] = self._each("memory")
         found["lacks"] = {e.name: e.lacks for e in self._engines if e.lacks}
+        found["lacks"] |= {name: {"at all": why} for name, why in self._left.items()}
         return found
 
     def _each(self, do: str, **question: Any) -> dict[str, Any]:
@@ -84,8 +86,7 @@ class Contest:
 
     def _prefill(self, length: int) -> dict[str, Any]:
         prompt = [20 + 7 * i % 1900 for i in range(length)]
-        turns = {e.name: (lambda e=e: e.ask("prefill", prompt=prompt)["seconds"]) for e in self._engines}
-        taken = self._in_turn(turns)
+        taken = self._in_turn(lambda engine: engine.ask("prefill", prompt=prompt)["seconds"])
         return {
             name: {
                 "seconds": statistics.median(seconds),
@@ -103,7 +104,7 @@ class Contest:
             answers[engine.name].append(answer)
             return float(answer["seconds"] / answer["num_timed"])
 
-        taken = self._in_turn({e.name: (lambda e=e: run(e)) for e in self._engines})
+        taken = self._in_turn(run)
         return {
             name: {
                 "tok/s": 1 / statistics.median(seconds),
@@ -113,15 +114,24 @@ class Contest:
             for name, seconds in taken.items()
         }
 
-    def _in_turn(self, turns: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-        """One figure a round and contestant, who begins in turn; the first round only warms up."""
-        names = list(turns)
-        taken: dict[str, list[float]] = {name: [] for name in names}
+    def _in_turn(self, run: Callable[[Engine], float]) -> dict[str, list[float]]:
+        """One figure a round and engine, who begins in turn; the first round only warms up. An engine that fails leaves the contest."""
+        taken: dict[str, list[float]] = {}
         for turn in range(self._rounds + 1):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                figure = turns[name]()
+            for engine in (
+                self._engines[turn % len(self._engines) :] + self._engines[: turn % len(self._engines)]
+            ):
+                try:
+                    figure = run(engine)
+                except PeerError as error:
+                    if engine is self._ours:
+                        raise
+                    self._engines.remove(engine)
+                    taken.pop(engine.name, None)
+                    self._left[engine.name] = str(error)
+                    continue
                 if turn:
-                    taken[name].append(figure)
+                    taken.setdefault(engine.name, []).append(figure)
         return taken
 
     def _workload(self, prompts: Sequence[Prompt], rows: int) -> dict[str, Any]:
