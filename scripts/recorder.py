@@ -23,6 +23,18 @@ import pyte
 SECONDS = 120.0  # how long a slow machine may take for anything
 
 
+DIM = "808080"  # the colour that stands for a dim default
+
+
+class Screen(pyte.HistoryScreen):
+    """pyte's, which knows no dim text."""
+
+    def select_graphic_rendition(self, *attributes: int, **settings: bool) -> None:
+        super().select_graphic_rendition(*attributes, **settings)
+        if 2 in attributes and self.cursor.attrs.fg == "default":
+            self.cursor.attrs = self.cursor.attrs._replace(fg=DIM)
+
+
 class Recorder:
     """Runs `command` until closed. `screen` is what is seen now; lines that left it are in `screen.history.top`."""
 
@@ -35,7 +47,7 @@ class Recorder:
         rows: int = 30,
         seconds: float = SECONDS,
     ) -> None:
-        self.screen = pyte.HistoryScreen(columns, rows, history=5000, ratio=0.5)
+        self.screen = Screen(columns, rows, history=5000, ratio=0.5)
         self.screen.write_process_input = (
             self._reply
         )  # answers to the command's questions, as a terminal gives them

@@ -1,6 +1,6 @@
 """From a prompt to events: what a command needs between its options and its output.
 
-Knows the engine's requests and chat format; knows no stream and no terminal.
+Knows the engine's requests and chat format; knows no stream of answers.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mlxspec.cli.interrupt import Interrupt
+from mlxspec.cli.progress import PrefillProgress
 from mlxspec.cli.stats_line import Finished
-from mlxspec.errors import ConfigError
-from mlxspec.events import Event
+from mlxspec.errors import ConfigError, MlxspecError
+from mlxspec.events import Event, FinishEvent
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -45,12 +46,22 @@ def encode(engine: Engine, text: str, *, system: str | None = None, plain: bool 
 
 
 def follow(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> Iterator[Event]:
-    """Events of submitted requests until all have ended, or Ctrl-C ends them between two rounds."""
+    """Events of submitted requests until all have ended, or Ctrl-C ends them between two rounds. A long prompt shows how far it is read.
+
+    Raises MlxspecError where one of them fails.
+    """
     mine = {r.number for r in requests}
+    reading = PrefillProgress()
     try:
         while any(r.finish_reason is None for r in requests) and not interrupt.asked:
-            yield from (e for e in engine.step() if e.request in mine)
+            for event in engine.step():
+                if event.request in mine:
+                    reading.take(event)
+                    yield event
+                    if isinstance(event, FinishEvent) and event.reason == "error":
+                        raise MlxspecError(event.error or "The answer could not be finished.")
     finally:
+        reading.end()
         for request in requests:
             engine.cancel(request.number)
 

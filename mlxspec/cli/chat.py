@@ -14,12 +14,11 @@ from collections.abc import Iterable, Iterator
 from mlxspec import __version__
 from mlxspec.cli import chat_commands, header, line_editor, options, stats_line, terminal
 from mlxspec.cli.chat_commands import Session
-from mlxspec.cli.conversation import Conversation, Piece
+from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.generate import INTERRUPTED, read_prompts
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.keys import no_echo
 from mlxspec.cli.line_editor import LineEditor, PlainReader, Typed
-from mlxspec.cli.progress import PrefillProgress, loading
 from mlxspec.cli.view import View, best_view
 from mlxspec.errors import CacheError, MlxspecError
 
@@ -36,8 +35,7 @@ def run(args: argparse.Namespace) -> int:
     def load(model: str):  # type: ignore[no-untyped-def]  # an Engine
         chosen = copy.copy(args)
         chosen.model = model
-        with loading(model):
-            return options.load_engine(chosen, spec)
+        return options.load_engine(chosen, spec)
 
     engine = load(args.model)
     talk = Conversation(engine=engine, params=params, spec=engine.spec, system=system)
@@ -75,8 +73,8 @@ def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
             continue
         try:
             terminal.checked(line.text, "This line")
-            if line.text.strip():
-                _take(session, line)
+            if line.text.strip() and not _take(session, line) and not session.leaving:
+                terminal.note_as_is("")
         except CacheError:
             raise
         except MlxspecError as error:
@@ -104,15 +102,13 @@ def _turn(session: Session, text: str) -> bool:
     """Stream one answer and its statistics; returns whether Ctrl-C stopped it."""
     talk, view = session.talk, session.view
     with Interrupt() as interrupt, no_echo(sys.stdin):
-        pieces, progress, begun = talk.ask(text, interrupt), PrefillProgress(), False
+        begun = False
         try:
-            for piece in pieces:
+            for piece in talk.ask(text, interrupt):
                 if not begun:
                     view.begin()
                     begun = True
-                if not isinstance(piece, Piece):
-                    progress.take(piece)
-                elif piece.is_thinking:
+                if piece.is_thinking:
                     view.think(piece.text)
                 else:
                     view.say(piece.text)

@@ -18,7 +18,7 @@ from mlxspec.cli.stats_line import Finished
 from mlxspec.cli.thoughts import TAGS, Thoughts
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
-from mlxspec.events import Event, TokensEvent
+from mlxspec.events import TokensEvent
 
 if TYPE_CHECKING:
     from mlxspec.config import SpecConfig
@@ -51,9 +51,8 @@ class Conversation:
     def __post_init__(self) -> None:
         _template(self.engine)  # there is one
 
-    def ask(self, text: str, interrupt: Interrupt) -> Iterator[Piece | Event]:
-        """Pieces of the answer to `text`, and the engine's events that carry none. Both become part of the conversation, the answer as
-        far as it came.
+    def ask(self, text: str, interrupt: Interrupt) -> Iterator[Piece]:
+        """Pieces of the answer to `text`. Both become part of the conversation, the answer as far as it came.
 
         Raises ConfigError or ContextOverflowError before the first piece; the conversation is as it was then.
         """
@@ -65,9 +64,7 @@ class Conversation:
         try:
             for event in follow(self.engine, [request], interrupt):
                 started = True
-                if not isinstance(event, TokensEvent):
-                    yield event
-                elif event.text:
+                if isinstance(event, TokensEvent) and event.text:
                     yield from _kept(thoughts.push(event.text), parts)
             yield from _kept(thoughts.end(), parts)
         finally:

@@ -77,7 +77,7 @@ class LineEditor:
     def read(self) -> Typed:
         """Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
         self._pasted_slash = False
-        text = self._session.prompt(PROMPT)
+        text = self._session.prompt([("bold ansicyan", PROMPT)])
         return Typed(text, may_command=not self._pasted_slash and "\n" not in text)
 
     @property

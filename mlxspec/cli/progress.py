@@ -5,16 +5,12 @@ Knows stderr; what is waited for is the caller's.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from mlxspec.cli import terminal
-from mlxspec.events import Event
+from mlxspec.events import Event, PrefillEvent
 
 _PATIENCE = 1.0  # seconds without a word
 _BAR = 24  # columns
@@ -48,59 +44,19 @@ def bar(done: int, total: int) -> str:
 
 
 class PrefillProgress:
-    """Shows how much of a prompt has been read, once that takes longer than a second."""
+    """Shows how much of a prompt has been read, once that takes longer than a second, until anything else happens."""
 
-    def __init__(self, status: StatusLine | None = None) -> None:
-        self._status = status or StatusLine()
+    def __init__(self) -> None:
+        self._status = StatusLine()
         self._since = time.monotonic()
+        self._is_over = False
 
-    def take(self, event: Event) -> bool:
-        """Whether the event was about reading a prompt. Any other one takes the line away."""
-        total = getattr(event, "num_total", None)
-        if total is None:
-            self._status.clear()
-            return False
-        done = getattr(event, "num_done", 0)
-        if done < total and time.monotonic() - self._since > _PATIENCE:
-            self._status.show(f"reading the prompt {bar(done, total)} tokens")
-        elif done >= total:
-            self._status.clear()
-        return True
+    def take(self, event: Event) -> None:
+        if not isinstance(event, PrefillEvent):
+            self.end()
+        elif not self._is_over and time.monotonic() - self._since > _PATIENCE:
+            self._status.show(f"reading the prompt {bar(event.num_done, event.num_total)} tokens")
 
-
-@contextmanager
-def loading(name: str) -> Iterator[None]:
-    """While a model is being loaded: its name, the time and the memory in use, once that takes longer than a second."""
-    if not terminal.can_move(sys.stderr):
-        yield
-        return
-    over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(name, over), daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-
-
-def _watch(name: str, over: threading.Event) -> None:
-    from mlxspec.cli.stats_line import size
-
-    status, started = StatusLine(), time.monotonic()
-    if over.wait(_PATIENCE):
-        return
-    while not over.wait(0.2):
-        if _others_draw():
-            continue
-        mlx = sys.modules.get("mlx.core")
-        memory = getattr(mlx, "get_active_memory", None)
-        used = "" if memory is None else f", {size(memory())}"
-        status.show(f"loading {name} ... {time.monotonic() - started:.0f} s{used}")
-    status.clear()
-
-
-def _others_draw() -> bool:
-    """Whether a download shows bars of its own."""
-    bars = getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ())
-    return bool(len(bars)) or "HF_DEBUG" in os.environ
+    def end(self) -> None:
+        self._is_over = True
+        self._status.clear()

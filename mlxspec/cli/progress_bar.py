@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from mlxspec.cli import terminal
 from mlxspec.loading import progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_PATIENCE = 1.0  # seconds without a bar
 
 
 @contextlib.contextmanager
@@ -22,6 +29,28 @@ def shown_progress() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar(what: str, total: int) -> Iterator[progress.Step]:
+    """The bar comes when a second has passed: what is quicker needs none."""
+    started, done = time.monotonic(), 0
+    bar: Progress | None = None
+
+    def step(amount: int) -> None:
+        nonlocal bar, done
+        done += amount
+        if bar is None and time.monotonic() - started > _PATIENCE:
+            bar = _made()
+            bar.add_task(terminal.sentence(what), total=total)
+            bar.start()
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done)
+
+    try:
+        yield step
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _made() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -39,6 +68,4 @@ def _bar(what: str, total: int) -> Iterator[progress.Step]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task(terminal.sentence(what), total=total)
-        yield lambda done: bar.advance(task, done)
+    return Progress(*columns, console=Console(file=sys.stderr), transient=True)

@@ -48,16 +48,16 @@ def turn(answer: Finished) -> str:
     stats = answer.stats
     speed = f", {stats.decode_speed:.1f} tok/s" if stats.decode_speed else ""
     methods = [
-        f"{name} {work.num_drafted / work.num_rounds:.1f} deep, {_percent(work.num_accepted, work.num_drafted)} accepted"
+        f"{name} {work.num_drafted / work.num_rounds:.1f} deep {_percent(work.num_accepted, work.num_drafted)} accepted"
         for name, work in stats.drafters.items()
         if work.num_drafted
     ]
     rounds = [f"{stats.tokens_per_round:.2f} tokens a round"] if methods and stats.num_rounds else []
     parts = [
         f"{_ending([answer])}{_count(stats.num_generated, 'token')}{speed}",
-        *(methods or ["nothing drafted"]),
         *rounds,
-        f"prompt {stats.num_prompt:,}, {stats.prefill_seconds:.1f} s",
+        ", ".join(methods) or "nothing drafted",
+        f"prompt {stats.num_prompt:,} ({stats.num_cached:,} cached) {stats.prefill_seconds:.1f} s",
         size(mx.get_peak_memory()),
     ]
     return " · ".join(parts)

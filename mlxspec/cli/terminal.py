@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -59,8 +61,13 @@ def say(text: str, *, raw: bool = False) -> None:
 
 
 def note(text: str) -> None:
-    """One line beside the answer, to stderr, dim on a terminal."""
-    note_as_is(sentence(text))
+    """A remark beside the answer, to stderr; on a terminal dim and broken between words."""
+    line = sentence(text)
+    if is_terminal(sys.stderr) and len(line) >= (columns := shutil.get_terminal_size().columns):
+        for part in textwrap.wrap(line, max(columns - 1, 20), break_long_words=False, break_on_hyphens=False):
+            note_as_is(part)
+    else:
+        note_as_is(line)
 
 
 def note_as_is(line: str) -> None:

@@ -13,6 +13,19 @@ from mlxspec.cli import terminal
 from mlxspec.cli.progress import StatusLine
 
 Show = Literal["show", "hide"]
+# rich's own assume a dark background
+_STYLES = {
+    "markdown.code": "cyan",
+    "markdown.code_block": "cyan",
+    "markdown.h1": "bold",
+    "markdown.h2": "bold",
+    "markdown.h3": "bold",
+    "markdown.item.bullet": "none",
+    "markdown.item.number": "none",
+    "markdown.block_quote": "italic",
+    "markdown.link": "none",
+    "markdown.link_url": "underline",
+}
 
 
 class View:
@@ -106,12 +119,15 @@ class MarkdownView(View):
 
     def __init__(self, show: Show = "show") -> None:
         from rich.console import Console
+        from rich.theme import Theme
 
         from mlxspec.cli.markdown import MarkdownStream
 
         super().__init__(show)
         colours: Literal["auto"] | None = "auto" if terminal.use_colour(sys.stdout) else None
-        self._console = Console(file=sys.stdout, color_system=colours, highlight=False, emoji=False)
+        self._console = Console(
+            file=sys.stdout, color_system=colours, highlight=False, emoji=False, theme=Theme(_STYLES)
+        )
         self._new = MarkdownStream
         self._stream: MarkdownStream | None = None
 

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from mlxspec import device
 from mlxspec.errors import ModelError
+from mlxspec.loading import progress
 from mlxspec.loading.names import shown
 from mlxspec.loading.qwen_weights import head_of
 from mlxspec.loading.weights import (
@@ -61,7 +62,12 @@ def assemble(
     `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
     """
     made = assemble_lazily(config, read, dtype)
-    mx.eval([m.parameters() for m in (made.model, made.mtp) if m is not None])
+    modules = [m for m in (made.model, made.mtp) if m is not None]
+    arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
+    with progress.steps("loading", sum(a.nbytes for a in arrays)) as step:
+        for array in arrays:
+            mx.eval(array)
+            step(array.nbytes)
     return made
 
 

@@ -11,7 +11,7 @@ from cli_runs import Run
 
 import mlxspec
 from mlxspec.cli import chat, line_editor, terminal
-from mlxspec.cli.conversation import Conversation, Piece
+from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.line_editor import Typed
 from mlxspec.cli.view import View
@@ -32,9 +32,7 @@ def talk(engine: Engine) -> Conversation:
 
 def say(talk: Conversation, text: str) -> str:
     with Interrupt() as interrupt:
-        return "".join(
-            p.text for p in talk.ask(text, interrupt) if isinstance(p, Piece) and not p.is_thinking
-        )
+        return "".join(p.text for p in talk.ask(text, interrupt) if not p.is_thinking)
 
 
 def answers(engine: Engine, questions: list[str], *, system: str | None = None) -> list[str]:
@@ -153,8 +151,6 @@ def test_ctrl_c_keeps_what_came(talk: Conversation) -> None:
     with Interrupt() as interrupt:
         pieces = []
         for piece in talk.ask("hello", interrupt):
-            if not isinstance(piece, Piece):
-                continue
             pieces.append(piece.text)
             if not interrupt.asked:
                 signal.raise_signal(signal.SIGINT)

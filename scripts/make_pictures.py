@@ -1,0 +1,155 @@
+"""Pictures of the terminal for the documentation, made from real runs: docs/pictures/*.svg.
+
+    .venv/bin/python scripts/make_pictures.py [--only NAME] [--to FOLDER]
+
+Each run is a command in a pseudo-terminal with keys typed into it; what stands on the screen at the end is the picture, colours included.
+Needs the development packages (pyte emulates the terminal).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyte
+from recorder import Recorder
+from rich.console import Console
+from rich.style import Style
+from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+FRAME = """\
+<svg class="terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  white-space: pre; font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
+.{unique_id}-title {{ font-size: 16px; font-family: system-ui, sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """command: what follows `mlxspec`. act: types and waits until the screen is as it shall be."""
+
+    command: tuple[str, ...]
+    act: Callable[[Recorder], None]
+    columns: int = 96
+    rows: int = 30
+
+
+def ready(text: str) -> bool:
+    return text.endswith("\n>")
+
+
+def _chat(terminal: Recorder) -> None:
+    terminal.wait_for(ready)
+    for line in (
+        "what does os.path.join do?",
+        "what does str.split do?",
+        "/draft off",
+        "what does os.path.join do?",
+    ):
+        seen = len(terminal.text())
+        terminal.type(line)
+        terminal.settle(0.3)
+        terminal.type("\r")
+        terminal.wait_for(ready, after=seen)
+    terminal.settle()
+
+
+PICTURES = {"chat": Picture(command=("chat",), act=_chat)}
+
+
+def record(picture: Picture) -> pyte.HistoryScreen:
+    """The screen at the end of a run with the demo model, its kernels and files kept as they are on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM")}
+        variables |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder}
+        command = [sys.executable, "-m", "mlxspec", *picture.command]
+        with Recorder(command, environment=variables, columns=picture.columns, rows=picture.rows) as terminal:
+            picture.act(terminal)
+            return terminal.screen
+
+
+def svg(screen: pyte.Screen, title: str) -> str:
+    """The screen as a picture: characters, colours and styles."""
+    console = Console(
+        record=True, width=screen.columns, file=io.StringIO(), color_system="truecolor", force_terminal=True
+    )
+    lines = [_line(screen, y) for y in range(screen.lines)]
+    while lines and not lines[-1].plain.strip():
+        lines.pop()
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="crop", highlight=False)
+    return console.export_svg(title=title, theme=THEME, code_format=FRAME, unique_id="t")
+
+
+THEME: TerminalTheme = DIMMED_MONOKAI
+_NAMES = {"brown": "yellow", "default": None}
+
+
+def _line(screen: pyte.Screen, y: int) -> Text:
+    line = Text()
+    for x in range(screen.columns):
+        cell = screen.buffer[y][x]
+        line.append(cell.data, _style(cell))
+    line.rstrip()
+    return line
+
+
+def _style(cell: pyte.screens.Char) -> Style:
+    return Style(
+        color=_colour(cell.fg), bgcolor=_colour(cell.bg), bold=cell.bold, italic=cell.italics,
+        underline=cell.underscore, strike=cell.strikethrough, reverse=cell.reverse,
+    )  # fmt: skip
+
+
+def _colour(name: str) -> str | None:
+    """pyte's name of a colour as rich says it."""
+    if name in _NAMES:
+        return _NAMES[name]
+    if len(name) == 6 and all(c in "0123456789abcdefABCDEF" for c in name):
+        return f"#{name}"
+    return name.replace("bright", "bright_").replace("bright_brown", "bright_yellow")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=PICTURES, help="make this one only")
+    parser.add_argument(
+        "--to", type=Path, default=ROOT / "docs" / "pictures", help="folder (default docs/pictures)"
+    )
+    options = parser.parse_args()
+    options.to.mkdir(parents=True, exist_ok=True)
+    for name, picture in PICTURES.items():
+        if options.only in (None, name):
+            path = options.to / f"{name}.svg"
+            path.write_text(svg(record(picture), f"mlxspec {' '.join(picture.command)}"), encoding="utf-8")
+            print(path)
+
+
+if __name__ == "__main__":
+    main()
