@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Records what every drafter would have said at every place of real answers: the traces that scripts/simulate replays.
 
-    scripts/record_traces [--model demo] [--draft-model demo's] [--workloads FOLDER] [--items N] [--tokens N] [--out FILE]
+    scripts/record_traces [--model demo] [--draft-model demo's] [--workloads FOLDER] [--items N] [--tokens N] [--seed N]
+                          [--out FILE]
 
 The engine decodes plainly; before each round every drafter is asked, and what it said is compared with the text that came. Model
 drafters are asked for as many tokens as the controller may ever ask for. Says nothing about time.
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("--workloads", type=Path, help="a folder of workloads other than the demo's")
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0, help="of the first answer that is sampled")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH)
@@ -128,7 +130,9 @@ def main() -> None:
         for workload in read_workloads(engine, WORKLOADS, options.workloads):
             answers, shares = [], []
             for i, prompt in enumerate(workload.prompts[: options.items]):
-                params = SamplingParams(max_tokens=options.tokens, temperature=workload.temperature, seed=i)
+                params = SamplingParams(
+                    max_tokens=options.tokens, temperature=workload.temperature, seed=options.seed + i
+                )
                 answer, share = record(engine, recorder, prompt, params)
                 if len(answer["mtp"]) > 1:
                     answers.append(answer)

@@ -49,4 +49,6 @@ def _read(engine: Engine, path: Path) -> Workload:
 def _prompt(engine: Engine, item: dict[str, Any]) -> list[int]:
     if "prompt_ids" in item:
         return [int(t) for t in item["prompt_ids"]]
+    if "prompt" in item and engine.tokenizer is not None:
+        return engine.tokenizer.encode(item["prompt"])
     return engine.chat_prompt(item["messages"])
