@@ -23,10 +23,11 @@ from mlxspec.speculation.verify import DraftOutline, ForMatch, Limits, Submissio
 if TYPE_CHECKING:
     from mlxspec.drafters.chain import Chain, ChainRow
 
-CALM = 3  # plain rounds in a row before rounds run ahead
+CALM = 2  # plain rounds in a row before rounds run ahead
 ASLEEP = (
     448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
 )
+_PRIMED_ANYWAY = 8
 _CATCH_UP = 512  # tokens a model drafter runs by itself
 
 
@@ -73,7 +74,18 @@ class Auto:
 
     def begin(self, state: ChainRow) -> None:
         kind = "greedy" if state.sampler.is_greedy else "rejected" if state.rejects else "sampled"
-        self._rows[state.row] = _AutoRow(control=self.control.open(kind, 0))
+        models = [d.name for d in self._chain.drafters_of(state) if isinstance(d, ModelDrafter)]
+        self._rows[state.row] = _AutoRow(control=self.control.open(kind, 0), queued=dict.fromkeys(models, 0))
+
+    def primes(self, state: ChainRow, drafter: Drafter) -> bool:
+        """Whether a drafter catches up on the prompt before the answer begins: where it promises to draft, and every eighth row anyway,
+        for else nobody would find out that it had become worth it."""
+        row = self._rows[state.row]
+        queued = row.queued.get(drafter.name, 0)
+        if queued > 1 and (state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name)):
+            row.queued[drafter.name] = 1
+            return True
+        return False
 
     def close(self, row: int) -> None:
         found = self._rows.pop(row, None)
@@ -196,7 +208,7 @@ class Auto:
                 if limit < 1:
                     continue
                 if isinstance(drafter, ModelDrafter):
-                    queued = rows[i].queued.setdefault(drafter.name, 1)
+                    queued = rows[i].queued[drafter.name]
                     if not self._sleeps(state, rows[i], drafter, queued, len(rows)):
                         models[i][drafter.name] = (limit, queued)
                 else:
@@ -238,7 +250,7 @@ class Auto:
             started = time.perf_counter()
             drafts = self._chain.ask_all(self._chain.drafters[name], asks, vocab_size)
             seconds = time.perf_counter() - started
-            if not self._is_new(name, depth > 1, queued, len(asks)):
+            if not self._is_new(name, depth > 1, len(asks)):
                 self.control.costs.refine_draft(name, depth, queued, len(asks), seconds)
             for i, draft in zip(places, drafts, strict=True):
                 row, pick = rows[i], picked[i]
@@ -257,7 +269,7 @@ class Auto:
         would have to run what it missed by itself, and a plain row must not pay that."""
         if queued < ASLEEP:
             return False
-        share = self.control.curve([row.control]).seconds(num_rows) / num_rows
+        share = self.control.costs.curve(row.control.bucket, num_rows).seconds(num_rows) / num_rows
         price = self.control.costs.draft(drafter.name).seconds(1, queued)
         if self.control.can_afford(row.control, price, share):
             return False

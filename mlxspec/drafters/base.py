@@ -92,6 +92,10 @@ class Drafter(ABC):
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
 
+    def prime(self, row: int) -> None:  # noqa: B027  (few need it)
+        """The prompt and the first token have been observed and the answer begins: run what has been queued, if anything. Counts as
+        reading the prompt, not as decoding."""
+
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:  # noqa: B027  (few need it)
         """The target's cache, to be read in the proposals of this round only, and the names of its rows; told if `needs.cache`."""
 

@@ -108,6 +108,13 @@ class Chain:
             given = hidden if drafter.needs.hidden else None
             self._guard(drafter, [state], partial(drafter.observe, row, tokens, given))
 
+    def prime(self, row: int) -> None:
+        """The row's answer begins: drafters that are likely to draft for it catch up on its prompt."""
+        state = self._rows[row]
+        for drafter in self._of(state):
+            if self.auto is None or not state.is_auto or self.auto.primes(state, drafter):
+                self._guard(drafter, [state], partial(drafter.prime, row))
+
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
         """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""
         for drafter in self.drafters.values():

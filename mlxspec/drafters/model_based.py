@@ -90,7 +90,12 @@ class ModelDrafter(Drafter):
         if self._length(row) + len(state.tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
         elif len(state.tokens) > _QUEUE_AT_MOST:
-            # the last token stays queued: the next propose begins with it
+            self.prime(row)
+
+    def prime(self, row: int) -> None:
+        """The last token stays queued: the next propose begins with it."""
+        state = self._rows.get(row)
+        if state is not None and len(state.tokens) > 1:
             cache = self._run({row: state.take_all_but_last()}, "none")[0]
             mx.eval(cache.arrays)
 

@@ -104,5 +104,6 @@ class Prefill:
             request.fail(failure)
         if request.spec.drafters and request.finish_reason is None:
             chain.observe(request.number, [first], self.carry if chain.needs_hidden else None)
+            chain.prime(request.number)
         request.stats.prefill_seconds += time.perf_counter() - started
         return events

@@ -138,6 +138,12 @@ class Controller:
             row.estimates.clear()
             row.promises.clear()
 
+    def promises(self, row: RowControl, name: str) -> bool:
+        """Whether a model drafter is expected to draft for a row that decodes alone."""
+        curve = self.costs.curve(row.bucket)
+        rate = max(row.rate, 1.0 / curve.seconds(1))
+        return self._promise(row, name, curve, 1).best(self.max_depth, rate)[0] > MARGIN
+
     # --- before drafting
 
     def choose(
@@ -154,8 +160,8 @@ class Controller:
         ]
 
     def curve(self, rows: Sequence[RowControl]) -> Curve:
-        """The curve of the longest row: it decides what attention costs."""
-        return self.costs.curve(max(r.bucket for r in rows))
+        """The curve of so many rows, the longest of which decides what attention costs."""
+        return self.costs.curve(max(r.bucket for r in rows), len(rows))
 
     def _choose(
         self,
@@ -268,7 +274,7 @@ class Controller:
 
         probe_seconds: what it took, if nothing of it is verified.
         """
-        curve, name = self.curve([row]), draft.drafter
+        curve, name = self.costs.curve(row.bucket, num_rows), draft.drafter
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences)
         if probe_seconds:  # what was known is old

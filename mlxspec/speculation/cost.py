@@ -22,6 +22,7 @@ CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[
 _CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
 _SCALE_GAIN = 0.05
 _KNOT_GAIN = 0.03
+_GUESS_CLIP, _GUESS_TRIES = 0.7, 4  # the same for a width nobody has measured, and how often it stays one
 _DRAFT_GAIN = 0.10
 _FORMAT = 1
 
@@ -34,9 +35,10 @@ def bucket(context: int) -> int:
 class Curve:
     """Seconds of one target forward by number of tokens, piecewise linear over KNOTS."""
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
+    def __init__(self, measured: Mapping[int, float], *, guessed: bool = False) -> None:
         """measured: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
-        alone every token costs as much as the first. Raises ConfigError for anything else."""
+        alone every token costs as much as the first. guessed: nobody has measured them, so the first measurements count for much.
+        Raises ConfigError for anything else."""
         if 1 not in measured or not all(
             isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in measured.items()
         ):
@@ -44,6 +46,7 @@ class Curve:
         self._base = [_line(measured, knot) for knot in KNOTS]
         self._offset = [0.0] * len(KNOTS)  # log corrections
         self._seen = [0] * len(KNOTS)
+        self._guessed = guessed
         self.scale = 1.0
         self.shape: list[float] = [0.0] * (MAX_TOKENS + 1)  # seconds by width before the scale; [0] is 0
         self._draw(0, len(KNOTS) - 1)
@@ -59,7 +62,8 @@ class Curve:
         """One forward took `seconds`. Returns the clipped log-ratio to what was expected."""
         if num_tokens < 1 or num_tokens > MAX_TOKENS or not seconds > 0:
             return 0.0
-        off = max(-_CLIP, min(_CLIP, math.log(seconds / self.seconds(num_tokens))))
+        ratio = math.log(seconds / self.seconds(num_tokens))
+        off = max(-_CLIP, min(_CLIP, ratio))
         self.scale *= math.exp(_SCALE_GAIN * off)
         right = next(i for i, knot in enumerate(KNOTS) if knot >= num_tokens)
         left = right if KNOTS[right] == num_tokens else right - 1
@@ -70,7 +74,11 @@ class Curve:
                 else abs(num_tokens - KNOTS[left + right - i]) / (KNOTS[right] - KNOTS[left])
             )
             self._seen[i] += 1
-            self._offset[i] += share * off * max(_KNOT_GAIN, 0.5 / (self._seen[i] + 2))
+            if self._guessed and self._seen[i] <= _GUESS_TRIES:
+                step = max(-_GUESS_CLIP, min(_GUESS_CLIP, ratio)) / (self._seen[i] + 1)
+            else:
+                step = off * max(_KNOT_GAIN, 0.5 / (self._seen[i] + 2))
+            self._offset[i] += share * step
         self._draw(max(0, left - 1), min(len(KNOTS) - 1, right + 1))
         return off
 
@@ -111,6 +119,16 @@ def _line(points: Mapping[int, float], width: int) -> float:
     )
 
 
+def _of_rows(one: Curve, num_rows: int) -> dict[int, float]:
+    """Seconds by width for several rows, from one row's. A plain round of them is one row's and as much for each further row as a
+    further token costs once a round is wide at all (the step from plain to wide is not paid); drafted tokens add what they add there."""
+    plain = one.seconds(1) + one.seconds(1 + num_rows) - one.seconds(2)
+    found = {
+        w: one.seconds(1) + (plain - one.seconds(1)) * (w - 1) / (num_rows - 1) for w in range(1, num_rows)
+    }
+    return found | {w: plain + one.seconds(1 + w - num_rows) - one.seconds(1) for w in KNOTS if w >= num_rows}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftCost:
     """Seconds of one draft. call: however long it is; step: each drafted token; queued: each known token the drafter has to catch up on
@@ -132,22 +150,27 @@ class DraftCost:
 
 
 class CostModel:
-    """All that is known of costs. Buckets nobody measured are like the nearest that was."""
+    """All that is known of costs, by context bucket and number of rows. What nobody measured is guessed from the nearest that was."""
 
     def __init__(self, verify: Mapping[int, Mapping[int, float]], drafts: Mapping[str, DraftCost]) -> None:
-        """verify: context bucket -> width -> seconds. Raises ConfigError where there is none."""
+        """verify: context bucket -> width -> seconds, of one row. Raises ConfigError where there is none."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
-        self._curves = {b: Curve(points) for b, points in verify.items()}
-        self._measured = sorted(self._curves)
+        self._curves = {(b, 1): Curve(points) for b, points in verify.items()}
+        self._measured = sorted(verify)
         self.drafts = dict(drafts)
 
-    def curve(self, context_bucket: int) -> Curve:
-        """The curve of a bucket; asked for the first time it is a copy of its nearest neighbour."""
-        found = self._curves.get(context_bucket)
+    def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
+        """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
+        rows = next((k for k in KNOTS if k >= num_rows), MAX_TOKENS)
+        found = self._curves.get((context_bucket, rows))
         if found is None:
-            nearest = min(self._measured, key=lambda b: abs(b - context_bucket))
-            found = self._curves[context_bucket] = Curve(self._curves[nearest].knots())
+            if rows > 1:
+                found = Curve(_of_rows(self.curve(context_bucket), rows), guessed=True)
+            else:
+                nearest = min(self._measured, key=lambda b: abs(b - context_bucket))
+                found = Curve(self._curves[nearest, 1].knots())
+            self._curves[context_bucket, rows] = found
         return found
 
     def draft(self, name: str) -> DraftCost:
@@ -168,7 +191,11 @@ class CostModel:
         """For `from_data`, plain JSON."""
         return {
             "format": _FORMAT,
-            "verify": {str(b): {str(w): s for w, s in c.knots().items()} for b, c in self._curves.items()},
+            "verify": {
+                str(b): {str(w): s for w, s in c.knots().items()}
+                for (b, rows), c in self._curves.items()
+                if rows == 1
+            },
             "drafts": {n: vars(d) for n, d in self.drafts.items()},
         }
 

@@ -111,3 +111,25 @@ def test_an_engine_measures_for_itself_when_first_asked() -> None:
     assert made.generate(PROMPTS[0], PARAMS["greedy"]).tokens == wanted.tokens
     assert made.chain.auto is not None
     assert made.chain.auto.control.costs.curve(0).seconds(1) > 0
+
+
+@pytest.mark.parametrize(
+    ("widths", "step", "primed"), [(FLAT, 0.001, True), (LINEAR, 0.5, False)], ids=["flat", "linear"]
+)
+def test_who_promises_to_draft_has_read_the_prompt_when_the_answer_begins(
+    widths: dict[int, float], step: float, primed: bool
+) -> None:
+    made = engine(widths, step=step)
+    made.generate([1, 2], SamplingParams(max_tokens=1), spec=SpecConfig())  # rows 0, 8, ... are primed anyway
+    auto, seen = made.chain.auto, []
+    assert auto is not None
+    propose = auto.propose
+    request = made.submit(PROMPTS[1], PARAMS["greedy"])
+    auto.propose = lambda *a: seen.append(dict(auto._rows[request.number].queued)) or propose(*a)  # type: ignore
+    while not seen:
+        made.step()
+    waiting = 1 if primed else len(PROMPTS[1]) + 1
+    assert seen[0] == {"mtp": waiting, "draft-model": waiting}
+    made.cancel(request.number)
+    made.step()
+    assert made.is_idle

@@ -108,7 +108,7 @@ def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:
     rows = [control.open("", 0) for _ in range(2)]
     good, bad = Offer("ngram-simple", 8, [0.97] * 8), Offer("ngram-simple", 8, [0.4] * 8)
     widths = control.trim(rows, [good, bad])
-    assert sum(widths) <= 4
+    assert sum(widths) <= 5  # of two rows
     assert widths[0] > widths[1]
 
 

@@ -145,3 +145,24 @@ def test_a_file_that_cannot_be_used_is_as_good_as_none(tmp_path: Path, text: str
 def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     write_costs(tmp_path / "missing" / "costs.json", CostModel({0: {1: 1.0}}, {}))
     assert read_costs(tmp_path / "missing" / "costs.json") is None
+
+
+def test_rounds_of_several_rows_have_a_curve_of_their_own() -> None:
+    costs = CostModel({0: {1: 1.0, 2: 2.0, 3: 2.5, 4: 3.0, 8: 5.0}}, {})
+    rows = costs.curve(0, 3)
+    assert rows.seconds(3) == pytest.approx(1.0 + costs.curve(0).seconds(4) - 2.0)  # no step to wide rounds
+    assert rows.seconds(5) == pytest.approx(rows.seconds(3) + costs.curve(0).seconds(3) - 1.0)
+    before = costs.curve(0).seconds(3)
+    rows.refine(3, 4.0)
+    assert costs.curve(0).seconds(3) == before
+    assert costs.curve(0, 3) is rows
+    linear = CostModel({0: {1: 1.0}}, {}).curve(0, 4)
+    assert [linear.seconds(w) for w in (4, 6, 12)] == pytest.approx([4.0, 6.0, 12.0])
+    assert CostModel.from_data(costs.as_data()).curve(0, 3).seconds(3) == pytest.approx(2.0)
+
+
+def test_what_was_guessed_yields_to_a_few_measurements() -> None:
+    rows = CostModel({0: {1: 1.0, 2: 1.2, 12: 3.0}}, {}).curve(0, 4)
+    for _ in range(8):
+        rows.refine(12, 6.0)
+    assert rows.seconds(12) == pytest.approx(6.0, rel=0.15)
