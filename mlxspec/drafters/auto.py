@@ -82,7 +82,9 @@ class Auto:
         for else nobody would find out that it had become worth it."""
         row = self._rows[state.row]
         queued = row.queued.get(drafter.name, 0)
-        if queued > 1 and (state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name)):
+        if queued > 1 and (
+            state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name)
+        ):
             row.queued[drafter.name] = 1
             return True
         return False
