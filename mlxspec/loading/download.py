@@ -258,8 +258,11 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
     except hf.RevisionNotFoundError as error:
         raise ModelError(f"{repo} has no revision {revision or 'main'} on Hugging Face.") from error
     except (hf.LocalEntryNotFoundError, hf.OfflineModeIsEnabled) as error:
-        reason = "HF_HUB_OFFLINE is set" if _is_offline() else "Hugging Face cannot be reached"
-        raise ModelError(f"{repo} is not in the local cache and {reason}.") from error
+        if _is_offline():
+            raise ModelError(
+                f"HF_HUB_OFFLINE is set, so {repo} cannot be fetched; unset it, or take what `mlxspec list` shows."
+            ) from error
+        raise ModelError(f"{repo} is not in the local cache and Hugging Face cannot be reached.") from error
     except hf.EntryNotFoundError as error:
         raise ModelError(f"{repo} has no config.json, so it is no model that mlxspec can run.") from error
     except (hf.HfHubHTTPError, transport, OSError, ValueError) as error:

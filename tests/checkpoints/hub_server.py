@@ -71,15 +71,25 @@ class HubServer:
         revision = parts[3] if len(parts) > 3 else "main"
         if revision not in ("main", COMMIT):
             return self._error(request, 404, "RevisionNotFound")
-        files = sorted(p for p in self.repos[repo].iterdir() if p.is_file())
+        files = sorted(p for p in self.repos[repo].rglob("*") if p.is_file())
         if api and (len(parts) == 2 or parts[2] == "revision"):
             entries = [
-                {"rfilename": p.name, "size": p.stat().st_size, **_oid(p, "blobId", "sha256")} for p in files
+                {
+                    "rfilename": str(p.relative_to(self.repos[repo])),
+                    "size": p.stat().st_size,
+                    **_oid(p, "blobId", "sha256"),
+                }
+                for p in files
             ]
             return self._json(request, {"id": repo, "sha": COMMIT, "siblings": entries})
         if api and parts[2] == "tree":
             entries = [
-                {"type": "file", "path": p.name, "size": p.stat().st_size, **_oid(p, "oid", "oid")}
+                {
+                    "type": "file",
+                    "path": str(p.relative_to(self.repos[repo])),
+                    "size": p.stat().st_size,
+                    **_oid(p, "oid", "oid"),
+                }
                 for p in files
             ]
             return self._json(request, entries)

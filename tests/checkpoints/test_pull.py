@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from hub_machine import Machine, Ran
 from hub_server import COMMIT
 
+from mlxspec.cli.main import main
 from mlxspec.resources import demo_folder
 
 WEIGHTS = demo_folder("target") / "model.safetensors"
@@ -162,9 +166,33 @@ def test_offline(machine: Machine) -> None:
     there = offline.run("inspect", "owner/demo", "--json")
     assert there.code == 0, there
     refused(offline.run("pull", "owner/code"), "HF_HUB_OFFLINE")
+    refused(
+        offline.run("pull", "owner/demo"), "HF_HUB_OFFLINE"
+    )  # whether what is here is the newest cannot be known
     refused(offline.run("generate", "--model", "owner/code", "-p", "x"), "HF_HUB_OFFLINE")
     offline.close()
     assert not machine.hub.requests
+
+
+def test_a_head_in_a_folder_comes_along_and_nothing_else_does(machine: Machine, tmp_path: Path) -> None:
+    tensors = mx.load(str(WEIGHTS))
+    folder = tmp_path / "split"
+    shutil.copytree(WEIGHTS.parent, folder)
+    for place in ("mtp", "original"):
+        (folder / place).mkdir()
+    head = {k.removeprefix("mtp."): v for k, v in tensors.items() if k.startswith("mtp.")}
+    mx.save_safetensors(str(folder / "mtp" / "head.safetensors"), head)
+    mx.save_safetensors(str(folder / "original" / "consolidated.safetensors"), head)
+    rest = {k: v for k, v in tensors.items() if not k.startswith("mtp.")}
+    mx.eval(rest)
+    mx.save_safetensors(str(folder / "model.safetensors"), rest)
+    machine.hub.repos["owner/split"] = folder
+    pulled = machine.run("pull", "owner/split")
+    assert pulled.code == 0, pulled
+    report = json.loads(machine.run("inspect", "owner/split", "--json").out)
+    assert report["head"]["present"]
+    assert json.loads(machine.run("list", "--json").out)["models"][0]["has_head"]
+    assert machine.hub.served["consolidated.safetensors"] == 0
 
 
 @pytest.mark.slow
@@ -197,3 +225,32 @@ def test_rm_asks_first(machine: Machine) -> None:
 def test_a_name_is_needed(machine: Machine, command: str) -> None:
     refused(machine.run(command), "MODEL")
     refused(machine.run(command, ""))
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_rm_does_what_is_answered(
+    answer: str,
+    goes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = tmp_path / "models--owner--demo"
+    folder = home / "snapshots" / COMMIT
+    (home / "blobs").mkdir(parents=True)
+    (home / "refs").mkdir()
+    folder.mkdir(parents=True)
+    (home / "refs" / "main").write_text(COMMIT)
+    (home / "blobs" / "abc").write_text("{}" * 500)
+    (folder / "config.json").symlink_to(home / "blobs" / "abc")
+    (home / "blobs" / "abc.mlxspec-part").write_bytes(bytes(500))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("mlxspec.cli.terminal.is_terminal", lambda _: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert main(["rm", "owner/demo"]) == (0 if goes else 1)
+    out = capsys.readouterr().out
+    assert "Remove owner/demo (c0ffee000000), 1.5 kB? [y/N]" in out
+    assert ("1.5 kB freed" if goes else "Nothing was removed") in out
+    assert home.exists() != goes
