@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
-from mlxspec.cli import checkpoint_options, tool_options
+from mlxspec.cli import checkpoint_options, serve_options, tool_options
 from mlxspec.cli.parser import Parser, aliases_of, choice, number, refuse, spelled
 from mlxspec.config import (
     AUTO_DEPTH,
@@ -34,6 +34,7 @@ COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
     "demo": "show drafting at work on the built-in model, off and on",
+    "serve": "answer OpenAI-style requests over HTTP",
     **tool_options.COMMANDS,
     **checkpoint_options.COMMANDS,
 }
@@ -66,8 +67,8 @@ _SPEC = {
     "ngram_m": "--ngram-m",
     "acceptance": "--acceptance",
 }
-_ENGINE = {"max_context": "--max-context"}
-_FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE}
+_ENGINE = {"max_context": "--max-context", "max_rows": "--max-rows", "prefill_chunk": "--prefill-chunk"}
+_FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE, **serve_options.FLAGS}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -165,23 +166,32 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     add_debug(parser)
 
 
+def _serve(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, several=True)
+    serve_options.add(parser)
+    _add_sampling(parser, serve_options.MAX_TOKENS)
+    add_drafting(parser)
+    add_debug(parser)
+
+
 _BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "generate": _generate,
     "chat": _chat,
     "demo": _demo,
+    "serve": _serve,
     **tool_options.BUILDERS,
     **checkpoint_options.BUILDERS,
 }
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model",
-        default=DEMO,
-        metavar="M",
-        help="demo (the default), a folder, or a Hugging Face id like owner/name",
-    )
+    text = "demo (the default), a folder, or a Hugging Face id like owner/name"
+    if several:
+        text += "; NAME=M serves it under another name; given again: another model, loaded when asked for"
+        group.add_argument("--model", action="append", metavar="M", help=text)
+    else:
+        group.add_argument("--model", default=DEMO, metavar="M", help=text)
     group.add_argument(
         "--max-context",
         type=number("--max-context", int),
@@ -334,7 +344,8 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
     with named_by_flags():
-        config = EngineConfig(max_context=args.max_context, rollback=args.rollback, exact=args.exact)
+        sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
+        config = EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
     from mlxspec.cli.progress_bar import shown_progress
     from mlxspec.engine.load import load
 

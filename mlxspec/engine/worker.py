@@ -17,9 +17,10 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import mlx.core as mx
@@ -34,7 +35,16 @@ T = TypeVar("T")
 _Command = Callable[[Engine | None], None]  # is given None where no engine will ever obey it
 State = Literal["loading", "ready", "stopped", "failed"]
 STOP_SECONDS = 5.0
-_DEADLINE = "The time that was given for this answer is over."
+_LOOKS_EVERY = 0.5  # seconds between two looks at a busy engine's memory
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine was busy with when it was last looked at: rows that are read or decode, requests that wait, bytes of rows' state."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_bytes: int = 0
 
 
 class Worker:
@@ -52,10 +62,11 @@ class Worker:
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
         self._open: set[Stream] = set()  # submitted and not ended
-        self._deadlines: dict[Stream, float] = {}
         self._state: State = "loading"
         self._why: BaseException | None = None
         self._engine: Engine | None = None
+        self._looked_at = 0.0
+        self.load = Load()  # replaced whole, so that any thread may read it
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -88,12 +99,12 @@ class Worker:
         params: SamplingParams | None = None,
         *,
         spec: SpecConfig | None = None,
+        marks: Iterable[int] | None = None,
         deadline: float | None = None,
     ) -> Stream:
         """Queue a request; arguments are those of Engine.submit. Returns at once; what is wrong with it is raised by the stream.
 
-        deadline: on the clock of time.monotonic; behind it the request is cancelled, and its FinishEvent says why.
-        Raises EngineStoppedError where no engine runs and none is being loaded.
+        deadline: seconds from when the engine takes it. Raises EngineStoppedError where no engine runs and none is being loaded.
         """
         stream = Stream(self.cancel)
 
@@ -101,13 +112,11 @@ class Worker:
             if engine is None or stream.is_done:
                 return
             try:
-                request = engine.submit(prompt, params, spec=spec)
+                request = engine.submit(prompt, params, spec=spec, marks=marks, deadline=deadline)
             except Exception as error:
                 stream.refuse(error)
                 self._forget(stream)
             else:
-                if deadline is not None:
-                    self._deadlines[stream] = deadline
                 stream.accept(request)
 
         with self._changed:
@@ -115,10 +124,10 @@ class Worker:
             self._open.add(stream)
         return stream
 
-    def cancel(self, stream: Stream, why: str | None = None) -> None:
-        """End a request at any stage: its stream ends at once, its row leaves before the next round. `why`: for its FinishEvent."""
+    def cancel(self, stream: Stream) -> None:
+        """End a request at any stage: its stream ends at once, its row leaves before the next round."""
         request = stream.request
-        stream.put(_finish(-1 if request is None else request.number, "cancelled", why))
+        stream.put(_finish(-1 if request is None else request.number, "cancelled", None))
         self._forget(stream)
 
         def leave(engine: Engine | None) -> None:
@@ -191,13 +200,14 @@ class Worker:
             self._changed.notify_all()
         try:
             while self._obey(engine):
-                self._expire()
                 if not engine.is_idle:
                     self._step(engine)
+                self._look(engine)
         except BaseException as error:
             self._end("failed", EngineStoppedError(f"The engine broke: {_described(error)}."))
         finally:
             self._engine = None
+            self.load = Load()
             del engine
             gc.collect()
             # streams belong to the thread that made them; left to the end of the process they abort it
@@ -214,12 +224,11 @@ class Worker:
             command(engine)
         return True
 
-    def _expire(self) -> None:
+    def _look(self, engine: Engine) -> None:
         now = time.monotonic()
-        for stream in [s for s, until in self._deadlines.items() if now >= until or s.is_done]:
-            del self._deadlines[stream]
-            if not stream.is_done:
-                self.cancel(stream, _DEADLINE)
+        if engine.is_idle or now - self._looked_at > _LOOKS_EVERY:
+            self._looked_at = now
+            self.load = Load(engine.num_running, engine.num_waiting, engine.nbytes)
 
     def _step(self, engine: Engine) -> None:
         """One step. Whoever it ended by an exception is told; if it ended nobody, there is nobody to blame but the engine."""

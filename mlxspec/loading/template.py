@@ -16,7 +16,7 @@ from mlxspec.errors import ConfigError, TokenizerError
 
 
 class ChatTemplate:
-    """One model's template. `render` is pure."""
+    """One model's template. `render` is pure. source: its text."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """Raises TokenizerError when the template does not compile."""
@@ -36,6 +36,7 @@ class ChatTemplate:
             why = str(error).split("\n")[0].rstrip(".") or type(error).__name__
             raise TokenizerError(f"The chat template does not compile: {why}.") from error
         self._special = dict(special)
+        self.source = source
 
     @classmethod
     def from_folder(cls, folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:

@@ -25,14 +25,18 @@ def fenced(code: str) -> str:
 
 
 CHAT_TEMPLATE = """\
-{%- if tools %}{{ raise_exception('This demo model was not trained to call tools.') }}{% endif -%}
+{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n\\n<tools>\\n' }}{% for tool in tools %}{{ (tool | tojson) + '\\n' }}{% endfor %}\
+{{- '</tools>\\n\\nA call is written as\\n<tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call><|im_end|>\\n' }}{% endif -%}
 {%- for message in messages %}
 {%- if message.content is not string %}{% set ns = namespace(text='') %}
-{%- for part in message.content %}{% if part.type == 'text' %}{% set ns.text = ns.text + part.text %}\
+{%- for part in message.content or [] %}{% if part.type == 'text' %}{% set ns.text = ns.text + part.text %}\
 {% else %}{{ raise_exception('This demo model reads text only.') }}{% endif %}{% endfor %}
 {%- set content = ns.text %}{% else %}{% set content = message.content %}{% endif %}
-{%- if message.role not in ['system', 'user', 'assistant'] %}\
-{{ raise_exception('This demo model knows the roles system, user and assistant only.') }}{% endif %}
-{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- if message.role == 'tool' %}{{- '<|im_start|>user\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+{%- elif message.role in ['system', 'user', 'assistant'] %}{{- '<|im_start|>' + message.role + '\\n' + content }}
+{%- else %}{{ raise_exception('This demo model knows the roles system, user, assistant and tool only.') }}{% endif %}
+{%- for call in message.tool_calls or [] %}\
+{{- '\\n<tool_call>\\n' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '\\n</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""

@@ -44,7 +44,8 @@ _LIMITS = """
   code are plausible at best and often run into a loop.
 - A name alone ("sorted") or an unusual way of asking often gets nonsense; "what does sorted do?" is what it understands.
 - Asked for anything else it should say that it cannot help; it does not always.
-- English only. No tools, no thinking, no images: the chat template refuses them with a sentence.
+- English only. No thinking, no images: the chat template refuses images with a sentence. It was not trained to call tools: it calls one
+  where a grammar makes it.
 - Context: {context} tokens, the longest it was trained on and measured at.
 """
 

@@ -14,6 +14,8 @@ from demo_data.corpus import first_sentence, functions, read_library
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from mlxspec.loading.template import ChatTemplate
+
 
 @pytest.fixture(scope="module")
 def known() -> list[questions.Known]:
@@ -100,11 +102,27 @@ def test_the_template_renders_what_was_trained_on(generate: bool) -> None:
     assert _template().render(messages=parts) == render(("user", "ab"))  # type: ignore[attr-defined]
 
 
+def test_the_template_writes_tools_calls_and_their_results() -> None:
+    """The model was not trained to call; where a grammar makes it call, what came back has a place in the conversation."""
+    call = {"function": {"name": "look", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3"},
+    ]
+    text = ChatTemplate(CHAT_TEMPLATE, {}).render(
+        messages, add_generation_prompt=False, tools=[{"type": "function"}]
+    )
+    assert text.startswith('<|im_start|>system\n# Tools\n\n<tools>\n{"type": "function"}\n</tools>\n')
+    asked, answered = ("user", "hi"), '\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    result = ("user", "<tool_response>\n3\n</tool_response>")
+    assert text.endswith("<|im_end|>\n" + render(asked, ("assistant", answered), result))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"messages": [], "tools": [{"type": "function"}]},
-        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "critic", "content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
     ],
 )

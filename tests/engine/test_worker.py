@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -147,11 +146,10 @@ def test_closed_before_the_engine_took_it() -> None:
 
 def test_a_deadline_ends_the_answer(worker: Worker) -> None:
     kept = worker.submit(PROMPT, params(40))
-    late = worker.submit(PROMPT, params(1500), deadline=time.monotonic())
+    late = worker.submit(PROMPT, params(1500), deadline=0.01)
     last = list(late)[-1]
-    assert last.reason == "cancelled"
-    assert last.error is not None
-    assert "time" in last.error
+    assert last.reason == "error"
+    assert "seconds" in last.error
     assert len(tokens_of(list(kept))) == 40
 
 

@@ -1,0 +1,99 @@
+"""`mlxspec serve`: an OpenAI-style server on this machine.
+
+Knows options and what is printed; the server itself is mlxspec/server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxspec.cli import options, serve_options, terminal
+from mlxspec.config import SpecConfig
+from mlxspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+    from mlxspec.server.models import Loaded
+
+KEY_VARIABLE = "MLXSPEC_API_KEY"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes."""
+    from mlxspec.server.run import serve
+    from mlxspec.server.settings import ServerConfig
+
+    spec = options.spec_config(args)
+    with options.named_by_flags():
+        config = ServerConfig(
+            host=args.host,
+            port=args.port,
+            api_key=_key(args.api_key),
+            allowed_origins=tuple(args.allowed_origins or ()),
+            allowed_hosts=tuple(args.allowed_hosts or ()),
+            idle_unload=args.idle_unload,
+            params=options.sampling_params(args, max_tokens=serve_options.MAX_TOKENS),
+        )
+    makers = _makers(args, spec)
+
+    def tell(url: str, loaded: Loaded) -> None:
+        _tell(url, loaded, config.api_key is not None)
+
+    if not serve(makers, config, tell):
+        sys.stderr.flush()
+        os._exit(0)  # a thread is still busy; whoever sent the signal need not wait for it
+    return 0
+
+
+def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[], Engine]]:
+    """Served names and how to load what they name."""
+    makers: dict[str, Callable[[], Engine]] = {}
+    for given in args.model or [options.DEMO]:
+        name, model = _named(given)
+        if name in makers:
+            raise ConfigError(f"Two models are called {name}; --model NAME=MODEL gives them names.")
+        own = argparse.Namespace(**{**vars(args), "model": model})
+        makers[name] = partial(options.load_engine, own, spec)
+    return makers
+
+
+def _named(given: str) -> tuple[str, str]:
+    """`NAME=MODEL`, or a model that is called after itself: a folder after its last part."""
+    name, equals, model = given.partition("=")
+    if equals and name and model and "/" not in name:
+        return name, model
+    if not given:
+        raise ConfigError("--model must not be empty.")
+    path = Path(given).expanduser()
+    return (path.resolve().name if path.is_dir() else given), given
+
+
+def _key(given: str | None) -> str | None:
+    """The API key: as given, from a file (@FILE), or from the environment. Raises ConfigError."""
+    if given is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The file {given[1:]} with the API key cannot be read.") from error
+
+
+def _tell(url: str, loaded: Loaded, has_key: bool) -> None:
+    from mlxspec.server import page
+
+    engine = loaded.engine
+    drafters = ", ".join(engine.spec.drafters) or "off"
+    terminal.note(
+        f"mlxspec serves {loaded.name} at {url} · {engine.max_context} tokens of context · drafting: {drafters}"
+        f" · {'with' if has_key else 'without'} a key"
+    )
+    terminal.note_as_is(page.curl(url, has_key=has_key))
+    terminal.note_as_is(page.sdk(url, has_key=has_key))

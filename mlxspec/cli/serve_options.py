@@ -1,0 +1,68 @@
+"""The options that only `mlxspec serve` has. Knows flags and argparse; the rest are the words of every command (options.py)."""
+
+from __future__ import annotations
+
+import argparse
+
+from mlxspec.cli.parser import number
+
+MAX_TOKENS = 4096
+FLAGS = {
+    "host": "--host",
+    "port": "--port",
+    "idle_unload": "--idle-unload",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The groups `server` and `rows`."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on (default 127.0.0.1: this machine alone); others need a key",
+    )
+    group.add_argument(
+        "--port",
+        type=number("--port", int),
+        default=8080,
+        metavar="N",
+        help="port to listen on, 0 for any that is free (default 8080)",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="what clients must send, @FILE to read it from a file (default: the environment's MLXSPEC_API_KEY)",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        action="append",
+        metavar="ORIGIN",
+        help="a web page's origin that may call, like https://example.com, beside those of this machine; may be given again",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        action="append",
+        metavar="NAME",
+        help="a name beside localhost under which this machine is asked; may be given again",
+    )
+    group.add_argument(
+        "--idle-unload",
+        type=number("--idle-unload", float),
+        metavar="SECONDS",
+        help="free the memory after so long without a request; the next one loads again (default: never)",
+    )
+    rows = parser.add_argument_group("rows")
+    rows.add_argument(
+        "--max-rows",
+        type=number("--max-rows", int),
+        metavar="N",
+        help="answers that grow side by side (default 8)",
+    )
+    rows.add_argument(
+        "--prefill-chunk",
+        type=number("--prefill-chunk", int),
+        metavar="N",
+        help="tokens of prompts that are read between two rounds (default 512)",
+    )

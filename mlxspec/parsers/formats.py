@@ -1,0 +1,91 @@
+"""Which tags a model thinks and calls tools with, read off its chat template. Knows templates as text; renders none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlxspec.parsers.pieces import Content, Piece, Reasoning, merged
+from mlxspec.parsers.reasoning import ReasoningParser
+from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser
+
+ToolStyle = Literal["json", "xml", "gemma4", "function-gemma"]
+THINK = ("<think>", "</think>")
+CHANNEL = ("<|channel>thought", "<channel|>")
+_TAGS: dict[ToolStyle, CallTags] = {
+    "json": QWEN,
+    "xml": QWEN,
+    "gemma4": GEMMA4,
+    "function-gemma": FUNCTION_GEMMA,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFormat:
+    """thinking: opening and closing tag, None for a model that does not think. tools: how calls are written, None where the template
+    takes no tools."""
+
+    thinking: tuple[str, str] | None = None
+    tools: ToolStyle | None = None
+
+    @property
+    def call_tags(self) -> CallTags | None:
+        return None if self.tools is None else _TAGS[self.tools]
+
+    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerParser:
+        """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text."""
+        return AnswerParser(self, prompt, tools)
+
+    def opens_thinking(self, prompt: str) -> bool:
+        """Whether the prompt ends inside thinking."""
+        return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
+
+
+def detect(template: str | None) -> ChatFormat:
+    """The format of a model with this chat template."""
+    source = template or ""
+    thinking = CHANNEL if "<|channel>" in source else THINK if "</think>" in source else None
+    style: ToolStyle | None = None
+    if "tools" in source:
+        if GEMMA4.open in source:
+            style = "gemma4"
+        elif FUNCTION_GEMMA.open in source:
+            style = "function-gemma"
+        elif "<function=" in source:
+            style = "xml"
+        elif QWEN.open in source:
+            style = "json"
+    return ChatFormat(thinking=thinking, tools=style)
+
+
+class AnswerParser:
+    """Reasoning first, then content and calls. A parser in the sense of pieces.py."""
+
+    def __init__(self, form: ChatFormat, prompt: str, tools: Sequence[Mapping[str, Any]]) -> None:
+        opened = form.opens_thinking(prompt)
+        self._reasoning = ReasoningParser(form.thinking, opened=opened) if form.thinking else None
+        tags = form.call_tags
+        self._tools = ToolParser(tags, tools) if tags is not None and tools else None
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_thinking
+
+    def push(self, text: str) -> list[Piece]:
+        if self._reasoning is None:
+            return merged(self._content(text))
+        return merged(self._behind(self._reasoning.push(text)))
+
+    def finish(self) -> list[Piece]:
+        pieces = self._behind(self._reasoning.finish()) if self._reasoning else []
+        return merged(pieces + (self._tools.finish() if self._tools else []))
+
+    def _behind(self, pieces: Sequence[Piece]) -> list[Piece]:
+        out: list[Piece] = []
+        for piece in pieces:
+            out += [piece] if isinstance(piece, Reasoning) else self._content(getattr(piece, "text", ""))
+        return out
+
+    def _content(self, text: str) -> list[Piece]:
+        return self._tools.push(text) if self._tools else [Content(text)]

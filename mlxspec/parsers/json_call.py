@@ -1,0 +1,129 @@
+"""A call written as one JSON object, {"name": ..., "arguments": {...}}: Qwen 2.5 and 3, Hermes.
+
+The arguments are handed on as the model writes them, character by character. Knows JSON's grammar as far as where a value ends; whether
+what stands in it is valid is for who reads it.
+"""
+
+from __future__ import annotations
+
+import json
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonCall:
+    """Feed it text from the opening brace on. `name` is known before `take_arguments` gives anything.
+
+    is_done: the object is complete. is_broken: this is no such object; the caller shows the text as it stands.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.is_done = self.is_broken = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+        self._key: str | None = None  # of the member being read, at depth 1
+        self._in_value = False
+        self._text = ""  # of the string or value being read
+        self._ready = ""  # arguments that may be given out
+        self._early = ""  # arguments that came before the name
+        self._had_arguments = False
+
+    def push(self, text: str) -> str:
+        """Returns what stands behind the object, if it ended."""
+        for place, char in enumerate(text):
+            self._step(char)
+            if self.is_done or self.is_broken:
+                return text[place + 1 :]
+        return ""
+
+    def take_arguments(self) -> str:
+        """Arguments since the last time. At the end of a call without any: an empty object."""
+        if self.name is None:
+            return ""
+        ready, self._ready = self._early + self._ready, ""
+        self._early = ""
+        if self.is_done and not self._had_arguments:
+            self._had_arguments = True
+            return "{}"
+        return ready
+
+    def _step(self, char: str) -> None:
+        if self._depth == 0:
+            self._depth = 1
+            self.is_broken = char != "{"
+        elif self._in_string:
+            self._string(char)
+        elif char == '"':
+            self._in_string = True
+            self._take(char)
+        elif char in "{[":
+            self._depth += 1
+            self._take(char)
+        elif char in "}]":
+            if self._depth == 1:
+                self._end_member()
+                self.is_done = True
+                self.is_broken = self.name is None or char != "}"
+                self._depth = 0
+                return
+            self._take(char)
+            self._depth -= 1
+        elif self._depth == 1 and char == ":" and not self._in_value:
+            self._key, self._text, self._in_value = _string(self._text), "", True
+        elif self._depth == 1 and char == ",":
+            self._end_member()
+        else:
+            self._take(char)
+
+    def _string(self, char: str) -> None:
+        self._take(char)
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._in_string = False
+
+    def _take(self, char: str) -> None:
+        if self._in_value and self._key in _ARGUMENTS:
+            self._argument(char)
+        else:
+            self._text += char
+
+    def _argument(self, char: str) -> None:
+        """Objects are handed on at once. Anything else waits for its end: text that holds an object, or nothing, is common."""
+        self._text += char
+        begun = self._text.lstrip()
+        if begun[:1] == "{":
+            self._had_arguments = True
+            given = begun if len(begun) == 1 else char
+            if self.name is None:
+                self._early += given
+            else:
+                self._ready += given
+
+    def _end_member(self) -> None:
+        if self._key == "name":
+            self.name = _string(self._text)
+        elif self._key in _ARGUMENTS and not self._text.lstrip().startswith("{"):
+            inner = _string(self._text)
+            if inner is not None and _is_object(inner):
+                self._had_arguments = True
+                self._early += inner
+        self._key, self._text, self._in_value = None, "", False
+
+
+def _string(text: str) -> str | None:
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,153 @@
+"""What an answer consists of, and the text scanner that all parsers share.
+
+A parser has `push(text)` and `finish()`, both giving pieces. Its contract, which property tests hold: however the text is cut into
+pushes, the merged pieces are the same. Knows no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Text of the model's thinking, without its tags."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallStart:
+    """Tool call number `index` of this answer begins."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of the arguments of call `index`: JSON text. All of a finished call's together are one JSON object."""
+
+    index: int
+    text: str
+
+
+Piece = Content | Reasoning | CallStart | CallArguments
+
+
+class Parser(Protocol):
+    """See the module's contract."""
+
+    def push(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]:
+        """What was held back, when no more text comes."""
+
+
+def merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same with neighbours of one kind joined and empty ones left out."""
+    out: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, CallStart):
+            out.append(piece)
+            continue
+        if not piece.text:
+            continue
+        last = out[-1] if out else None
+        if isinstance(last, type(piece)) and not isinstance(last, CallStart):
+            same = not isinstance(piece, CallArguments) or piece.index == getattr(last, "index", None)
+            if same:
+                out[-1] = replace(last, text=last.text + piece.text)
+                continue
+        out.append(piece)
+    return out
+
+
+class Scanner:
+    """Text that has come and has not been given out. Holds back an end that may still become one of the tags looked for."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def push(self, text: str) -> None:
+        self._text += text
+
+    def take(self, tags: Sequence[str]) -> tuple[str, str | None]:
+        """(text before the first of the tags, that tag), both taken out; without a tag (all text that cannot begin one, None).
+
+        No tag may begin another.
+        """
+        places = [(place, tag) for tag in tags if (place := self._text.find(tag)) >= 0]
+        if places:
+            place, tag = min(places)
+            before, self._text = self._text[:place], self._text[place + len(tag) :]
+            return before, tag
+        keep = max((overlap(self._text, tag) for tag in tags), default=0)
+        cut = len(self._text) - keep
+        before, self._text = self._text[:cut], self._text[cut:]
+        return before, None
+
+    def skip_space(self) -> None:
+        self._text = self._text.lstrip()
+
+    def starts(self, tag: str) -> bool | None:
+        """Whether the text begins with the tag, None while too little of it is there to say."""
+        if self._text.startswith(tag):
+            return True
+        return None if tag.startswith(self._text) else False
+
+    def drop(self, num: int) -> None:
+        self._text = self._text[num:]
+
+    def put_back(self, text: str) -> None:
+        self._text = text + self._text
+
+    def rest(self) -> str:
+        """Everything left, taken out."""
+        text, self._text = self._text, ""
+        return text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+
+def overlap(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that begins `tag` without completing it."""
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if text.endswith(tag[:length]):
+            return length
+    return 0
+
+
+class Trimmer:
+    """Gives text on without white space at its beginning; white space at its end waits for what comes."""
+
+    def __init__(self, *, leading: bool = True) -> None:
+        self._begun = not leading
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip()
+        if not text:
+            self._held = ""
+            return ""
+        self._begun = self._begun or bool(text)
+        stripped = text.rstrip()
+        self._held = text[len(stripped) :]
+        return stripped
+
+    def rest(self) -> str:
+        """The white space that waits, taken out."""
+        held, self._held = self._held, ""
+        return held

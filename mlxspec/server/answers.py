@@ -1,0 +1,154 @@
+"""The answers of a job as one stream of events: what every protocol of this server is written from.
+
+    Progress   a piece of a prompt has been read
+    Delta      text of one answer, taken apart, with its tokens' log-probabilities
+    End        one answer is complete
+
+Knows jobs and streams; knows no protocol. Leaving the iterator, at whatever stage, cancels what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mlxspec.engine.stream import Stream
+from mlxspec.engine.worker import Worker
+from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
+from mlxspec.parsers.pieces import CallStart, Content, Parser, Piece
+from mlxspec.server.errors import BUSY, SERVER, ApiError
+from mlxspec.server.jobs import Job
+
+if TYPE_CHECKING:
+    from mlxspec.engine.stats import RequestStats
+
+EndReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Of answer `choice`: num_done of the prompt's num_total tokens are in."""
+
+    choice: int
+    num_done: int
+    num_total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """More of answer `choice`. pieces may be empty while tokens came whose text is held back."""
+
+    choice: int
+    pieces: Sequence[Piece]
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Answer `choice` is complete."""
+
+    choice: int
+    reason: EndReason
+    stats: RequestStats
+
+
+Update = Progress | Delta | End
+
+
+class Answers:
+    """Runs a job. `start` returns when the engine has taken all of it, or raises why not; then iterate."""
+
+    def __init__(self, job: Job, worker: Worker) -> None:
+        self._job, self._worker = job, worker
+        self._streams: list[Stream] = []
+        self.started = time.monotonic()
+        self.first_token: float | None = None
+
+    async def start(self) -> None:
+        try:
+            for ask in self._job.asks:
+                self._streams.append(
+                    self._worker.submit(
+                        ask.prompt, ask.params, spec=self._job.spec, deadline=self._job.timeout
+                    )
+                )
+            for stream in self._streams:
+                await stream.accepted()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        for stream in self._streams:
+            stream.close()
+
+    async def updates(self) -> AsyncIterator[Update]:
+        """Raises ApiError when an answer fails; the others end with it."""
+        queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._feed(i, s, queue)) for i, s in enumerate(self._streams)]
+        running = len(tasks)
+        try:
+            while running:
+                item = await queue.get()
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            self.close()
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def _feed(
+        self, choice: int, stream: Stream, queue: asyncio.Queue[Update | BaseException | None]
+    ) -> None:
+        try:
+            async for update in self._follow(choice, stream):
+                await queue.put(update)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
+        parser: Parser | None = self._job.parser()
+        has_calls = False
+        async for event in stream:
+            if isinstance(event, TokensEvent):
+                if self.first_token is None:
+                    self.first_token = time.monotonic()
+                pieces = parser.push(event.text) if parser else [Content(event.text)]
+                has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
+                yield Delta(choice=choice, pieces=pieces, logprobs=event.logprobs or ())
+            elif isinstance(event, FinishEvent):
+                if event.reason in ("error", "cancelled"):
+                    raise _failed(event)
+                rest = parser.finish() if parser else []
+                has_calls = has_calls or any(isinstance(p, CallStart) for p in rest)
+                if rest:
+                    yield Delta(choice=choice, pieces=rest)
+                reason: EndReason = (
+                    "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"
+                )
+                request = stream.request
+                if request is None:
+                    raise RuntimeError("a finished stream has a request")
+                yield End(choice=choice, reason=reason, stats=request.stats)
+            else:
+                yield Progress(choice=choice, num_done=event.num_done, num_total=event.num_total)
+
+
+def _failed(event: FinishEvent) -> ApiError:
+    if event.reason == "cancelled":
+        return ApiError(event.error or "The request was cancelled.", status=503, kind=BUSY, code="cancelled")
+    return ApiError(event.error or "The answer failed.", status=500, kind=SERVER, code="answer_failed")

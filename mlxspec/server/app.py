@@ -1,0 +1,270 @@
+"""The application: which route does what. Each handler checks a body, makes a job of it, and writes its answers in one protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from mlxspec.config import SamplingParams
+from mlxspec.server import jobs, log, page, schemas, sse
+from mlxspec.server.answers import Answers, Delta, End
+from mlxspec.server.chat import ChatProtocol
+from mlxspec.server.check import check
+from mlxspec.server.completions import CompletionProtocol
+from mlxspec.server.endpoint import Endpoint, Reply, Work
+from mlxspec.server.errors import INVALID, ApiError, BadField
+from mlxspec.server.metrics import Metrics
+from mlxspec.server.models import Loaded, Models
+from mlxspec.server.openapi import document
+from mlxspec.server.security import App, Guard
+from mlxspec.server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+T = TypeVar("T")
+_PREPARE_SECONDS = 60.0
+Protocol = ChatProtocol | CompletionProtocol
+
+
+class Server:
+    """Handlers over a table of models. `app` is the ASGI application, its guard included."""
+
+    def __init__(self, models: Models, config: ServerConfig) -> None:
+        self.models, self.config = models, config
+        self.metrics = Metrics()
+        # templates are other people's programs and may take their time: not in the event loop
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="mlxspec-prepare")
+        starlette = Starlette(
+            routes=self._routes(),
+            exception_handlers={HTTPException: _http_error},
+        )
+        starlette.router.redirect_slashes = False
+        self.app: App = Guard(starlette, config)
+
+    def _routes(self) -> list[Route]:
+        posts: dict[str, Work] = {
+            "/chat/completions": self._chat,
+            "/completions": self._completions,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+        gets: dict[str, Work] = {
+            "/models": self._models,
+            "/models/{name:path}": self._model,
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
+        }
+        routes = [self._route("/", "GET", self._page)]
+        for prefix in ("/v1", ""):
+            routes += [self._route(prefix + path, "POST", work) for path, work in posts.items()]
+            routes += [self._route(prefix + path, "GET", work) for path, work in gets.items()]
+        return routes
+
+    def _route(self, path: str, method: str, work: Work) -> Route:
+        endpoint = Endpoint(work, self.config, self.metrics, reads_body=method == "POST")
+        return Route(path, endpoint, methods=[method])
+
+    # --- answers
+
+    async def _chat(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        notices = _checked(body, schemas.CHAT)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            job = await self._prepare(jobs.chat_job, body, loaded.engine, self.config.params)
+            protocol = ChatProtocol(
+                loaded.name, len(job.asks), include_usage=_wants_usage(body), notices=notices
+            )
+            await self._answer(loaded, job, protocol, body, reply)
+
+    async def _completions(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        notices = _checked(body, schemas.COMPLETION)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            job = await self._prepare(jobs.completion_job, body, loaded.engine, self.config.params)
+            protocol = CompletionProtocol(
+                loaded.name,
+                len(job.asks),
+                num_prompts=job.num_prompts,
+                include_usage=_wants_usage(body),
+                echo=_echo(job, loaded) if body.get("echo") else (),
+                notices=notices,
+            )
+            await self._answer(loaded, job, protocol, body, reply)
+
+    async def _answer(
+        self, loaded: Loaded, job: jobs.Job, protocol: Protocol, body: Mapping[str, Any], reply: Reply
+    ) -> None:
+        answers = Answers(job, loaded.worker)
+        await answers.start()  # what the engine refuses is an answer of its own, before any stream opens
+        try:
+            if body.get("stream"):
+                await self._stream(answers, protocol, reply)
+            else:
+                async for update in answers.updates():
+                    self._count(update, answers)
+                    protocol.take(update)
+                await reply.json(protocol.whole())
+        finally:
+            answers.close()
+
+    async def _stream(self, answers: Answers, protocol: Protocol, reply: Reply) -> None:
+        await reply.start_events()
+        for chunk in protocol.begin():
+            await reply.event(sse.data(chunk))
+        async for update in sse.with_pauses(answers.updates(), self.config.keepalive_seconds):
+            if update is None:
+                await reply.event(sse.comment("still here"))
+            elif isinstance(update, (Delta, End)):
+                self._count(update, answers)
+                for chunk in protocol.chunks(update):
+                    await reply.event(sse.data(chunk))
+            else:
+                await reply.event(sse.comment(f"prompt {update.num_done}/{update.num_total}"))
+        for chunk in protocol.end():
+            await reply.event(sse.data(chunk))
+        await reply.end_events(sse.DONE)
+
+    def _count(self, update: object, answers: Answers) -> None:
+        if isinstance(update, End):
+            self.metrics.answer(update.reason, update.stats)
+            if update.choice == 0 and answers.first_token is not None:
+                self.metrics.first_token(answers.first_token - answers.started)
+
+    async def _prepare(
+        self,
+        make: Callable[[Mapping[str, Any], Engine, SamplingParams], T],
+        body: Mapping[str, Any],
+        engine: Engine,
+        defaults: SamplingParams,
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_PREPARE_SECONDS):
+                return await loop.run_in_executor(self._pool, make, body, engine, defaults)
+        except TimeoutError as error:
+            raise ApiError("The model's chat template takes too long with this.", code="template") from error
+
+    # --- about models and this server
+
+    async def _tokenize(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        _checked(body, schemas.TOKENIZE)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            await reply.json(await self._prepare(_tokenized, body, loaded.engine, self.config.params))
+
+    async def _detokenize(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        _checked(body, schemas.DETOKENIZE)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            await reply.json(await self._prepare(_detokenized, body, loaded.engine, self.config.params))
+
+    async def _models(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        await reply.json({"object": "list", "data": [self._described(n) for n in self.models.names]})
+
+    async def _model(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        name = request.path_params["name"]
+        if name not in self.models.names:
+            raise ApiError(f"There is no model {name[:100]!r} here.", status=404, code="model_not_found")
+        await reply.json(self._described(name))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        meta = self.models.meta(name)
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.models.created,
+            "owned_by": "mlxspec",
+            "meta": meta,
+        }
+
+    async def _health(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        state = self.models.state
+        if state not in ("ready", "unloaded"):
+            raise ApiError(f"The server is {state}.", status=503, kind="unavailable_error", code=state)
+        await reply.json({"status": "ok", "model": state})
+
+    async def _metrics(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        await reply.text(self.metrics.text(self.models.gauges()), "text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        await reply.json(document())
+
+    async def _page(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        base = f"http://{request.headers.get('host', '')}/v1"
+        has_key = self.config.api_key is not None
+        await reply.text(
+            page.html(base, self.models.names, has_key=has_key), "text/html; charset=utf-8", policy
+        )
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _checked(body: Mapping[str, Any], schema: schemas.Schema) -> tuple[str, ...]:
+    """Raises BadField; returns what there is to say about fields that do nothing."""
+    check(body, schema)
+    for name, instead in schemas.REFUSED.items():
+        if body.get(name):
+            raise BadField(name, f"{name} cannot be honoured: {instead}.")
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise BadField("stream_options", "stream_options needs stream to be true.")
+    known = schema["properties"].keys() | schemas.WITHOUT_MEANING | schemas.REFUSED.keys()
+    return tuple(
+        f"{name[:60]} is no field of this request and was ignored" for name in body if name not in known
+    )
+
+
+def _wants_usage(body: Mapping[str, Any]) -> bool:
+    return bool((body.get("stream_options") or {}).get("include_usage"))
+
+
+def _echo(job: jobs.Job, loaded: Loaded) -> list[str]:
+    tokenizer = loaded.engine.tokenizer
+    return [tokenizer.decode(ask.prompt) if tokenizer else "" for ask in job.asks]
+
+
+def _tokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+    if (body.get("content") is None) == (body.get("messages") is None):
+        raise BadField("content", "Give either content or messages.")
+    if engine.tokenizer is None:
+        raise ApiError("This model has no tokenizer.")
+    if body.get("messages") is not None:
+        kwargs = {k: v for k, v in (body.get("chat_template_kwargs") or {}).items() if v is not None}
+        tokens = jobs.render(engine, body["messages"], body.get("tools") or (), kwargs)[1]
+    else:
+        tokens = engine.tokenizer.encode(body["content"], special=bool(body.get("add_special")))
+    if not body.get("with_pieces"):
+        return {"tokens": tokens, "count": len(tokens)}
+    pieces = [{"id": t, "piece": engine.tokenizer.token_text(t)} for t in tokens]
+    return {"tokens": pieces, "count": len(tokens)}
+
+
+def _detokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+    if engine.tokenizer is None:
+        raise ApiError("This model has no tokenizer.")
+    tokens = [int(t) for t in body["tokens"]]
+    if any(t >= engine.model.vocab_size for t in tokens):
+        raise BadField(
+            "tokens", f"tokens holds an id that is not there; ids end at {engine.model.vocab_size - 1}."
+        )
+    return {"content": engine.tokenizer.decode(tokens)}
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """No such route, or not with this method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(getattr(error, "headers", None) or {})
+    message = {
+        404: "There is no such route here; GET / says what there is.",
+        405: "This route takes another method.",
+    }
+    found = ApiError(message.get(status, "That is not possible."), status=status, kind=INVALID)
+    log.request(request.scope, status, 0.0, str(found))
+    return JSONResponse(found.body, status_code=status, headers=headers)

@@ -1,0 +1,129 @@
+"""Values against JSON schemas: the part of the language our own requests are described in (schemas.py), with errors that name the place.
+
+The very schemas that /openapi.json publishes are what requests are checked with. Knows no field of any request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mlxspec.server.errors import BadField
+
+_NOUNS = {
+    "string": "text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
+    """Raises BadField with the first thing that is wrong."""
+    if "anyOf" in schema:
+        _any_of(value, schema["anyOf"], path)
+        return
+    kinds = _kinds(schema)
+    if kinds and not any(_is(value, kind) for kind in kinds):
+        raise BadField(path, f"{path or 'The body'} must be {_listed(kinds)}.")
+    if "enum" in schema and not any(value == v and type(value) is type(v) for v in schema["enum"]):
+        choices = ", ".join("null" if v is None else str(v) for v in schema["enum"])
+        raise BadField(path, f"{path} must be one of {choices}.")
+    if isinstance(value, str):
+        _text(value, schema, path)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        _number(value, schema, path)
+    elif isinstance(value, list):
+        _list(value, schema, path)
+    elif isinstance(value, dict):
+        _object(value, schema, path)
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    named = schema.get("type", [])
+    return [named] if isinstance(named, str) else list(named)
+
+
+def _any_of(value: Any, schemas: list[Mapping[str, Any]], path: str) -> None:
+    """The branch of the value's own type says what is wrong; without one, all types are named."""
+    fitting = [s for s in schemas if any(_is(value, kind) for kind in _kinds(s))]
+    if not fitting:
+        kinds = list(dict.fromkeys(kind for s in schemas for kind in _kinds(s)))
+        raise BadField(path, f"{path} must be {_listed(kinds)}.")
+    last: BadField | None = None
+    for schema in fitting:
+        try:
+            check(value, schema, path)
+            return
+        except BadField as error:
+            last = error
+    if last is not None:
+        raise last
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "integer":
+        return _is(value, "number") and (isinstance(value, int) or value.is_integer())
+    if kind == "number":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    found = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
+    return isinstance(value, found[kind])
+
+
+def _text(value: str, schema: Mapping[str, Any], path: str) -> None:
+    if len(value) < schema.get("minLength", 0):
+        raise BadField(path, f"{path} must not be empty.")
+    if len(value) > schema.get("maxLength", len(value)):
+        raise BadField(path, f"{path} must have at most {schema['maxLength']} characters.")
+    if "pattern" in schema and not re.search(schema["pattern"], value):
+        raise BadField(path, f"{path} must match {schema['pattern']}.")
+
+
+def _number(value: float, schema: Mapping[str, Any], path: str) -> None:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if (low is not None and value < low) or (high is not None and value > high):
+        span = f"between {low} and {high}" if None not in (low, high) else f"at least {low}"
+        raise BadField(path, f"{path} must be {span}.")
+    if "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
+        raise BadField(path, f"{path} must be above {schema['exclusiveMinimum']}.")
+
+
+def _list(value: list[Any], schema: Mapping[str, Any], path: str) -> None:
+    if len(value) < schema.get("minItems", 0):
+        raise BadField(
+            path, f"{path} must have at least {schema['minItems']} item{'s' * (schema['minItems'] > 1)}."
+        )
+    if len(value) > schema.get("maxItems", len(value)):
+        raise BadField(path, f"{path} must have at most {schema['maxItems']} items.")
+    if "items" in schema:
+        for place, item in enumerate(value):
+            check(item, schema["items"], f"{path}[{place}]")
+
+
+def _object(value: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
+    dot = f"{path}." if path else ""
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise BadField(f"{dot}{name}", f"{dot}{name} is missing.")
+    properties = schema.get("properties", {})
+    others = schema.get("additionalProperties", True)
+    if len(value) > schema.get("maxProperties", len(value)):
+        raise BadField(path, f"{path} must have at most {schema['maxProperties']} members.")
+    for name, item in value.items():
+        if name in properties:
+            check(item, properties[name], f"{dot}{name}")
+        elif others is False:
+            raise BadField(path, f"{path or 'The body'} must not have {name[:60]!r}.")
+        elif isinstance(others, Mapping):
+            if "propertyNames" in schema:
+                check(name, schema["propertyNames"], f"a name in {path}")
+            check(item, others, f"{dot}{name[:60]}")
+
+
+def _listed(kinds: list[str]) -> str:
+    names = [_NOUNS[kind] for kind in kinds]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

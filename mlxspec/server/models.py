@@ -1,0 +1,185 @@
+"""The fixed table of models a server has, one of them in memory at a time: loaded when first asked for, unloaded for another or when idle.
+
+A request uses a model from before its prompt is rendered until its last event; nobody unloads it meanwhile. Requests for another model wait
+their turn in order, so that neither model starves. Knows names and workers; knows no request's content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.engine.worker import STOP_SECONDS, Worker
+from mlxspec.errors import EngineStoppedError
+from mlxspec.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+_LOOKS_EVERY = 0.5
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory."""
+
+    name: str
+    worker: Worker
+    engine: Engine  # for what never changes: tokenizer, spec, limits
+
+
+class Models:
+    """makers: name -> what makes its engine; the first is the default. Lives in one event loop; `stop` may be called from there only."""
+
+    def __init__(
+        self, makers: Mapping[str, Callable[[], Engine]], *, idle_seconds: float | None = None
+    ) -> None:
+        self._makers = dict(makers)
+        self._idle = idle_seconds
+        self._turn = asyncio.Condition()
+        self._queue: list[object] = []  # who waits, in order
+        self._users = 0
+        self._name: str | None = None
+        self._worker: Worker | None = None
+        self._loading: asyncio.Future[Engine] | None = None
+        self._last_use = time.monotonic()
+        self._is_stopping = False
+        self.num_loads = 0
+        self.created = int(time.time())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._makers)
+
+    @property
+    def worker(self) -> Worker | None:
+        """Of the model in memory, or on its way there."""
+        return self._worker
+
+    @property
+    def state(self) -> str:
+        """loading, ready, failed, stopping, or unloaded: the next request loads."""
+        if self._is_stopping:
+            return "stopping"
+        return "unloaded" if self._worker is None else self._worker.state
+
+    def resolve(self, asked: str | None) -> str:
+        """The model a request means. With one model any name means that one. Raises ApiError."""
+        if len(self._makers) == 1 or asked is None:
+            return self.names[0]
+        if asked in self._makers:
+            return asked
+        raise ApiError(
+            f"There is no model {asked[:100]!r} here; there are: {', '.join(self.names)}.",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Loaded]:
+        """The model, loaded, for as long as this is held. Raises what loading it raises, and EngineStoppedError."""
+        loading = await self._take(name)
+        try:
+            engine = await asyncio.shield(loading)
+            if self._worker is None:
+                raise EngineStoppedError("The engine is being stopped.")
+            yield Loaded(name, self._worker, engine)
+        finally:
+            self._users -= 1
+            self._last_use = time.monotonic()
+            async with self._turn:
+                self._turn.notify_all()
+
+    async def _take(self, name: str) -> asyncio.Future[Engine]:
+        ticket = object()
+        async with self._turn:
+            self._queue.append(ticket)
+            try:
+                await self._turn.wait_for(
+                    lambda: (
+                        self._is_stopping
+                        or (self._queue[0] is ticket and (self._name == name or self._users == 0))
+                    )
+                )
+                if self._is_stopping:
+                    raise EngineStoppedError("The server is being stopped.")
+                if self._name != name or self._loading is None or self._is_broken:
+                    await self._unload()
+                    self._load(name)
+                self._users += 1
+                if self._loading is None:
+                    raise EngineStoppedError("The model is not being loaded.")
+                return self._loading
+            finally:
+                self._queue.remove(ticket)
+                self._turn.notify_all()
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether what is in memory cannot answer any more, so that it has to be loaded anew. Not while others still use it."""
+        return self._users == 0 and self._worker is not None and self._worker.state in ("failed", "stopped")
+
+    def _load(self, name: str) -> None:
+        worker = Worker(self._makers[name], name=f"mlxspec-{name}"[:60])
+        self._worker, self._name = worker, name
+        self.num_loads += 1
+        self._loading = asyncio.ensure_future(asyncio.to_thread(worker.wait_ready))
+        self._loading.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # seen, whoever waits
+
+    async def _unload(self) -> None:
+        worker, self._worker, self._name, self._loading = self._worker, None, None, None
+        if worker is not None:
+            await asyncio.to_thread(worker.stop, STOP_SECONDS)
+
+    def meta(self, name: str) -> dict[str, Any]:
+        """What is known of a model; its limits only while it is loaded."""
+        loading = self._loading
+        if name != self._name or loading is None or not loading.done() or loading.exception() is not None:
+            return {"loaded": False}
+        engine = loading.result()
+        return {
+            "loaded": True,
+            "n_ctx": engine.max_context,
+            "n_vocab": engine.model.vocab_size,
+            "drafters": list(engine.chain.drafters),
+            "draft": list(engine.spec.drafters),
+            "policy": engine.spec.policy,
+        }
+
+    def gauges(self) -> dict[str, float]:
+        """Numbers of this moment, as metrics call them. Asks the engine nothing."""
+        worker, state = self._worker, self.state
+        load = worker.load if worker is not None else None
+        return {
+            "open_requests": 0 if worker is None else worker.num_open,
+            "rows_running": 0 if load is None else load.num_running,
+            "rows_waiting": 0 if load is None else load.num_waiting,
+            "state_bytes": 0 if load is None else load.num_bytes,
+            "model_loads_total": self.num_loads,
+            "ready": float(state == "ready"),
+        }
+
+    async def unload_when_idle(self) -> None:
+        """Runs beside the server."""
+        while self._idle is not None and not self._is_stopping:
+            await asyncio.sleep(min(_LOOKS_EVERY, self._idle / 2))
+            async with self._turn:
+                rests = self._users == 0 and not self._queue and self._worker is not None
+                if rests and time.monotonic() - self._last_use >= self._idle:
+                    await self._unload()
+
+    async def stop(self) -> bool:
+        """End every request and the engine. Returns whether its thread has ended."""
+        self._is_stopping = True
+        worker = self._worker
+        ended = worker is None or await asyncio.to_thread(worker.stop, STOP_SECONDS - 2)
+        async with self._turn:
+            self._turn.notify_all()
+        return ended

@@ -1,0 +1,251 @@
+"""/openapi.json: every route with the requests it takes (the schemas they are checked with) and the answers it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxspec import __version__
+from mlxspec.server import schemas
+from mlxspec.server.schemas import Schema
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+_NULLABLE_TEXT: Schema = {"type": ["string", "null"]}
+
+
+def _object(properties: dict[str, Schema], *optional: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
+    }
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_ENTRY = {
+    "token": _TEXT,
+    "logprob": _NUMBER,
+    "bytes": _list({"type": "integer", "minimum": 0, "maximum": 255}),
+}
+_LOGPROBS = _object(
+    {
+        "content": _list(_object({**_ENTRY, "top_logprobs": _list(_object(_ENTRY))})),
+        "refusal": {"type": "null"},
+    }
+)
+_CALLS = _list(
+    _object(
+        {"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _TEXT})}
+    )
+)
+_MESSAGE = _object(
+    {
+        "role": {"const": "assistant"},
+        "content": _NULLABLE_TEXT,
+        "refusal": {"type": "null"},
+        "reasoning_content": _TEXT,
+        "reasoning": _TEXT,
+        "tool_calls": _CALLS,
+    },
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+)
+_REASON: Schema = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+_USAGE = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+    }
+)
+_TIMED = (
+    "prompt_ms",
+    "prompt_per_token_ms",
+    "prompt_per_second",
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+)
+_TIMINGS = _object(
+    {
+        **dict.fromkeys(("cache_n", "prompt_n", "predicted_n"), _COUNT),
+        **dict.fromkeys(_TIMED, _NUMBER),
+        "draft_n": _COUNT,
+        "draft_n_accepted": _COUNT,
+    },
+    "draft_n",
+    "draft_n_accepted",
+)
+_DRAFTING = _object(
+    {
+        "drafters": {
+            "type": "object",
+            "additionalProperties": _object({"drafted": _COUNT, "accepted": _COUNT}),
+        },
+        "rounds": _COUNT,
+        "tokens_per_round": _NUMBER,
+        "seeds": _list({"type": "integer"}),
+        "notices": _list(_TEXT),
+    }
+)
+_EXTRAS = {"usage": _USAGE, "timings": _TIMINGS, "mlxspec": _DRAFTING}
+_HEAD = {"id": _TEXT, "created": {"type": "integer"}, "model": _TEXT}
+_CHAT = _object(
+    {
+        **_HEAD,
+        "object": {"const": "chat.completion"},
+        "choices": _list(
+            _object(
+                {
+                    "index": _COUNT,
+                    "message": _MESSAGE,
+                    "logprobs": {"anyOf": [_LOGPROBS, {"type": "null"}]},
+                    "finish_reason": _REASON,
+                }
+            )
+        ),
+        **_EXTRAS,
+    }
+)
+_OLD_LOGPROBS = _object(
+    {
+        "tokens": _list(_TEXT),
+        "token_logprobs": _list(_NUMBER),
+        "top_logprobs": _list({"type": "object", "additionalProperties": _NUMBER}),
+        "text_offset": _list(_COUNT),
+    }
+)
+_COMPLETION = _object(
+    {
+        **_HEAD,
+        "object": {"const": "text_completion"},
+        "choices": _list(
+            _object(
+                {
+                    "index": _COUNT,
+                    "text": _TEXT,
+                    "logprobs": {"anyOf": [_OLD_LOGPROBS, {"type": "null"}]},
+                    "finish_reason": {"type": "string", "enum": ["stop", "length"]},
+                }
+            )
+        ),
+        **_EXTRAS,
+    }
+)
+_MODEL = _object(
+    {
+        "id": _TEXT,
+        "object": {"const": "model"},
+        "created": {"type": "integer"},
+        "owned_by": _TEXT,
+        "meta": {"type": "object", "properties": {"loaded": {"type": "boolean"}}, "required": ["loaded"]},
+    }
+)
+_TOKENIZED = _object(
+    {
+        "tokens": _list({"anyOf": [_COUNT, _object({"id": _COUNT, "piece": _NULLABLE_TEXT})]}),
+        "count": _COUNT,
+    }
+)
+_ERROR = _object(
+    {
+        "error": _object(
+            {"message": _TEXT, "type": _TEXT, "param": _NULLABLE_TEXT, "code": {"type": ["string", "null"]}}
+        )
+    }
+)
+
+_STATUSES = {
+    "400": "The request cannot be honoured; the sentence says why.",
+    "401": "The key is missing or wrong.",
+    "403": "The request came from a page or under a name that is not allowed.",
+    "404": "There is no such model.",
+    "408": "The body did not come in time.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "500": "The answer failed.",
+    "503": "Busy, loading or stopping: try again after Retry-After seconds.",
+}
+
+
+def _json(schema: Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _answers(content: dict[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
+    wrong = {
+        s: {"description": _STATUSES[s], "content": _json({"$ref": "#/components/schemas/Error"})}
+        for s in statuses
+    }
+    return {"200": {"description": "The answer.", "content": content}, **wrong}
+
+
+def _post(name: str, what: str, request: str, content: dict[str, Any]) -> dict[str, Any]:
+    body = {"required": True, "content": _json({"$ref": f"#/components/schemas/{request}"})}
+    return {
+        "post": {
+            "operationId": name,
+            "summary": what,
+            "requestBody": body,
+            "responses": _answers(content, tuple(_STATUSES)),
+        }
+    }
+
+
+def _get(name: str, what: str, content: dict[str, Any], *more: str) -> dict[str, Any]:
+    return {
+        "get": {"operationId": name, "summary": what, "responses": _answers(content, ("401", "403", *more))}
+    }
+
+
+def document() -> dict[str, Any]:
+    """The whole description, OpenAPI 3.1."""
+    events = {"text/event-stream": {"schema": _TEXT}}
+    text = {"schema": _TEXT}
+    parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    paths = {
+        "/chat/completions": _post("chat", "Answer a conversation.", "ChatRequest", {**_json(_CHAT), **events}),
+        "/completions": _post("complete", "Continue a text.", "CompletionRequest", {**_json(_COMPLETION), **events}),
+        "/tokenize": _post("tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", _json(_TOKENIZED)),
+        "/detokenize": _post("detokenize", "Text of token ids.", "DetokenizeRequest", _json(_object({"content": _TEXT}))),
+        "/models": _get("models", "The models of this server.", _json(_object({"object": {"const": "list"}, "data": _list(_MODEL)}))),
+        "/models/{name}": _get("model", "One of them.", _json(_MODEL), "404") | {"parameters": [parameter]},
+        "/health": _get("health", "Whether it answers.", _json(_object({"status": _TEXT, "model": _TEXT})), "503"),
+        "/metrics": _get("metrics", "Counters for Prometheus.", {"text/plain": text}),
+        "/openapi.json": _get("openapi", "This description.", _json({"type": "object"})),
+    }  # fmt: skip
+    both: dict[str, Any] = {"/": _get("page", "How to connect.", {"text/html": text})}
+    for prefix, suffix in (("/v1", ""), ("", "_root")):
+        for path, item in paths.items():
+            both[prefix + path] = {
+                method: part
+                if method == "parameters"
+                else {**part, "operationId": part["operationId"] + suffix}
+                for method, part in item.items()
+            }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mlxspec",
+            "version": __version__,
+            "description": "OpenAI-style routes, with and without /v1.",
+        },
+        "paths": both,
+        "components": {
+            "schemas": {
+                "ChatRequest": schemas.CHAT,
+                "CompletionRequest": schemas.COMPLETION,
+                "TokenizeRequest": schemas.TOKENIZE,
+                "DetokenizeRequest": schemas.DETOKENIZE,
+                "Error": _ERROR,
+            },
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }

@@ -1,0 +1,138 @@
+"""Running a server until a signal ends it: socket, event loop, the model's first load, the way out.
+
+    listen -> load -> say how to connect -> serve -> signal -> end all answers -> end
+
+SIGTERM and SIGINT end every answer with a sentence and the process within seconds, whatever the engine is doing. Knows uvicorn and
+signals; knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from mlxspec.errors import ConfigError
+from mlxspec.server.app import Server
+from mlxspec.server.models import Loaded, Models
+from mlxspec.server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+_STREAMS_END_SECONDS = 1
+_EXIT_SECONDS = 4.5
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(
+    makers: Mapping[str, Callable[[], Engine]],
+    config: ServerConfig,
+    tell: Callable[[str, Loaded], None],
+) -> bool:
+    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. Returns whether everything has
+    ended by itself; where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had, and what
+    loading raises."""
+    listener = _listen(config)
+    with listener:
+        return asyncio.run(_serve(makers, config, listener, tell))
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    host = "127.0.0.1" if config.host == "localhost" else config.host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, config.port))
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        why = error.strerror or str(error)
+        raise ConfigError(f"Cannot listen on {host}:{config.port}: {why}; --port names another.") from error
+    return listener
+
+
+def base_url(config: ServerConfig, port: int) -> str:
+    host = f"[{config.host}]" if ":" in config.host and not config.host.startswith("[") else config.host
+    return f"http://{host}:{port}/v1"
+
+
+async def _serve(
+    makers: Mapping[str, Callable[[], Engine]],
+    config: ServerConfig,
+    listener: socket.socket,
+    tell: Callable[[str, Loaded], None],
+) -> bool:
+    models = Models(makers, idle_seconds=config.idle_unload)
+    server = Server(models, config)
+    web = _Uvicorn(
+        uvicorn.Config(
+            server.app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_STREAMS_END_SECONDS,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+    )
+    stopping = asyncio.Event()
+    _on_signals(stopping)
+    tasks = [
+        asyncio.create_task(web.serve(sockets=[listener])),
+        asyncio.create_task(stopping.wait()),
+    ]
+    beside = asyncio.create_task(models.unload_when_idle())
+    loading = asyncio.create_task(_first_load(models, base_url(config, listener.getsockname()[1]), tell))
+    try:
+        done, _ = await asyncio.wait([*tasks, loading], return_when=asyncio.FIRST_COMPLETED)
+        if loading in done:
+            loading.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended = await models.stop()
+        web.should_exit = True
+        await asyncio.wait([tasks[0]])
+        for task in (*tasks, beside, loading):
+            task.cancel()
+        await asyncio.wait([*tasks, beside, loading])
+        server.close()
+    return ended
+
+
+async def _first_load(models: Models, url: str, tell: Callable[[str, Loaded], None]) -> None:
+    async with models.use(models.names[0]) as loaded:
+        tell(url, loaded)
+
+
+def _on_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if stopping.is_set():  # asked twice: at once
+            os._exit(130)
+        stopping.set()
+        # nothing that a drafter, a template or a kernel does may outlive this
+        timer = threading.Timer(_EXIT_SECONDS, lambda: os._exit(0))
+        timer.daemon = True
+        timer.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(
+            ValueError, RuntimeError
+        ):  # not in the main thread: whoever runs this there stops it otherwise
+            loop.add_signal_handler(number, ask)

@@ -1,0 +1,284 @@
+"""The requests this server takes, as JSON schemas: what check.py checks with and /openapi.json publishes.
+
+A field that is not described is ignored, and the answer says so. Knows shapes and ranges; what fields mean is jobs.py's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from mlxspec.config import (
+    DRAFTER_NAMES,
+    MAX_CONTEXT,
+    MAX_DRAFT,
+    MAX_TOP_LOGPROBS,
+    Acceptance,
+    Policy,
+)
+
+Schema = dict[str, Any]
+MAX_CHOICES = 16
+MAX_PROMPTS = 64
+MAX_TOOLS = 128
+_LONG = 1 << 24  # characters
+
+
+def _maybe(schema: Schema) -> Schema:
+    """The same, or null, which means what leaving it out means."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    out = {**schema, "type": [*kinds, "null"]}
+    if "enum" in schema:
+        out["enum"] = [*schema["enum"], None]
+    return out
+
+
+def _number(low: float, high: float, text: str = "", kind: str = "number") -> Schema:
+    return _maybe({"type": kind, "minimum": low, "maximum": high, **({"description": text} if text else {})})
+
+
+def _integer(low: int, high: int, text: str = "") -> Schema:
+    return _number(low, high, text, "integer")
+
+
+def _flag(text: str = "") -> Schema:
+    return _maybe({"type": "boolean", **({"description": text} if text else {})})
+
+
+TEXT: Schema = {"type": "string", "maxLength": _LONG}
+_STOP: Schema = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "maxLength": 1000},
+        {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 1000}, "maxItems": 16},
+    ]
+}
+_DRAFTER: Schema = {"type": "string", "enum": list(DRAFTER_NAMES)}
+
+SAMPLING: dict[str, Schema] = {
+    "temperature": _number(0, 100, "0, the default unless the server was started otherwise, takes the most likely token"),
+    "top_p": _maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+    "top_k": _integer(0, 1 << 30, "0: off"),
+    "min_p": _number(0, 1),
+    "repetition_penalty": _number(0.01, 100),
+    "presence_penalty": _number(-100, 100),
+    "frequency_penalty": _number(-100, 100),
+    "seed": _integer(-(2**63), 2**63 - 1, "the same seed gives the same text, with drafting and without"),
+    "stop": _maybe(_STOP),
+    "logit_bias": _maybe(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "propertyNames": {"type": "string", "pattern": "^[0-9]{1,9}$"},
+            "maxProperties": 10_000,
+        }
+    ),
+    "ignore_eos": _flag(),
+    "bad_words": _maybe({"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 1000}, "maxItems": 1000}),
+    "thinking_budget": _integer(0, MAX_CONTEXT, "tokens after which thinking is closed"),
+    "regex": _maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer matches it"}),
+    "lark": _maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer is of this grammar"}),
+    "max_tokens": _integer(1, MAX_CONTEXT),
+    "n": _integer(1, MAX_CHOICES),
+    "timeout": _maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1e6, "description": "seconds"}),
+}  # fmt: skip
+
+DRAFTING: dict[str, Schema] = {
+    "draft": _maybe(
+        {
+            "anyOf": [
+                {"type": "boolean"},
+                {"type": "string", "maxLength": 200},
+                {"type": "array", "items": _DRAFTER, "maxItems": 16},
+            ],
+            "description": "off, auto, or drafters in the order in which they are asked, of those that the server has loaded",
+        }
+    ),
+    "policy": _maybe({"type": "string", "enum": list(get_args(Policy))}),
+    "acceptance": _maybe({"type": "string", "enum": list(get_args(Acceptance))}),
+    "n_max": _integer(1, MAX_DRAFT, "most tokens a model drafts at once"),
+    "n_min": _integer(0, MAX_DRAFT, "shorter drafts are dropped"),
+    "p_min": _number(0, 1, "a draft ends before a token less probable than this"),
+}
+# llama.cpp's names for the same
+DRAFTING |= {f"speculative.{name}": DRAFTING[name] for name in ("n_max", "n_min", "p_min")}
+
+COMMON: dict[str, Schema] = {
+    "model": _maybe({"type": "string", "maxLength": 1000}),
+    "stream": _flag(),
+    "stream_options": _maybe({"type": "object", "properties": {"include_usage": _flag()}}),
+    **SAMPLING,
+    **DRAFTING,
+}
+
+_PARTS: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"type": {"type": "string", "enum": ["text"]}, "text": TEXT},
+        "required": ["type", "text"],
+    },
+}
+_CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "maxLength": 200},
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "maxLength": 200},
+                "arguments": {"type": "string", "maxLength": _LONG, "description": "a JSON object"},
+            },
+            "required": ["name", "arguments"],
+        },
+    },
+    "required": ["function"],
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": _maybe({"anyOf": [TEXT, _PARTS]}),
+        "name": _maybe({"type": "string", "maxLength": 200}),
+        "tool_call_id": _maybe({"type": "string", "maxLength": 200}),
+        "tool_calls": _maybe({"type": "array", "items": _CALL, "maxItems": MAX_TOOLS}),
+        "reasoning_content": _maybe(TEXT),
+        "reasoning": _maybe(TEXT),
+    },
+    "required": ["role"],
+}
+_MESSAGES: Schema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": 20_000}
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+        "description": _maybe(TEXT),
+        "parameters": _maybe({"type": "object"}),
+        "strict": _flag(),
+    },
+    "required": ["name"],
+}
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["function"]}, "function": _FUNCTION},
+    "required": ["type", "function"],
+}
+_TOOL_CHOICE: Schema = {
+    "anyOf": [
+        {"type": "string", "enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string", "enum": ["function"]},
+                "function": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 200}},
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
+        },
+    ]
+}
+_RESPONSE_FORMAT: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "properties": {"name": _maybe({"type": "string", "maxLength": 200}), "schema": {"type": "object"}, "strict": _flag()},
+            "required": ["schema"],
+        },
+    },
+    "required": ["type"],
+}  # fmt: skip
+_EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"]
+_TEMPLATE: dict[str, Schema] = {
+    "enable_thinking": _flag(),
+    "preserve_thinking": _flag("keep the reasoning of earlier turns in the prompt"),
+}
+_THINKING: dict[str, Schema] = {**_TEMPLATE, "reasoning_effort": _maybe({"type": "string", "enum": _EFFORTS})}
+
+CHAT: Schema = {
+    "type": "object",
+    "properties": {
+        "messages": _MESSAGES,
+        **COMMON,
+        "max_completion_tokens": COMMON["max_tokens"],
+        "logprobs": _flag(),
+        "top_logprobs": _integer(0, MAX_TOP_LOGPROBS),
+        "response_format": _maybe(_RESPONSE_FORMAT),
+        "tools": _maybe({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}),
+        "tool_choice": _maybe(_TOOL_CHOICE),
+        "parallel_tool_calls": _flag(),
+        "modalities": _maybe({"type": "array", "items": {"type": "string", "enum": ["text"]}}),
+        **_THINKING,
+        "chat_template_kwargs": _maybe(
+            {"type": "object", "properties": _THINKING, "additionalProperties": False}
+        ),
+    },
+    "required": ["messages"],
+}
+
+_IDS: Schema = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 1 << 30},
+    "minItems": 1,
+}
+COMPLETION: Schema = {
+    "type": "object",
+    "properties": {
+        "prompt": {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": _LONG},
+                _IDS,
+                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": _LONG}, "minItems": 1, "maxItems": MAX_PROMPTS},
+                {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ]
+        },
+        **COMMON,
+        "logprobs": _integer(0, MAX_TOP_LOGPROBS, "so many likeliest tokens at each place"),
+        "echo": _flag(),
+        "json_schema": _maybe({"type": "object", "description": "the answer is JSON of this schema"}),
+    },
+    "required": ["prompt"],
+}  # fmt: skip
+
+TOKENIZE: Schema = {
+    "type": "object",
+    "properties": {
+        "model": COMMON["model"],
+        "content": _maybe(TEXT),
+        "messages": _maybe(_MESSAGES),
+        "tools": CHAT["properties"]["tools"],
+        "chat_template_kwargs": CHAT["properties"]["chat_template_kwargs"],
+        "add_special": _flag("what the tokenizer puts around a plain text"),
+        "with_pieces": _flag(),
+    },
+}
+
+DETOKENIZE: Schema = {
+    "type": "object",
+    "properties": {
+        "model": COMMON["model"],
+        "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 1 << 30}},
+    },
+    "required": ["tokens"],
+}
+
+# Accepted from clients that always send them; they have no meaning for one model on one machine.
+WITHOUT_MEANING = frozenset(
+    {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "verbosity"}
+)  # fmt: skip
+# Asked for, these change what an answer is; leaving them out silently would be a lie.
+REFUSED = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "audio": "this server has text only",
+    "web_search_options": "this server does not search",
+    "suffix": "this model cannot fill in",
+    "best_of": "ask for n answers and choose",
+    "ngram_dynamic": "files are named when the server is started",
+    "ngram_static": "files are named when the server is started",
+}

@@ -1,0 +1,61 @@
+"""How a server is set up, checked when it is made. Knows no engine."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from mlxspec.config import SamplingParams, check_number
+from mlxspec.errors import ConfigError
+
+MAX_BODY = 16 << 20
+MAX_DEPTH = 100
+DEFAULT_MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """host: an address other than this machine's own needs an api_key. allowed_origins: web pages that may call, beside those of this
+    machine. idle_unload: seconds without a request after which the model leaves memory. params: sampling where a request says nothing;
+    its max_tokens is the longest answer nobody asked to be longer."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    max_body: int = MAX_BODY
+    max_depth: int = MAX_DEPTH
+    keepalive_seconds: float = 10.0
+    body_seconds: float = 30.0
+    idle_unload: float | None = None
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=DEFAULT_MAX_TOKENS))
+
+    def __post_init__(self) -> None:
+        check_number("port", self.port, 0, 65535, integer=True)
+        if self.idle_unload is not None:
+            check_number("idle_unload", self.idle_unload, 0.1, 1e9)
+        if not self.host:
+            raise ConfigError("host must not be empty.")
+        if self.api_key is not None and len(self.api_key) < 4:
+            raise ConfigError("The API key must have at least 4 characters.")
+        for origin in self.allowed_origins:
+            if origin != "*" and not origin.startswith(("http://", "https://")):
+                raise ConfigError(f"An allowed origin looks like https://example.com, not {origin!r}.")
+        if self.api_key is None and (not self.is_local or "*" in self.allowed_origins):
+            what = f"Listening on {self.host}" if not self.is_local else "Letting every web page in"
+            raise ConfigError(f"{what} needs an API key: give one with --api-key or in MLXSPEC_API_KEY.")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,69 @@
+"""What an answer cost, in the two forms clients read: OpenAI's `usage` and llama.cpp's `timings`; and what drafting did, our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlxspec.engine.stats import RequestStats
+
+
+def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
+    """Of all answers together; a prompt that several answers share counts once, as OpenAI counts."""
+    each = max(1, len(stats) // max(1, num_prompts))
+    prompts = stats[::each]
+    num_prompt = sum(s.num_prompt for s in prompts)
+    num_completion = sum(s.num_generated for s in stats)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": sum(s.num_cached for s in prompts)},
+    }
+
+
+def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:
+    """llama.cpp's fields. Answers of one request run beside one another: counts add up, times are the longest."""
+    prompt_n = sum(s.num_prompt - s.num_cached for s in stats)
+    predicted_n = sum(s.num_generated for s in stats)
+    prompt_ms = max((s.prefill_seconds for s in stats), default=0.0) * 1e3
+    predicted_ms = max((s.decode_seconds for s in stats), default=0.0) * 1e3
+    out: dict[str, Any] = {
+        "cache_n": sum(s.num_cached for s in stats),
+        "prompt_n": prompt_n,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": _over(prompt_ms, prompt_n),
+        "prompt_per_second": _over(prompt_n * 1e3, prompt_ms),
+        "predicted_n": predicted_n,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": _over(predicted_ms, predicted_n),
+        "predicted_per_second": _over(predicted_n * 1e3, predicted_ms),
+    }
+    if any(s.drafters for s in stats):
+        out["draft_n"] = sum(s.num_drafted for s in stats)
+        out["draft_n_accepted"] = sum(s.num_accepted for s in stats)
+    return out
+
+
+def drafting(stats: Sequence[RequestStats], notices: Sequence[str] = ()) -> dict[str, Any]:
+    """Who drafted, and what there is to say: nothing is switched off silently."""
+    drafters: dict[str, dict[str, int]] = {}
+    for one in stats:
+        for name, found in one.drafters.items():
+            own = drafters.setdefault(name, {"drafted": 0, "accepted": 0})
+            own["drafted"] += found.num_drafted
+            own["accepted"] += found.num_accepted
+    rounds, decoded = sum(s.num_rounds for s in stats), sum(s.num_decoded for s in stats)
+    said = dict.fromkeys([*notices, *(n for s in stats for n in s.notices)])
+    return {
+        "drafters": drafters,
+        "rounds": rounds,
+        "tokens_per_round": _over(decoded, rounds),
+        "seeds": [s.seed for s in stats],
+        "notices": list(said),
+    }
+
+
+def _over(value: float, by: float) -> float:
+    return value / by if by else 0.0

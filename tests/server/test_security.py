@@ -1,0 +1,305 @@
+"""Who is let in, what is taken, and that nothing a client sends gets more than an error in OpenAI's envelope."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxspec.errors import ConfigError
+from mlxspec.server import schemas
+from mlxspec.server.security import host_name
+from mlxspec.server.settings import ServerConfig
+from tests.server.serving import LONG, Served
+
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+KEY = "secret-kéy"
+
+
+def envelope(data: bytes) -> dict[str, Any]:
+    error = json.loads(data)["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["message"].endswith(".")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8080", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:80", 200),
+        ("127.0.0.1.nip.io", 403),
+        ("evil.com", 403),
+        ("localhost.evil.com", 403),
+        ("localhost:80@evil.com", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+def test_hosts(demo: Served, host: str, status: int) -> None:
+    found, _, data = demo.ask("GET", "/v1/models", headers={"Host": host})
+    assert found == status
+    if status != 200:
+        assert envelope(data)["code"] == "host"
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:3000", 200),
+        ("https://127.0.0.1", 200),
+        ("http://[::1]:5", 200),
+        ("https://evil.com", 403),
+        ("http://localhost.evil.com", 403),
+        ("null", 403),
+        ("file://", 403),
+        ("http://[", 403),
+    ],
+)
+def test_origins(demo: Served, origin: str, status: int) -> None:
+    for method, body in (("GET", None), ("POST", BODY)):
+        path = "/v1/models" if method == "GET" else "/v1/chat/completions"
+        found, headers, data = demo.ask(method, path, body, headers={"Origin": origin})
+        assert found == status
+        assert headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+        if status != 200:
+            assert envelope(data)["code"] == "origin"
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    found, headers, _ = demo.ask("OPTIONS", "/v1/chat/completions", headers=preflight)
+    assert found == (204 if status == 200 else 403)
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+def test_a_form_of_a_web_page_is_no_request(demo: Served, kind: str) -> None:
+    raw = json.dumps(BODY).encode()
+    status, _, data = demo.ask("POST", "/v1/chat/completions", raw=raw, headers={"Content-Type": kind})
+    assert status == 415
+    assert envelope(data)["code"] == "content_type"
+
+
+def test_bodies_too_large_too_deep_or_no_json(demo: Served) -> None:
+    for raw, status in (
+        (b"x" * (20 << 20), 413),
+        (b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
+        (b'{"messages": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}", 400),
+        (b"[" * 100_000, 400),
+        (b"[]", 400),
+        (b"", 400),
+        (b"{", 400),
+        (b'"x"', 400),
+        (b'{"temperature": NaN, "messages": []}', 400),
+        (b'{"max_tokens": 1e999, "messages": [{"role": "user", "content": "x"}]}', 400),
+        (b'{"seed": 1' + b"0" * 5000 + b', "messages": [{"role": "user", "content": "x"}]}', 400),
+        (b"\xff\xfe", 400),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+    ):
+        found, _, data = demo.ask("POST", "/v1/chat/completions", raw=raw)
+        assert found == status, (raw[:60], data)
+        envelope(data)
+    assert demo.chat(max_tokens=1)  # and it goes on
+
+
+def test_a_body_that_grows_past_its_limit(demo: Served) -> None:
+    """Chunked, so that no length is announced."""
+    with socket.create_connection(("127.0.0.1", demo.port), timeout=LONG) as connection:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        more = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall((head + more).encode())
+        piece = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+        try:
+            for _ in range(18):
+                connection.sendall(piece)
+        except OSError:
+            pass  # it has stopped reading
+        answer = connection.recv(1 << 16)
+    assert b"413" in answer.split(b"\r\n")[0]
+
+
+WRONG: list[Any] = ["x" * 70_000, -1, 10**40, 1.5, [[]], {"a": 1}]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+def test_wrong_types_in_every_field(demo: Served, path: str) -> None:
+    """No field, whatever is in it, gives more than a sentence: 4xx, or an answer where the value happens to be valid."""
+    schema = {
+        "/v1/chat/completions": schemas.CHAT,
+        "/v1/completions": schemas.COMPLETION,
+        "/tokenize": schemas.TOKENIZE,
+        "/detokenize": schemas.DETOKENIZE,
+    }[path]
+    good: dict[str, Any] = {
+        "/v1/chat/completions": BODY,
+        "/v1/completions": {"prompt": "x", "max_tokens": 1},
+        "/tokenize": {"content": "x"},
+        "/detokenize": {"tokens": [5]},
+    }[path]
+    for field in schema["properties"]:
+        for value in WRONG:
+            if field == "model" or (field == "timeout" and value == 1.5):
+                continue
+            status, _, data = demo.ask("POST", path, {**good, field: value})
+            assert status in (200, 400), (field, value, data)
+            if status == 400:
+                envelope(data)
+
+
+def test_messages_that_are_none(demo: Served) -> None:
+    for messages in (
+        [],
+        [1],
+        [{}],
+        [{"role": "user"}],
+        [{"role": "user", "content": None}],
+        [{"role": "critic", "content": "x"}],
+        [{"role": "assistant"}],
+        [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}],
+            }
+        ],
+        [{"role": "user", "content": [{"type": "text"}]}],
+    ):
+        status, _, data = demo.ask("POST", "/v1/chat/completions", {**BODY, "messages": messages})
+        assert status == 400, (messages, data)
+        assert envelope(data)["param"].startswith("messages"), data
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "C:\\x",
+        "http://127.0.0.1:1/x",
+        "a/b",
+        "\r\nX: y",
+        "\u202e",
+        "demo\x00",
+    ],
+)
+def test_names_of_models_choose_no_file(demo: Served, name: str) -> None:
+    assert demo.chat(model=name, max_tokens=1)["model"] == "demo"
+
+
+def test_routes_and_methods_that_are_not_there(demo: Served) -> None:
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1//models", 404),
+        ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404),
+    ):
+        found, _, data = demo.ask(method, path)
+        assert found == status, path
+        envelope(data)
+
+
+def test_log_lines_are_one_line_each(demo: Served) -> None:
+    assert demo.ask("GET", "/%0a%1b[31mforged%0d%0aline")[0] == 404
+    demo.chat(max_tokens=1)
+    demo.wait_for(r"forged")
+    assert not [line for line in demo.lines if "\x1b" in line or line.startswith("line")]
+    assert not [line for line in demo.lines if "Traceback" in line]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two models, a key and a hostile chat template."""
+    hostile = tmp_path_factory.mktemp("models") / "hostile"
+    _copy_demo(hostile, "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}")
+    with Served(
+        "--model",
+        "demo",
+        "--model",
+        f"bad={hostile}",
+        "--draft",
+        "off",
+        env={"MLXSPEC_API_KEY": KEY},
+        headers={"X-API-Key": KEY.encode().decode("latin-1")},
+    ) as served:
+        yield served
+
+
+def _copy_demo(folder: Path, template: str) -> None:
+    from mlxspec.demo import TARGET
+
+    folder.mkdir()
+    for path in TARGET.iterdir():
+        if path.name != "chat_template.jinja":
+            shutil.copy(path, folder / path.name)
+    (folder / "chat_template.jinja").write_text(template)
+
+
+def test_keys(keyed: Served) -> None:
+    right = KEY.encode().decode("latin-1")
+    wrong = ("", "secret", right + "x", "Bearer", "\xff\xfe")
+    for key in wrong:
+        for header in ({"X-API-Key": key}, {"X-API-Key": "", "Authorization": f"Bearer {key}"}):
+            status, headers, data = keyed.ask("GET", "/v1/models", headers=header)
+            assert status == 401
+            assert headers["www-authenticate"] == "Bearer"
+            assert envelope(data)["code"] == "invalid_api_key"
+    for path in ("/metrics", "/", "/openapi.json"):
+        assert keyed.ask("GET", path, headers={"X-API-Key": "no"})[0] == 401
+    assert keyed.ask("GET", "/health", headers={"X-API-Key": "no"})[0] == 200
+    for header in ({}, {"X-API-Key": "", "Authorization": f"Bearer {right}"}):
+        assert keyed.ask("GET", "/v1/models", headers=header)[0] == 200
+    assert not [line for line in keyed.lines if KEY in line]
+
+
+def test_a_table_of_models_and_a_hostile_template(keyed: Served) -> None:
+    status, answer = keyed.post("/v1/chat/completions", {**BODY, "model": "gpt-4o"})
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    status, answer = keyed.post("/v1/chat/completions", {**BODY, "model": "bad"})
+    assert status == 400
+    assert "template" in answer["error"]["message"]
+    loads = keyed.metrics()["mlxspec_model_loads_total"]
+    assert loads == 2  # it was swapped in
+    text = keyed.post("/v1/completions", {"model": "bad", "prompt": "def main():", "max_tokens": 4})[1]
+    assert text["model"] == "bad"
+    assert keyed.chat(model="demo", max_tokens=2)["model"] == "demo"
+    assert keyed.metrics()["mlxspec_model_loads_total"] == 3
+
+
+def test_other_addresses_need_a_key() -> None:
+    for host in ("0.0.0.0", "192.168.1.5", "::", "example.com"):
+        with pytest.raises(ConfigError, match="key"):
+            ServerConfig(host=host)
+        assert ServerConfig(host=host, api_key="12345678")
+    for host in ("127.0.0.1", "localhost", "::1", "127.3.4.5"):
+        assert ServerConfig(host=host).is_local
+    with pytest.raises(ConfigError, match="key"):
+        ServerConfig(allowed_origins=("*",))
+    with pytest.raises(ConfigError, match="origin"):
+        ServerConfig(allowed_origins=("example.com",))
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("a:1", "a"),
+        ("A", "a"),
+        ("[::1]", "::1"),
+        ("[::1]:9", "::1"),
+        ("a:b", None),
+        ("", None),
+        (":80", None),
+        ("[::1]x", None),
+    ],
+)
+def test_names_in_host_headers(host: str, name: str | None) -> None:
+    assert host_name(host) == name
