@@ -55,23 +55,31 @@ class Picture:
     command: tuple[str, ...]
     act: Callable[[Recorder], None]
     columns: int = 96
-    rows: int = 30
+    rows: int = 44
 
 
 def ready(text: str) -> bool:
     return text.endswith("\n>")
 
 
+RENAME = """\
+rename counts to totals:
+```python
+def count_words(lines):
+    counts = {}
+    for line in lines:
+        for word in line.split():
+            counts[word] = counts.get(word, 0) + 1
+    return counts
+```"""
+
+
 def _chat(terminal: Recorder) -> None:
+    """A question, a pasted edit, a command."""
     terminal.wait_for(ready)
-    for line in (
-        "what does os.path.join do?",
-        "what does str.split do?",
-        "/draft off",
-        "what does os.path.join do?",
-    ):
+    for line in ("what does os.path.join do?", RENAME, "/draft off"):
         seen = len(terminal.text())
-        terminal.type(line)
+        terminal.paste(line) if "\n" in line else terminal.type(line)
         terminal.settle(0.3)
         terminal.type("\r")
         terminal.wait_for(ready, after=seen)

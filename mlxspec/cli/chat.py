@@ -135,3 +135,4 @@ def _greet(talk: Conversation) -> None:
     if talk.engine.name == options.DEMO:
         terminal.note("This is the small model that comes with mlxspec; --model names another.")
     terminal.note_as_is("/help lists the commands, Ctrl-D leaves.")
+    terminal.note_as_is("")

@@ -131,6 +131,10 @@ class MarkdownView(View):
         self._new = MarkdownStream
         self._stream: MarkdownStream | None = None
 
+    def begin(self) -> None:
+        super().begin()
+        terminal.say("\n")
+
     def write(self, text: str) -> None:
         if self._stream is None:
             self._stream = self._new(self._console)
