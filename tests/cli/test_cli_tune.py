@@ -39,6 +39,7 @@ def test_a_table_a_verdict_and_costs_that_are_kept(
     assert run("generate", "-p", "x", "--max-tokens", "4", "--policy", "auto").code == 0
 
 
+@pytest.mark.slow
 def test_everything_as_json_with_messages(run: Run, tmp_path: Path) -> None:
     lines = [{"prompt": "what is a list?"}, {"messages": [{"role": "user", "content": "what is a dict?"}]}]
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(x) for x in lines), encoding="utf-8")
