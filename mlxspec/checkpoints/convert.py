@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -67,47 +67,60 @@ class Converted:
     skipped: int
 
 
+class _Made(NamedTuple):
+    """What is to be written, not evaluated; nothing else may refer to its arrays, so that each is let go of when it has been written."""
+
+    trunk: Weights
+    head: Weights
+    config: dict[str, Any]
+    skipped: int
+
+
 def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) -> Converted:
     """source: demo, a folder or a Hugging Face id. out: a folder that is absent or empty; it is there whole afterwards, or not at all.
 
     Raises ConfigError for what contradicts the source, ModelError for a source that cannot be loaded, StorageError.
     """
     check_target(out)
-    source_folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_disk))
-    folder, config = source_folder.path, source_folder.config()
+    folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_disk))
+    made = _prepare(folder, source, wish)
+    trunk_bytes, head_bytes = (sum(v.nbytes for v in part.values()) for part in (made.trunk, made.head))
+    total = trunk_bytes + head_bytes
+    with whole_folder(out, total) as draft, progress.steps(f"converting {source}", total) as step:
+        for name in sorted({p.name for pattern in _ALSO for p in folder.path.glob(pattern)} - {*_NOT}):
+            shutil.copyfile(folder.path / name, draft / name)
+        write_json(draft / "config.json", made.config)
+        save_model(draft, made.trunk, step)
+        if made.head:
+            save(draft / HEAD_FILE, {f"mtp.{k}": v for k, v in made.head.items()}, step)
+        written = ModelFolder(draft)
+        if (assemble_lazily(written.config(), written.read).mtp is not None) != bool(made.head):
+            raise ModelError("The MTP head did not come through the conversion; nothing was written.")
+    return Converted(folder=out, trunk_bytes=trunk_bytes, head_bytes=head_bytes, skipped=made.skipped)
+
+
+def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
+    config, weights = folder.config(), folder.read()
     kind = architecture(config)
-    parsed = kind.parse(config)
-    weights = source_folder.read()
-    skipped = sum(map(is_of_a_tower, weights))
     assemble_lazily(config, lambda: weights)  # whatever is wrong with the source is found here
-    trunk, head = as_stored(weights, *kind.sanitize(weights, parsed))
+    parsed = kind.parse(config)
     model = kind.build(parsed)
+    sanitized = kind.sanitize(weights, parsed)
+    trunk, head = as_stored(weights, *sanitized)
     if wish.graft is not None:
-        head = _grafted(wish.graft, head, kind.head is not None, weights, kind.sanitize(weights, parsed)[0])
+        head = _grafted(wish.graft, head, kind.head is not None, weights, sanitized[0])
     _check(wish, trunk, head, source)
     dtype = DTYPES[wish.dtype] if wish.dtype else _main_dtype(config, trunk)
     trunk, head = _cast(trunk, dtype), _cast(head, dtype, norms=False)
     formats: dict[str, Format] = {}
-    main = wish.trunk
-    if main is not None:
-        trunk, formats = quantize(trunk, model, main)
+    if wish.trunk is not None:
+        trunk, formats = quantize(trunk, model, wish.trunk)
     if head and kind.head is not None and wish.head_bits != 16 and not _is_quantized(head):
         head, own = quantize(head, kind.head(parsed, model), Format(bits=wish.head_bits or 4))
         formats |= {f"mtp.{path}": form for path, form in own.items()}
-    quantization = _quantization(config, main, formats)
-    sizes = [sum(v.nbytes for v in part.values()) for part in (trunk, head)]
-    with whole_folder(out, sum(sizes)) as draft, progress.steps(f"converting {source}", sum(sizes)) as step:
-        for name in sorted({p.name for pattern in _ALSO for p in folder.glob(pattern)} - {*_NOT}):
-            shutil.copyfile(folder / name, draft / name)
-        write_json(draft / "config.json", mlx_config(config, parsed, quantization))
-        save_model(draft, trunk, step)
-        if head:
-            save(draft / HEAD_FILE, {f"mtp.{k}": v for k, v in head.items()}, step)
-        written = ModelFolder(draft)
-        made = assemble_lazily(written.config(), written.read)
-        if (made.mtp is not None) != bool(head):
-            raise ModelError("The MTP head did not come through the conversion; nothing was written.")
-    return Converted(folder=out, trunk_bytes=sizes[0], head_bytes=sizes[1], skipped=skipped)
+    quantization = _quantization(config, wish.trunk, formats)
+    skipped = sum(map(is_of_a_tower, weights))
+    return _Made(trunk, head, mlx_config(config, parsed, quantization), skipped)
 
 
 def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk: Weights) -> Weights:

@@ -23,6 +23,7 @@ from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import Assembled, assemble
+from mlxspec.resources import demo_folder
 
 TOKENS = [5, 17, 3, 99, 101, 7, 8, 150, 11, 2, 60, 61, 62]
 Q4 = Format(bits=4, group_size=32)
@@ -184,6 +185,17 @@ def test_shards_and_their_index(
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     assert np.abs(mlx_lm_logits(out) - logits(ours(folders("untied/hub")))).max() <= 1e-3
     assert not [p for p in (tmp_path / "a").iterdir() if p != out]
+
+
+def test_memory_holds_a_shard_and_not_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source tensors are let go of one by one."""
+    monkeypatch.setattr(writing, "SHARD_AT_MOST", 200_000)
+    total = sum(v.nbytes for v in read_folder(demo_folder("target")).values())
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    convert("demo", tmp_path / "out", Wish(trunk=Format()))
+    assert mx.get_peak_memory() - before < total / 2
 
 
 def edit(**values: Any) -> dict[str, Any]:
