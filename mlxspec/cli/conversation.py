@@ -15,10 +15,12 @@ from mlxspec.cli.answer import Message, finished, follow
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
 from mlxspec.cli.stats_line import Finished
-from mlxspec.cli.thoughts import TAGS, Thoughts
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.events import TokensEvent
+from mlxspec.parsers.formats import detect
+from mlxspec.parsers.pieces import Content, Reasoning
+from mlxspec.parsers.pieces import Piece as Part
 
 if TYPE_CHECKING:
     from mlxspec.config import SpecConfig
@@ -57,16 +59,18 @@ class Conversation:
         Raises ConfigError or ContextOverflowError before the first piece; the conversation is as it was then.
         """
         turns = [*self.turns, {"role": "user", "content": text}]
-        request = self.engine.submit(self._prompt(turns), self.params, spec=self.spec)
+        form = detect(_template(self.engine).source)
+        params = self.params if form.thinking is None else replace(self.params, thinking_tags=form.thinking)
+        request = self.engine.submit(self._prompt(turns), params, spec=self.spec)
         parts: dict[bool, list[str]] = {False: [], True: []}
-        thoughts = Thoughts(opened=self._rendered(turns).rstrip().endswith(TAGS[0]))
+        parser = form.parser(self._rendered(turns))
         started = False
         try:
             for event in follow(self.engine, [request], interrupt):
                 started = True
                 if isinstance(event, TokensEvent) and event.text:
-                    yield from _kept(thoughts.push(event.text), parts)
-            yield from _kept(thoughts.end(), parts)
+                    yield from _kept(parser.push(event.text), parts)
+            yield from _kept(parser.finish(), parts)
         finally:
             if started:
                 answer = {"role": "assistant", "content": "".join(parts[False])}
@@ -144,10 +148,12 @@ class Conversation:
             raise
 
 
-def _kept(pieces: Iterator[tuple[str, bool]], parts: dict[bool, list[str]]) -> Iterator[Piece]:
-    for text, is_thinking in pieces:
-        parts[is_thinking].append(text)
-        yield Piece(text, is_thinking)
+def _kept(pieces: Sequence[Part], parts: dict[bool, list[str]]) -> Iterator[Piece]:
+    for piece in pieces:
+        if isinstance(piece, Content | Reasoning):  # without tools there are no calls
+            is_thinking = isinstance(piece, Reasoning)
+            parts[is_thinking].append(piece.text)
+            yield Piece(piece.text, is_thinking)
 
 
 def _template(engine: Engine) -> ChatTemplate:

@@ -47,6 +47,9 @@ def turn(answer: Finished) -> str:
 
     stats = answer.stats
     speed = f", {stats.decode_speed:.1f} tok/s" if stats.decode_speed else ""
+    plain = getattr(stats, "plain_speed", None)  # where something has measured plain rounds
+    if speed and plain:
+        speed += f" (plain about {plain:.0f})"
     methods = [
         f"{name} {work.num_drafted / work.num_rounds:.1f} deep {_percent(work.num_accepted, work.num_drafted)} accepted"
         for name, work in stats.drafters.items()

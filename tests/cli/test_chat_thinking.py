@@ -1,4 +1,4 @@
-"""Thinking and saying are told apart wherever the pieces are cut, and templates get earlier thinking to do with as they please."""
+"""Thinking in a chat: told apart from the answer, folded, limited, switched; templates get earlier thinking to do with as they please."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 from cli_checkpoints import write_checkpoint
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mlxspec
 from mlxspec.cli.chat_commands import Session, obey
 from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.interrupt import Interrupt
-from mlxspec.cli.thoughts import Thoughts
 from mlxspec.cli.view import View
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
@@ -27,47 +24,6 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
     "{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}"
 )
-
-
-def parted(text: str, size: int, *, opened: bool) -> tuple[str, str]:
-    """(thought, said)."""
-    parts = {True: "", False: ""}
-    thoughts = Thoughts(opened=opened)
-    for i in range(0, len(text), size):
-        for piece, is_thinking in thoughts.push(text[i : i + size]):
-            parts[is_thinking] += piece
-    for piece, is_thinking in thoughts.end():
-        parts[is_thinking] += piece
-    return parts[True], parts[False]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize(
-    ("text", "opened", "expected"),
-    [
-        ("a <b\n</think>\n\nsaid\n", True, ("a <b", "said\n")),
-        ("<think>\na</think>b", False, ("a", "b")),
-        ("\n<think>a", False, ("a", "")),
-        ("plain <think>x</think>", False, ("", "plain <think>x</think>")),
-        ("</thin", True, ("</thin", "")),
-        ("<thi", False, ("", "<thi")),
-        ("</think>", True, ("", "")),
-        ("", True, ("", "")),
-        ("a</think>b</think>c", True, ("a", "b</think>c")),
-    ],
-)
-def test_parts(text: str, opened: bool, expected: tuple[str, str], size: int) -> None:
-    assert parted(text, size, opened=opened) == expected
-
-
-@given(
-    st.lists(st.sampled_from(["<think>", "</think>", "<", "/think>", "a", "\n", " "])),
-    st.integers(1, 9),
-    st.booleans(),
-)
-def test_the_cuts_do_not_matter(parts: list[str], size: int, opened: bool) -> None:
-    text = "".join(parts)
-    assert parted(text, size, opened=opened) == parted(text, max(len(text), 1), opened=opened)
 
 
 @pytest.fixture(scope="module")
