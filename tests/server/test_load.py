@@ -1,0 +1,124 @@
+"""Many clients at once, drafting on, some of whom go away: completed texts are those of single runs, and no row stays behind."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tests.server.serving import LONG, Served, content, events
+
+QUESTIONS = [
+    "what does os.path.join do?",
+    "what does sorted do?",
+    "what does json.dumps do?",
+    "what does shutil.copy do?",
+]
+
+
+def body(question: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}], "max_tokens": 20, "stream": True, **more}
+
+
+def send(served: Served, asked: dict[str, Any]) -> socket.socket:
+    data = json.dumps(asked).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=LONG)
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def leave(served: Served, asked: dict[str, Any], num_bytes: int) -> None:
+    """Ask, read so many bytes, and go away without a word."""
+    with send(served, asked) as connection:
+        while num_bytes > 0 and (piece := connection.recv(min(num_bytes, 512))):
+            num_bytes -= len(piece)
+
+
+def client(served: Served, seed: int, num: int, wanted: dict[tuple[str, str], str], wrong: list[Any]) -> None:
+    rng = random.Random(seed)
+    try:
+        for _ in range(num):
+            question, draft = rng.choice(QUESTIONS), rng.choice(["auto", "mtp", "ngram-simple", "off"])
+            if rng.random() < 0.4:
+                leave(served, body(question, draft=draft, max_tokens=200), rng.choice([0, 1, 300, 900, 2000]))
+                continue
+            objects, _, done = served.stream("/v1/chat/completions", body(question, draft=draft))
+            if content(objects) != wanted[question] or not done:
+                wrong.append((question, draft, content(objects)))
+    except Exception as error:
+        wrong.append(error)
+
+
+def run(served: Served, num_clients: int, num_requests: int) -> None:
+    wanted: Any = {q: served.chat(q, max_tokens=20)["choices"][0]["message"]["content"] for q in QUESTIONS}
+    wrong: list[Any] = []
+    threads = [
+        threading.Thread(target=client, args=(served, seed, num_requests, wanted, wrong))
+        for seed in range(num_clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    left = served.settle()
+    for gauge in ("rows_running", "rows_waiting", "open_requests"):
+        assert left[f"mlxspec_{gauge}"] == 0, gauge
+
+
+def test_clients_that_come_and_go(demo: Served) -> None:
+    run(demo, 4, 3)
+
+
+def test_aborts_leave_nothing(demo: Served) -> None:
+    aborts(demo, 12)
+
+
+def aborts(served: Served, num: int) -> None:
+    before = served.settle()["mlxspec_cancelled_total"]
+    rng = random.Random(1)
+    for i in range(num):
+        asked = body(
+            rng.choice(QUESTIONS) + " word" * rng.choice([0, 300]), max_tokens=1000, stream=bool(i % 4)
+        )
+        leave(served, asked, rng.choice([0, 0, 200, 800]) if asked["stream"] else 0)
+    left = served.settle()
+    assert left["mlxspec_rows_running"] == left["mlxspec_open_requests"] == 0
+    assert left["mlxspec_cancelled_total"] > before
+
+
+def test_a_stop_sequence_of_events(demo: Served) -> None:
+    """What comes over the wire, byte for byte: events, comments while the prompt is read, the end."""
+    with send(demo, body(QUESTIONS[0] + " word" * 300, max_tokens=3)) as connection:
+        data = b""
+        while piece := connection.recv(1 << 16):
+            data += piece
+    head, _, rest = data.partition(b"\r\n\r\n")
+    assert b"text/event-stream" in head
+    plain = b"".join(rest.split(b"\r\n")[1::2])
+    objects, comments, done = events(plain)
+    assert done
+    assert any(c.startswith("prompt ") for c in comments)
+    assert objects[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.slow
+def test_eight_clients_with_25_requests_each() -> None:
+    with Served("--max-rows", "8") as served:
+        served.chat()
+        run(served, 8, 25)
+
+
+@pytest.mark.slow
+def test_two_hundred_aborts() -> None:
+    with Served("--max-rows", "8", "--prefill-chunk", "64") as served:
+        served.chat()
+        aborts(served, 200)

@@ -1,0 +1,120 @@
+"""A signal ends the process in time whatever the engine is doing, and a fault ends the request it hits, not the others."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from tests.server.serving import QUESTION, Served
+
+# What the engine's thread is made to do, and where: long enough that only the process' end ends it.
+SLOW = """
+import sys, time
+from mlxspec.engine import {module} as module
+real = {where}
+def slow(*args, **kwargs):
+    print("here it is", file=sys.stderr, flush=True)
+    time.sleep(120)
+    return real(*args, **kwargs)
+{where} = slow
+"""
+STAGES = {
+    "prefill": SLOW.format(module="prefill", where="module.Prefill.advance"),
+    "draft": SLOW.format(module="round", where="module.Chain.propose"),
+    "verify": SLOW.format(module="round", where="module._forward"),
+    "sampling": SLOW.format(module="engine", where="module.read"),
+    "loading": "import mlxspec.engine.load as module, sys, time\ndef slow(*a, **k):\n"
+    "    print('here it is', file=sys.stderr, flush=True)\n    time.sleep(120)\nmodule.load = slow\n",
+}
+IN_TIME = 5.0
+
+
+@pytest.mark.parametrize("stage", ["prefill", "loading"])
+def test_a_signal_in_a_stage(stage: str) -> None:
+    stop_in(stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["draft", "verify", "sampling"])
+def test_a_signal_in_another_stage(stage: str) -> None:
+    stop_in(stage)
+
+
+def stop_in(stage: str) -> None:
+    with Served(plant=STAGES[stage], wait=stage != "loading") as served:
+        answers: list[Any] = []
+        asking = threading.Thread(target=_ask, args=(served, answers))
+        if stage != "loading":
+            asking.start()
+        served.wait_for("here it is")
+        status, seconds = served.stop()
+        assert status == 0, served.lines
+        assert (
+            seconds < IN_TIME + 10
+        )  # this machine may be busy: what is promised is asserted where it is idle
+        if stage != "loading":
+            asking.join()
+            assert answers  # an error, or a connection that ended; nobody waits for ever
+        assert not [line for line in served.lines if "Traceback" in line], served.lines
+
+
+def _ask(served: Served, answers: list[Any]) -> None:
+    try:
+        answers.append(served.ask("POST", "/v1/completions", {"prompt": "def main():", "draft": "auto"}))
+    except (OSError, ValueError) as error:
+        answers.append(error)
+    except Exception as error:
+        answers.append(error)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_an_idle_server_ends_at_once(number: int) -> None:
+    with Served() as served:
+        assert served.stop(number)[0] == 0
+        assert not [line for line in served.lines if "Traceback" in line]
+
+
+FAULTS = """
+import mlxspec.drafters.ngram_simple as ngram, mlxspec.sampling.constraints as constraints
+real = ngram.NgramSimple.propose
+def propose(self, asks, sampler):
+    if any(5 in a.sampler.params.logit_bias for a in asks):
+        raise RuntimeError("planted in a drafter")
+    return real(self, asks, sampler)
+ngram.NgramSimple.propose = propose
+look = constraints.Constraints.push
+def push(self, token):
+    raise RuntimeError("planted in a processor")
+constraints.Constraints.push = push
+"""
+
+
+def test_faults_of_one_request_leave_the_others_alone() -> None:
+    with Served("--max-rows", "4", plant=FAULTS) as served:
+        ask = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
+        wanted = served.post("/v1/chat/completions", ask)[1]["choices"][0]["message"]["content"]
+        found: dict[int, tuple[int, dict[str, Any]]] = {}
+
+        def one(number: int, body: dict[str, Any]) -> None:
+            found[number] = served.post("/v1/chat/completions", body)
+
+        others = [{}, {"logit_bias": {"5": 0}}, {"bad_words": ["zzz"]}, {}]
+        threads = [threading.Thread(target=one, args=(i, {**ask, **o})) for i, o in enumerate(others)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number in (0, 1, 3):
+            status, answer = found[number]
+            assert status == 200, json.dumps(answer)
+            assert answer["choices"][0]["message"]["content"] == wanted
+        assert any("planted in a drafter" in n for n in found[1][1]["mlxspec"]["notices"])
+        status, answer = found[2]
+        assert status == 500
+        assert "planted in a processor" in answer["error"]["message"]
+        assert served.post("/v1/chat/completions", ask)[1]["choices"][0]["message"]["content"] == wanted
+        assert served.settle()["mlxspec_rows_running"] == 0
