@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             _print_json(events, engine, requests, prompts)
         else:
-            _print_text(events, requests, prompts)
+            _print_text(events, requests, prompts, show_draft=args.show_draft)
     if not args.json:
         _print_statistics(engine, requests)
     return INTERRUPTED if interrupt.asked else 0
@@ -61,12 +61,14 @@ def read_prompts(given: Sequence[str] | None) -> list[str]:
 
 
 class _InOrder:
-    """Answers that grow together, printed one behind the other: the first that has not ended streams, later ones wait."""
+    """Answers that grow together, printed one behind the other: the first that has not ended streams, later ones wait. show_draft: what
+    was drafted and stood is coloured."""
 
-    def __init__(self, requests: Sequence[Request], prompts: Sequence[str]) -> None:
+    def __init__(self, requests: Sequence[Request], prompts: Sequence[str], *, show_draft: bool) -> None:
+        self._show_draft = show_draft
         self._order = [r.number for r in requests]
         self._prompts = prompts
-        self._waiting = dict.fromkeys(self._order, "")
+        self._waiting: dict[int, list[TokensEvent]] = {number: [] for number in self._order}
         self._ended: set[int] = set()
         self._current = 0
         self._begin()
@@ -78,9 +80,9 @@ class _InOrder:
         elif not isinstance(event, TokensEvent):
             return
         elif self._current < len(self._order) and event.request == self._order[self._current]:
-            terminal.say(event.text)
+            self._say(event)
         else:
-            self._waiting[event.request] += event.text
+            self._waiting.setdefault(event.request, []).append(event)
 
     def close(self) -> None:
         """No more events: whatever has come is shown."""
@@ -88,7 +90,12 @@ class _InOrder:
         self._advance()
 
     def _begin(self) -> None:
-        terminal.say(_header(self._current, self._prompts) + self._waiting[self._order[self._current]])
+        terminal.say(_header(self._current, self._prompts))
+        for event in self._waiting.pop(self._order[self._current]):
+            self._say(event)
+
+    def _say(self, event: TokensEvent) -> None:
+        terminal.say_drafted(event.text, event.num_drafted_chars if self._show_draft else 0)
 
     def _advance(self) -> None:
         while self._current < len(self._order) and self._order[self._current] in self._ended:
@@ -98,8 +105,10 @@ class _InOrder:
                 self._begin()
 
 
-def _print_text(events: Iterable[Event], requests: Sequence[Request], prompts: Sequence[str]) -> None:
-    printer = _InOrder(requests, prompts)
+def _print_text(
+    events: Iterable[Event], requests: Sequence[Request], prompts: Sequence[str], *, show_draft: bool
+) -> None:
+    printer = _InOrder(requests, prompts, show_draft=show_draft)
     try:
         for event in events:
             printer.take(event)

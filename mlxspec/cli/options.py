@@ -117,6 +117,9 @@ def _generate(parser: argparse.ArgumentParser) -> None:
         help="continue the prompt as it stands instead of answering it",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object an answer, on a line of its own")
+    parser.add_argument(
+        "--show-draft", action="store_true", help="colour what was drafted and stood (on a terminal)"
+    )
     add_debug(parser)
 
 

@@ -60,6 +60,14 @@ def say(text: str, *, raw: bool = False) -> None:
     sys.stdout.flush()
 
 
+def say_drafted(text: str, num_chars: int) -> None:
+    """A model's text of which the first characters were drafted: those in green where colour is used."""
+    if num_chars and use_colour(sys.stdout):
+        say(f"\x1b[32m{clean(text[:num_chars])}\x1b[0m{clean(text[num_chars:])}", raw=True)
+    else:
+        say(text)
+
+
 def note(text: str) -> None:
     """A remark beside the answer, to stderr; on a terminal dim and broken between words."""
     line = sentence(text)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.speculation.controller import PLAIN, Choice, Controller, Offer, RowControl
-from mlxspec.speculation.cost import bucket
+from mlxspec.speculation.cost import Curve, bucket
 from mlxspec.speculation.verify import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
 if TYPE_CHECKING:
     from mlxspec.drafters.chain import Chain, ChainRow
 
-CALM = 2  # plain rounds in a row before rounds run ahead
+CALM = 1  # plain rounds in a row before rounds run ahead
 ASLEEP = (
     448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
 )
@@ -43,7 +43,8 @@ class _Said:
 
 @dataclass(kw_only=True)
 class _AutoRow:
-    """queued: tokens each model drafter has not run. calm: plain rounds in a row. emitted: tokens of the round just read."""
+    """queued: tokens each model drafter has not run. calm: plain rounds in a row. emitted: tokens of the round just read. plain:
+    tokens so far, and the seconds they would have taken in plain rounds."""
 
     control: RowControl
     said: list[_Said] = field(default_factory=list)
@@ -51,6 +52,7 @@ class _AutoRow:
     calm: int = 0
     emitted: int = 0
     looked_up: bool = False
+    plain: tuple[int, float] = (0, 0.0)
 
 
 @dataclass(kw_only=True)
@@ -70,6 +72,9 @@ class Auto:
         self.log: Callable[[str], None] | None = None
         self._rows: dict[int, _AutoRow] = {}
         self._drafting = 0.0  # seconds of this round so far
+        self._after: tuple[Curve, int, float, int] | None = (
+            None  # the last round, if it verified drafts: see `took`
+        )
         self._seen: set[tuple[object, ...]] = set()  # shapes that have run: the first run of a shape compiles
 
     def begin(self, state: ChainRow) -> None:
@@ -88,6 +93,11 @@ class Auto:
             row.queued[drafter.name] = 1
             return True
         return False
+
+    def plain_seconds(self, row: int) -> float | None:
+        """What a token of a row would have taken in plain rounds, its fellow rows beside it; None before the first round."""
+        tokens, seconds = self._rows[row].plain if row in self._rows else (0, 0.0)
+        return seconds / tokens if tokens else None
 
     def close(self, row: int) -> None:
         found = self._rows.pop(row, None)
@@ -172,7 +182,8 @@ class Auto:
 
     def took(self, states: Sequence[ChainRow], num_tokens: int, seconds: float, *, ahead: bool) -> None:
         """A round was read: `num_tokens` verified in all, `seconds` with drafting and everything. ahead: it was launched before its turn,
-        as plain rounds are when nothing else pays: what a plain round costs is what it costs then."""
+        as plain rounds are when nothing else pays: what a plain round costs is what it costs then. The plain round behind drafts cannot run
+        ahead and has to undo what did not stand: what it takes longer is a cost of those drafts."""
         drafting, self._drafting = self._drafting, 0.0
         rows = [self._rows[s.row] for s in states if s.row in self._rows]
         rows = [r for r in rows if r.emitted]
@@ -181,12 +192,21 @@ class Auto:
         num_rows = len(rows)
         curve = self.control.curve([r.control for r in rows])
         plain = num_tokens == num_rows
-        if (not plain or ahead or min(r.calm for r in rows) > CALM) and not self._is_new(
-            "verify", num_tokens, ahead
-        ):
-            curve.refine(num_tokens, seconds - drafting)
+        spent, usual = seconds - drafting, curve.seconds(num_rows)
+        if self._after is not None:
+            earlier, width, took, width_rows = self._after
+            longer = spent - usual if plain and not ahead and width_rows == num_rows else 0.0
+            earlier.refine(width, took + max(0.0, min(longer, usual)))
+            self._after = None
+        is_new = self._is_new("verify", num_tokens, num_rows, ahead)
+        if not plain and not is_new:
+            self._after = curve, num_tokens, spent, num_rows
+        elif not is_new and (ahead or min(r.calm for r in rows) > CALM):
+            curve.refine(num_tokens, spent)
         for row in rows:
             self.control.spent(row.control, row.emitted, seconds / num_rows, looked_up=row.looked_up)
+            tokens, expected = row.plain
+            row.plain = tokens + row.emitted, expected + row.emitted * curve.seconds(num_rows)
             row.emitted = 0
 
     # --- a round's parts

@@ -41,13 +41,15 @@ _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], _Submitted]
 
 @dataclass(kw_only=True)
 class ChainRow:
-    """What the chain remembers of a row. ended: drafters that failed for it, or reached their context's end."""
+    """What the chain remembers of a row. ended: drafters that failed for it, or reached their context's end. asked: by drafter, how often
+    it was asked for the row and the seconds that took, together with other rows asked at once."""
 
     row: int
     spec: SpecConfig
     sampler: RowSampler
     notices: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
+    asked: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def rejects(self) -> bool:
@@ -81,7 +83,6 @@ class Chain:
         self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
         self.auto: Auto | None = None
-        self.seconds: dict[str, float] = dict.fromkeys([self._forced.name, *self.drafters], 0.0)
 
     @property
     def needs_hidden(self) -> bool:
@@ -127,6 +128,15 @@ class Chain:
             self.auto.truncate(row)
         for drafter in self._of(state):
             self._guard(drafter, [state], partial(drafter.truncate, row, length))
+
+    def asked(self, row: int) -> Mapping[str, tuple[int, float]]:
+        """By drafter: how often it was asked for the row, and seconds."""
+        return self._rows[row].asked if row in self._rows else {}
+
+    def plain_seconds(self, row: int) -> float | None:
+        """What a token of the row would have taken without drafts, by what the controller knows; None where it does not choose."""
+        state = self._rows.get(row)
+        return self.auto.plain_seconds(row) if self.auto and state and state.is_auto else None
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -227,7 +237,10 @@ class Chain:
         for state, (draft, _) in zip(states, found, strict=bool(found)):
             if draft.ended is not None:
                 self._end(drafter, state, draft.ended)
-        self.seconds[drafter.name] += time.perf_counter() - started
+        taken = time.perf_counter() - started
+        for state in states:
+            calls, seconds = state.asked.get(drafter.name, (0, 0.0))
+            state.asked[drafter.name] = calls + 1, seconds + taken
         return found
 
     def _of(self, state: ChainRow) -> list[Drafter]:

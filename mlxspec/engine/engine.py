@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from mlxspec import device
@@ -147,9 +148,9 @@ class Engine(Answers):
             has_read = self._read_prompts()
             if self._rows and self._cache is not None:
                 started = time.perf_counter()
-                running = list(self._rows)
+                running, before = list(self._rows), replace(self.stats)
                 self._round(self._cache, has_read=has_read)
-                self._charge(running, time.perf_counter() - started)
+                self._charge(running, time.perf_counter() - started, before)
             self._retire()
 
     def _tell(self, events: Iterable[Event]) -> None:
@@ -227,7 +228,7 @@ class Engine(Answers):
             )
             self._ahead = None
             if not self._prefills:
-                self._ahead = launch_behind(current, self._rows, self.model, cache, self.chain)
+                self._ahead = launch_behind(current, self._rows, self.model, cache, self.chain, self.stats)
             self._tell(read(current, cache, self.chain, self.stats))
         except BaseException as error:
             # nothing is known of what the device did with these rows
@@ -247,10 +248,13 @@ class Engine(Answers):
                 ahead=ahead,
             )
 
-    def _charge(self, running: Sequence[Request], seconds: float) -> None:
+    def _charge(self, running: Sequence[Request], seconds: float, before: EngineStats) -> None:
+        """A round's time, to every row that was in it."""
         self.stats.round_seconds += seconds
         for request in running:
             request.stats.decode_seconds += seconds
+            request.stats.draft_seconds += self.stats.draft_seconds - before.draft_seconds
+            request.stats.verify_seconds += self.stats.verify_seconds - before.verify_seconds
 
     def cancel(self, number: int) -> bool:
         """End a request at any stage; False if it is not running. Its row leaves at once; its FinishEvent comes with the next step."""
@@ -329,6 +333,7 @@ class Engine(Answers):
 
     def _leave(self, request: Request) -> None:
         """The one place where a request's last event comes from."""
+        request.count_asked(self.chain.asked(request.number), self.chain.plain_seconds(request.number))
         self.chain.close(request.number)
         reason = request.finish_reason or "error"
         with suppress(Exception):  # its text may be what failed

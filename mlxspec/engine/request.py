@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -130,7 +130,7 @@ class Request:
         What stands behind the end is dropped, so the text ends where plain decoding would have ended it.
         """
         taken: list[int] = []
-        text = ""
+        text, drafted = "", 0
         for token in tokens:
             if token in self._eos:
                 self.stats.num_end = 1
@@ -146,6 +146,7 @@ class Request:
             self.history.append(token)
             piece, stopped = self.answer.push(token)
             text += piece
+            drafted = len(text) if len(taken) <= num_drafted else drafted
             if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
             elif self.num_generated >= self.params.max_tokens or len(self.history) >= self.max_context:
@@ -175,10 +176,18 @@ class Request:
                 tokens=tuple(taken),
                 text=text,
                 num_drafted=stood,
+                num_drafted_chars=drafted,
                 drafter=drafter if stood else None,
                 logprobs=given,
             )
         ]
+
+    def count_asked(self, asked: Mapping[str, tuple[int, float]], plain_seconds: float | None) -> None:
+        """At the end: by drafter how often it was asked and what that took, and what a token would have taken in plain decoding."""
+        self.stats.plain_seconds = None if plain_seconds is None else plain_seconds * self.stats.num_decoded
+        for name, (calls, seconds) in asked.items():
+            work = self.stats.drafters.setdefault(name, DrafterStats())
+            work.num_calls, work.seconds = calls, seconds
 
     def count(self, drafter: str | None, drafted: int, accepted: int) -> None:
         """One round's statistics."""

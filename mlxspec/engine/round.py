@@ -62,12 +62,20 @@ def launch(
     chain.attach(cache, [r.number for r in requests])
     won = chain.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
-    stats.draft_seconds += time.perf_counter() - started
-    return _forward(requests, proposals, _flatten(requests, proposals), model, cache, ahead=0)
+    drafted = time.perf_counter()
+    stats.draft_seconds += drafted - started
+    launched = _forward(requests, proposals, _flatten(requests, proposals), model, cache, ahead=0)
+    stats.verify_seconds += time.perf_counter() - drafted
+    return launched
 
 
 def launch_behind(
-    last: Round, requests: Sequence[Request], model: Model, cache: ModelCache, chain: Chain
+    last: Round,
+    requests: Sequence[Request],
+    model: Model,
+    cache: ModelCache,
+    chain: Chain,
+    stats: EngineStats,
 ) -> Round | None:
     """A plain round on the tokens of a plain one that has not been read; None where the host must see those tokens first.
 
@@ -83,12 +91,18 @@ def launch_behind(
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
     rooms = {r.number: r.room for r in requests if r.spec.drafters}
-    if rooms and not chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size):
+    started = time.perf_counter()
+    rests = not rooms or chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size)
+    drafted = time.perf_counter()
+    stats.draft_seconds += drafted - started
+    if not rests:
         return None  # somebody may draft
     tokens = last.choice.sampled
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
-    return _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, ahead=1)
+    launched = _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, ahead=1)
+    stats.verify_seconds += time.perf_counter() - drafted
+    return launched
 
 
 def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> list[Event]:
@@ -98,12 +112,14 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     Committed is what requests took: behind the end of an answer nothing enters the cache.
     """
     rows = round_.rows
+    started = time.perf_counter()
     try:
         mx.eval(round_.choice.arrays, round_.tokens)
         chosen, given = np.asarray(round_.choice.sampled).tolist(), np.asarray(round_.tokens).tolist()
     except BaseException:
         cache.abort()
         raise
+    stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     kept = []
     for place, request in enumerate(round_.requests):

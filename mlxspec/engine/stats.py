@@ -9,8 +9,13 @@ from mlxspec.engine.verdict import ProbeReport
 
 @dataclass
 class DrafterStats:
-    """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it stood."""
+    """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it stood.
 
+    num_calls: how often it was asked, also for drafts of which nothing was verified; seconds: what that took, of all rows asked together.
+    """
+
+    num_calls: int = 0
+    seconds: float = 0.0
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -35,7 +40,9 @@ class DrafterStats:
 @dataclass
 class RequestStats:
     """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
-    rows decoding together share. num_cached: tokens of the prompt that the prefix store had, so that they were not read.
+    rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. plain_seconds: what its
+    rounds would have taken without drafts by the cost model; None where the policy is not auto. num_cached: tokens of the prompt that
+    the prefix store had, so that they were not read.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them; num_thinking_forced: tokens of a closing tag that the budget forced.
@@ -51,6 +58,9 @@ class RequestStats:
     seed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    plain_seconds: float | None = None
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
@@ -78,6 +88,16 @@ class RequestStats:
         return self.num_decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
+    def other_seconds(self) -> float:
+        """Of decoding: accepting, telling drafters, text."""
+        return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
+
+    @property
+    def plain_speed(self) -> float | None:
+        """Tokens a second that plain decoding would have had here, estimated; None where nothing knows."""
+        return self.num_decoded / self.plain_seconds if self.plain_seconds else None
+
+    @property
     def prefill_speed(self) -> float:
         """Tokens a second of the prompt that were read."""
         return (self.num_prompt - self.num_cached) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
@@ -92,5 +112,6 @@ class EngineStats:
     num_verified: int = 0  # tokens the target ran in rounds, over all rows
     num_emitted: int = 0
     draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
     round_seconds: float = 0.0
     probe: ProbeReport | None = None

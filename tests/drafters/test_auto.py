@@ -9,6 +9,7 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
+from mlxspec.events import TokensEvent
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel, DraftCost
 from tests import tiny_models
@@ -133,3 +134,28 @@ def test_who_promises_to_draft_has_read_the_prompt_when_the_answer_begins(
     made.cancel(request.number)
     made.step()
     assert made.is_idle
+
+
+def test_statistics_tell_calls_times_and_what_plain_decoding_would_do() -> None:
+    made = engine(FLAT)
+    stats = made.generate(PROMPTS[0], PARAMS["greedy"]).stats
+    lookup = stats.drafters["ngram-simple"]
+    assert lookup.num_calls > 0
+    assert all(d.num_calls >= d.num_rounds for d in stats.drafters.values())
+    assert stats.num_accepted > 0
+    assert 0 < lookup.seconds <= stats.draft_seconds
+    assert stats.draft_seconds + stats.verify_seconds <= stats.decode_seconds
+    assert stats.other_seconds > 0
+    assert stats.plain_speed == pytest.approx(1.0)  # the curve says one second a step
+    fixed = made.generate(PROMPTS[0], PARAMS["greedy"], spec=SpecConfig(drafters=("ngram-simple",))).stats
+    assert fixed.plain_speed is None
+    assert fixed.drafters["ngram-simple"].num_calls >= fixed.drafters["ngram-simple"].num_rounds
+
+
+def test_events_tell_which_text_was_drafted() -> None:
+    target = tiny_models.target()
+    spec = SpecConfig(drafters=("ngram-simple",))
+    made = Engine(target, tiny_models.tokenizer(), drafters=[NgramSimple(3, 12)], spec=spec)
+    events = [e for e in made.stream(PROMPTS[0], PARAMS["greedy"]) if isinstance(e, TokensEvent)]
+    assert any(e.num_drafted for e in events)
+    assert all(e.num_drafted_chars == e.num_drafted for e in events)  # a character a token
