@@ -20,7 +20,7 @@ def metal_folder() -> Path:
 
 
 def demo_folder(member: str) -> Path:
-    """The folder of a member of the demo family, "target" or "draft". Whether it holds a model shows when that is loaded."""
+    """The folder of a member of the demo family: "target", "draft" or "gemma". Whether it holds a model shows when that is loaded."""
     return _PACKAGE / "demo" / member
 
 

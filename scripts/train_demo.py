@@ -2,9 +2,9 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, export; `all` also measures the result and writes the cards (scripts/demo_eval.py). Each
-writes into --work and can be run again; `main`, `mtp` and `draft` resume from their checkpoints. Needs torch, numpy, tokenizers
-and safetensors. Runs on the CPU, the main phase with one process or two (--processes).
+Phases: data, main, mtp, draft, gemma, export; `all` also measures the result and writes the cards (scripts/demo_eval.py). Each
+writes into --work and can be run again; `main`, `mtp`, `draft` and `gemma` resume from their checkpoints. Needs torch, numpy,
+tokenizers and safetensors. Runs on the CPU, the main phase with one process or two (--processes).
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "68719476736",
     "MALLOC_TOP_PAD_": "268435456",
 }
+PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "export"]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("phase", choices=["all", "data", "main", "mtp", "draft", "export"])
+    parser.add_argument("phase", choices=PHASES)
     parser.add_argument("--work", type=Path, default=Path("build/demo"))
     parser.add_argument("--out", type=Path, default=Path("mlxspec/demo"))
+    parser.add_argument(
+        "--tokenizer", type=Path, help="data phase: keep this tokenizer.json, for another member of a family"
+    )
     parser.add_argument("--steps", type=int, default=4500, help="main phase, in steps of 4,096 tokens")
     parser.add_argument("--mtp-steps", type=int, default=1400, help="MTP phase, in steps of 2,048 tokens")
     parser.add_argument("--draft-steps", type=int, default=4500, help="draft phase, in steps of 2,048 tokens")
+    parser.add_argument("--gemma-steps", type=int, default=5000, help="Gemma phase, in steps of 2,048 tokens")
     parser.add_argument(
         "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
     )
@@ -45,6 +50,7 @@ def _arguments() -> argparse.Namespace:
 
 def _main_phase(args: argparse.Namespace) -> None:
     from demo_training.main_phase import Schedule, train
+    from demo_training.network import TARGET, LanguageModel
 
     work = args.work.resolve()
     children = []
@@ -52,9 +58,19 @@ def _main_phase(args: argparse.Namespace) -> None:
         (work / "rendezvous").unlink(missing_ok=True)
         again = [sys.executable, __file__, "main", "--work", str(work), "--steps", str(args.steps)]
         children = [subprocess.Popen([*again, "--processes", "2", "--rank", "1"])]
-    train(work, Schedule(total=args.steps), world=args.processes, rank=args.rank)
+    schedule = Schedule(total=args.steps)
+    train(work / "main.pt", lambda: LanguageModel(TARGET), schedule, world=args.processes, rank=args.rank)
     for child in children:
         child.wait()
+
+
+def _gemma_phase(args: argparse.Namespace) -> None:
+    from demo_training.gemma_network import GEMMA, GemmaModel
+    from demo_training.main_phase import Schedule, train
+
+    # small steps for a small model; its embedding is its head too, and is scaled
+    schedule = Schedule(total=args.gemma_steps, micro_per_step=1, curriculum=400, embed_scale=1.0)
+    train(args.work.resolve() / "gemma.pt", lambda: GemmaModel(GEMMA), schedule, report_seconds=1200)
 
 
 def main() -> None:
@@ -64,9 +80,11 @@ def main() -> None:
     if args.phase in ("data", "all"):
         from demo_data.build import build
 
-        build(args.work.resolve())
+        build(args.work.resolve(), tokenizer_file=args.tokenizer)
     if args.phase in ("main", "all"):
         _main_phase(args)
+    if args.phase in ("gemma", "all"):
+        _gemma_phase(args)
     work, out = args.work.resolve(), args.out.resolve()
     if args.phase in ("mtp", "all"):
         from demo_training.tuning import Plan, tune_mtp
@@ -81,11 +99,14 @@ def main() -> None:
         from demo_training.workloads import write_workloads
 
         export(work, out)
-        write_workloads(work, out)
+        if (work / "main.pt").exists():
+            write_workloads(work, out)
     if args.phase == "all":
-        from demo_eval import record
+        import demo_eval
+        import demo_eval_gemma
 
-        record(work, out)
+        demo_eval.record(work, out)
+        demo_eval_gemma.record(work, out)
 
 
 if __name__ == "__main__":

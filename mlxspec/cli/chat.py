@@ -132,7 +132,7 @@ def _greet(talk: Conversation) -> None:
     terminal.note_as_is(f"mlxspec {__version__}")
     for line in header.lines(talk):
         terminal.note_as_is(line)
-    if talk.engine.name == options.DEMO:
-        terminal.note("This is the small model that comes with mlxspec; --model names another.")
+    if talk.engine.name in options.DEMO_FAMILY:
+        terminal.note("This is a small model that comes with mlxspec; --model names another.")
     terminal.note_as_is("/help lists the commands, Ctrl-D leaves.")
     terminal.note_as_is("")

@@ -155,7 +155,7 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[Outcome], se
     lines = [verdict + speeds, f"{stats_line.machine()} · {seconds:.0f} s in all."]
     notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
     lines += [terminal.sentence(n) for n in notices]
-    if engine.name == options.DEMO:
+    if engine.name in options.DEMO_FAMILY:
         lines.append(
             "The demo model is tiny: it shows the engine at work, not what a useful model would say, nor the ratios of a large one."
         )

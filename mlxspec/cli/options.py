@@ -39,6 +39,7 @@ COMMANDS = {
     **checkpoint_options.COMMANDS,
 }
 DEMO = "demo"
+DEMO_FAMILY = (DEMO, "demo-gemma")
 _DTYPES = ("float32", "float16", "bfloat16")
 
 # Fields of the config classes, and what they are called here.
@@ -189,7 +190,7 @@ _BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     group = parser.add_argument_group("model")
-    text = "demo (the default), a folder, or a Hugging Face id like owner/name"
+    text = "demo (the default), demo-gemma, a folder, or a Hugging Face id like owner/name"
     if several:
         text += "; NAME=M serves it under another name; given again: another model, loaded when asked for"
         group.add_argument("--model", action="append", metavar="M", help=text)

@@ -87,7 +87,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="demo",
         metavar="M",
-        help="the model that is probed: demo (the default), a folder, or a Hugging Face id",
+        help="the model that is probed: demo (the default), demo-gemma, a folder, or a Hugging Face id",
     )
     _add_json(parser)
     add_debug(parser)

@@ -49,9 +49,9 @@ def load(
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP
-    head, else the draft model), or names in the order in which they are asked. draft_model: folder or id of a small model of the same
-    vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last two are the drafter `mtp`); the demo brings its own.
+    model: `demo`, `demo-gemma`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then
+    an MTP head, else the draft model), or names in the order in which they are asked. draft_model: folder or id of a small model of the
+    same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last two are the drafter `mtp`); the demo brings its own.
     drafters: objects of your own (docs/drafters.md); "auto" asks them first, a list in `draft` names them where it wants them.
     spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some). dtype: "float32",
     "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 on a CPU.
@@ -63,7 +63,7 @@ def load(
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
     own = _own(drafters)
     asked = _asked(draft, spec, own)
-    if draft_model is None and model == hub.DEMO:
+    if draft_model is None and model in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
     folder = ModelFolder(hub.resolve(model, judge=check_fits))
     beside = (

@@ -1,4 +1,4 @@
-"""From what a person types to a folder on disk: `demo`, a path, or a Hugging Face id.
+"""From what a person types to a folder on disk: a member of the demo family, a path, or a Hugging Face id.
 
 Knows names, folders and the local cache; what comes over the network is download.py's, what lies in a folder is nobody's business here.
 A model that is in the cache is used as it is: nothing asks the hub whether there is a newer one.
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
+DEMO_GEMMA = "demo-gemma"
+DEMO_TARGETS = (DEMO, DEMO_GEMMA)  # DEMO_DRAFT can draft for each
+_MEMBERS = {DEMO: "target", DEMO_DRAFT: "draft", DEMO_GEMMA: "gemma"}
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # data, never code
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
@@ -65,8 +68,8 @@ def is_local(model: str) -> bool:
 
 
 def _local(model: str) -> Path | None:
-    if model in (DEMO, DEMO_DRAFT):
-        return demo_folder("target" if model == DEMO else "draft")
+    if model in _MEMBERS:
+        return demo_folder(_MEMBERS[model])
     try:
         path = Path(model).expanduser()
         is_folder, is_there = path.is_dir(), path.exists()

@@ -125,8 +125,8 @@ def _pack(tokenizer: Tokenizer, texts: list[str]) -> dict[str, np.ndarray]:
     return {"ids": flat, "offsets": offsets, "starts": np.array(starts, np.int32)}
 
 
-def build(folder: Path, seed: int = 7) -> None:
-    """Write the whole data set into `folder`."""
+def build(folder: Path, seed: int = 7, tokenizer_file: Path | None = None) -> None:
+    """Write the whole data set into `folder`, in tokens of `tokenizer_file` or of a tokenizer made from it."""
     began = time.time()
     folder.mkdir(parents=True, exist_ok=True)
     files = read_library()
@@ -134,8 +134,13 @@ def build(folder: Path, seed: int = 7) -> None:
     print(f"{len(files)} files, conversations made in {time.time() - began:.0f} s", flush=True)
     library = [f.text for f in files if not f.is_test and not f.held]
     tests = [f.text for f in files if f.is_test and not f.held]
-    sample = library[::2] + tests[::8] + [t for k in ("known", "explain", "refusal") for t in train[k][::4]]
-    tokenizer = train_tokenizer(sample)
+    if tokenizer_file is not None:
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    else:
+        sample = (
+            library[::2] + tests[::8] + [t for k in ("known", "explain", "refusal") for t in train[k][::4]]
+        )
+        tokenizer = train_tokenizer(sample)
     tokenizer.save(str(folder / "tokenizer.json"))
     arrays: dict[str, np.ndarray] = {}
     for side, sets in (("train", train), ("held", held)):

@@ -14,13 +14,58 @@ import torch
 from demo_data.chat import CHAT_TEMPLATE
 from safetensors.torch import load_file, save_file
 
+from .gemma_network import GEMMA, GemmaModel, GemmaShape
 from .network import DRAFT, TARGET, LanguageModel, Shape
 
 MAX_POSITIONS = 2048
 
 
-def config(s: Shape) -> dict[str, object]:
+def build(s: Shape | GemmaShape) -> LanguageModel | GemmaModel:
+    """The network of one member, untrained."""
+    return GemmaModel(s) if isinstance(s, GemmaShape) else LanguageModel(s)
+
+
+def gemma_config(s: GemmaShape) -> dict[str, object]:
+    """config.json of the Gemma member, in the dialect of today's transformers and in the one before, which mlx-lm reads."""
+    kinds = ["full_attention" if s.is_full(i) else "sliding_attention" for i in range(s.layers)]
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": s.vocab,
+        "hidden_size": s.hidden,
+        "intermediate_size": s.ffn,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "query_pre_attn_scalar": s.head_dim,
+        "sliding_window": s.window,
+        "sliding_window_pattern": s.interval,
+        "layer_types": kinds,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "rope_local_base_freq": s.theta_windowed,
+        "rope_theta": s.theta_full,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": s.theta_windowed},
+            "full_attention": {"rope_type": "default", "rope_theta": s.theta_full},
+        },
+        "dtype": "bfloat16",
+    }
+
+
+def config(s: Shape | GemmaShape) -> dict[str, object]:
     """config.json of one member."""
+    if isinstance(s, GemmaShape):
+        return gemma_config(s)
     kinds = ["full_attention" if (i + 1) % s.interval == 0 else "linear_attention" for i in range(s.layers)]
     quarter = int(s.head_dim * s.rotary_fraction) // 2
     return {
@@ -72,7 +117,7 @@ def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def write_member(folder: Path, model: LanguageModel, tokenizer: Path) -> None:
+def write_member(folder: Path, model: LanguageModel | GemmaModel, tokenizer: Path) -> None:
     """One Hugging Face folder."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: _tensor(name, value) for name, value in model.state_dict().items()}
@@ -95,9 +140,9 @@ def write_member(folder: Path, model: LanguageModel, tokenizer: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + "\n")
 
 
-def read_member(folder: Path, s: Shape) -> LanguageModel:
+def read_member(folder: Path, s: Shape | GemmaShape) -> LanguageModel | GemmaModel:
     """The shipped weights back in the training network, float32, frozen."""
-    model = LanguageModel(s)
+    model = build(s)
     model.load_state_dict(
         {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
     )
@@ -117,8 +162,19 @@ def load_states(work: Path) -> tuple[LanguageModel, LanguageModel | None]:
     return target, draft
 
 
+def export_gemma(work: Path, out: Path) -> None:
+    """Write `out/gemma` from its checkpoint in `work`."""
+    model = GemmaModel(GEMMA)
+    model.load_state_dict(torch.load(work / "gemma.pt")["model"])
+    write_member(out / "gemma", model, work / "tokenizer.json")
+
+
 def export(work: Path, out: Path) -> None:
-    """Write `out/target` and, where it is trained, `out/draft`, and the list of sources."""
+    """Write `out/target` and, where they are trained, `out/draft` and `out/gemma`, and the list of sources."""
+    if (work / "gemma.pt").exists():
+        export_gemma(work, out)
+    if not (work / "main.pt").exists():
+        return
     target, draft = load_states(work)
     write_member(out / "target", target, work / "tokenizer.json")
     if draft is not None:

@@ -12,9 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .batches import Data
+from .gemma_generate import GemmaDecoder
+from .gemma_network import GemmaModel
 from .network import Attention, DeltaNet, LanguageModel, Layer, _unit, rotate
 
 END_OF_TURN = 2
+Network = LanguageModel | GemmaModel
 
 
 class _LinearState:
@@ -100,13 +103,13 @@ def _choose(logits: Tensor, temperature: float, generator: torch.Generator) -> T
 
 
 def complete(
-    model: LanguageModel, prompts: list[list[int]], budgets: list[int], *, temperature: float = 0.0, stop: int | None = END_OF_TURN,
+    model: Network, prompts: list[list[int]], budgets: list[int], *, temperature: float = 0.0, stop: int | None = END_OF_TURN,
     seed: int = 0,
 ) -> list[list[int]]:  # fmt: skip
     """Continuations of `prompts`, each up to its budget or `stop` (included when reached)."""
     rows = len(prompts)
     capacity = max(len(p) + b for p, b in zip(prompts, budgets, strict=True))
-    decoder = Decoder(model, rows, capacity)
+    decoder = (GemmaDecoder if isinstance(model, GemmaModel) else Decoder)(model, rows, capacity)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(seed)
     outputs: list[list[int]] = [[] for _ in prompts]
     finished = [b == 0 for b in budgets]

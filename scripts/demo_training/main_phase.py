@@ -1,13 +1,14 @@
-"""The main phase: trunk and head from nothing, by micro-batches; restartable, with one process or two.
+"""The main phase of a member: trunk and head from nothing, by micro-batches; restartable, with one process or two.
 
-Knows the schedule (short copies, mix, long rows) in micro-batches of 2,048 tokens, never in seconds. A step is always two
-micro-batches, computed by one process after the other or by two processes at once, so the run is the same either way.
+Knows the schedule (short copies, mix, long rows) in micro-batches of 2,048 tokens, never in seconds. A step is a number of
+micro-batches that the schedule sets, computed by one process after the other or by two processes at once: the run is the same.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,22 +18,25 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from .batches import CURRICULUM, LONG, MIX, Data, Sampler
-from .network import TARGET, LanguageModel
+from .gemma_network import GemmaModel
+from .network import LanguageModel
 
 MICRO_TOKENS = 2048
-MICRO_PER_STEP = 2
+Network = LanguageModel | GemmaModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Where the phases lie, in steps of 4,096 tokens."""
+    """Where the phases lie, in steps of `micro_per_step` times MICRO_TOKENS tokens."""
 
     total: int = 4500
+    micro_per_step: int = 2
     curriculum: int = 300
     long_share: float = 0.1
     decay_from: float = 0.65
     rate: float = 3e-3
     mtp_weight: float = 0.3
+    embed_scale: float = 4.0  # of the rate, for the embedding
     seed: int = 11
 
     def phase(self, step: int) -> tuple[str, int]:
@@ -51,7 +55,7 @@ class Schedule:
 
 
 def loss_of(
-    model: LanguageModel, ids: torch.Tensor, weights: torch.Tensor, mtp_weight: float
+    model: Network, ids: torch.Tensor, weights: torch.Tensor, mtp_weight: float
 ) -> tuple[torch.Tensor, float]:
     """Weighted cross-entropy of the next token, plus `mtp_weight` times that of the token after it."""
     length = ids.shape[1] - 2
@@ -59,7 +63,7 @@ def loss_of(
     losses = []
     for shift, h in ((1, hidden), (2, None)):
         if h is None:
-            if not mtp_weight:
+            if not mtp_weight or model.mtp is None:
                 break
             h = model.mtp(model.model.embed_tokens(ids[:, 1 : 1 + length]), hidden)
         targets, w = (
@@ -74,7 +78,7 @@ def loss_of(
 
 
 @torch.no_grad()
-def accuracy(model: LanguageModel, kind, rows: int, max_length: int = 512) -> tuple[float, float]:  # type: ignore[no-untyped-def]
+def accuracy(model: Network, kind, rows: int, max_length: int = 512) -> tuple[float, float]:  # type: ignore[no-untyped-def]
     """Teacher-forced token accuracy on first answers, and the share of answers entirely right."""
     right = total = whole = num = 0
     for i in range(len(kind)):
@@ -94,7 +98,7 @@ def accuracy(model: LanguageModel, kind, rows: int, max_length: int = 512) -> tu
     return float(right / total), float(whole / num)
 
 
-def _report(model: LanguageModel, data: Data, rows: int) -> str:
+def _report(model: Network, data: Data, rows: int) -> str:
     parts = []
     for kind in ("copy", "rename", "rename_function", "docstring", "explain"):
         token, whole = accuracy(model, data.held[kind], rows)
@@ -121,23 +125,34 @@ def _all_reduce(parameters: list[torch.nn.Parameter], world: int) -> None:
 
 
 def train(
-    folder: Path, schedule: Schedule, *, world: int = 1, rank: int = 0, save_seconds: float = 120
+    path: Path,
+    make: Callable[[], Network],
+    schedule: Schedule,
+    *,
+    world: int = 1,
+    rank: int = 0,
+    save_seconds: float = 120,
+    report_seconds: float = 300,
 ) -> None:
-    """Run or resume the main phase; writes `main.pt` (model, optimiser, step) in `folder`."""
+    """Run or resume the main phase of the network that `make` gives; writes the checkpoint `path` (model, optimiser, step)."""
+    per_step = schedule.micro_per_step
+    if per_step % world:
+        raise ValueError(f"{per_step} micro-batches a step cannot be shared by {world} processes")
     torch.set_num_threads(1)
     torch.manual_seed(schedule.seed)
+    folder = path.parent
     if world > 1:
         dist.init_process_group(
             "gloo", init_method=f"file://{folder}/rendezvous", world_size=world, rank=rank
         )
     data = Data(folder)
-    model = LanguageModel(TARGET)
+    model = make()
     embedding = model.model.embed_tokens.weight
     parameters = list(model.parameters())
     others = [p for p in parameters if p is not embedding]
-    groups = [{"params": [embedding], "scale": 4.0}, {"params": others, "scale": 1.0}]
+    groups = [{"params": [embedding], "scale": schedule.embed_scale}, {"params": others, "scale": 1.0}]
     optimizer = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    first, before, path = 0, 0.0, folder / "main.pt"
+    first, before = 0, 0.0
     if path.exists():
         saved = torch.load(path)
         model.load_state_dict(saved["model"])
@@ -154,13 +169,13 @@ def train(
         if phase not in samplers:
             samplers[phase] = Sampler(data, mixtures[phase[0]], phase[1])
         optimizer.zero_grad()
-        for micro in range(rank, MICRO_PER_STEP, world):
-            number = step * MICRO_PER_STEP + micro
+        for micro in range(rank, per_step, world):
+            number = step * per_step + micro
             ids, weights = samplers[phase].batch(schedule.seed, number, MICRO_TOKENS // phase[1])
             mtp_weight = schedule.mtp_weight if step % 2 else 0.0
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss, value = loss_of(model, torch.from_numpy(ids), torch.from_numpy(weights), mtp_weight)
-            (loss / MICRO_PER_STEP).backward()
+            (loss / per_step).backward()
             average = value if average is None else 0.98 * average + 0.02 * value
         if world > 1:
             _all_reduce(parameters, world)
@@ -170,7 +185,7 @@ def train(
         optimizer.step()
         seconds.append(time.time() - tick)
         if rank == 0 and ((step + 1) % 25 == 0 or step < 3):
-            rate = MICRO_TOKENS * MICRO_PER_STEP / float(np.median(seconds[-25:]))
+            rate = MICRO_TOKENS * per_step / float(np.median(seconds[-25:]))
             print(
                 f"step {step + 1} {phase[0]}/{phase[1]} loss {average:.3f} {rate:.0f} tok/s t {time.time() - began:.0f}",
                 flush=True,
@@ -180,9 +195,9 @@ def train(
             last_save = time.time()
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             state["seconds"] = before + time.time() - began
-            torch.save(state, folder / "main.tmp")
-            os.replace(folder / "main.tmp", path)
-        if rank == 0 and (done or time.time() - last_report > 300):
+            torch.save(state, path.with_suffix(".tmp"))
+            os.replace(path.with_suffix(".tmp"), path)
+        if rank == 0 and (done or time.time() - last_report > report_seconds):
             last_report = time.time()
             print(f"  held out at {step + 1}: {_report(model, data, 40 if done else 12)}", flush=True)
     if world > 1:

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training network needs PyTorch")
 
-from demo_training import network  # noqa: E402
+from demo_training import gemma_network, network  # noqa: E402
+from demo_training.gemma_generate import GemmaDecoder  # noqa: E402
 from demo_training.generate import Decoder, complete  # noqa: E402
 from demo_training.main_phase import Schedule  # noqa: E402
 from demo_training.tuning import shifted  # noqa: E402
@@ -81,3 +82,21 @@ def test_the_schedule_is_one_of_steps() -> None:
     assert factors[59] == 1.0
     assert factors[-1] == pytest.approx(0.02)
     assert all(a >= b for a, b in zip(factors[60:], factors[61:], strict=False))
+
+
+def test_windows_in_blocks_equal_the_definition_of_a_window() -> None:
+    torch.manual_seed(2)
+    q, k, v = torch.randn(2, 4, 150, 8), torch.randn(2, 2, 150, 8), torch.randn(2, 2, 150, 8)
+    distance = torch.arange(150)[:, None] - torch.arange(150)[None]
+    seen = (distance >= 0) & (distance < 32)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    torch.testing.assert_close(gemma_network.attend_windowed(q, k, v, 32), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_steps_of_the_gemma_network_equal_the_whole_sequence() -> None:
+    torch.manual_seed(3)
+    model = gemma_network.GemmaModel(gemma_network.GEMMA).requires_grad_(False)
+    ids = torch.randint(0, 2048, (3, 150))
+    decoder = GemmaDecoder(model, 3, 150)
+    steps = torch.stack([decoder.step(ids[:, i]) for i in range(150)], 1)
+    torch.testing.assert_close(steps, model.lm_head(model.model(ids)), atol=1e-4, rtol=1e-4)

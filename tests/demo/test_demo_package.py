@@ -15,6 +15,7 @@ from mlxspec import demo
 from mlxspec.errors import ConfigError
 
 MEMBERS = {"target": demo.TARGET, "draft": demo.DRAFT}
+EVERY = {**MEMBERS, "gemma": demo.GEMMA}
 FIGURES = json.loads(demo.FIGURES.read_text())
 
 
@@ -30,10 +31,10 @@ def test_the_whole_family_stays_small() -> None:
     assert sum(p.stat().st_size for p in demo.ROOT.rglob("*") if p.is_file()) <= 16 * 2**20
 
 
-@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.parametrize("member", EVERY)
 def test_the_figures_are_of_these_weights(member: str) -> None:
-    digest = hashlib.sha256((MEMBERS[member] / "model.safetensors").read_bytes()).hexdigest()
-    assert FIGURES["sha256"][member] == digest
+    digest = hashlib.sha256((EVERY[member] / "model.safetensors").read_bytes()).hexdigest()
+    assert (FIGURES["sha256"] | {"gemma": FIGURES["gemma"]["sha256"]})[member] == digest
 
 
 @pytest.mark.parametrize("member", MEMBERS)
@@ -62,9 +63,26 @@ def test_configuration_and_weights_fit(member: str) -> None:
         assert entry["dtype"] == ("F32" if small else "BF16"), name
 
 
-@pytest.mark.parametrize("member", MEMBERS)
+def test_the_gemma_member_is_a_gemma_3_text_checkpoint() -> None:
+    config, tensors = json.loads((demo.GEMMA / "config.json").read_text()), _tensors(demo.GEMMA)
+    assert (config["architectures"], config["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
+    assert config["tie_word_embeddings"]
+    assert "lm_head.weight" not in tensors
+    assert tensors["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
+    kinds, pattern = config["layer_types"], config["sliding_window_pattern"]
+    assert len(kinds) == config["num_hidden_layers"]
+    assert kinds == [
+        "full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(len(kinds))
+    ]
+    assert config["sliding_window"] * 4 <= config["max_position_embeddings"]
+    for name, entry in tensors.items():
+        assert entry["dtype"] == ("F32" if "norm" in name.split(".")[-2] else "BF16"), name
+    assert (demo.GEMMA / "model.safetensors").stat().st_size < 3 * 2**20
+
+
+@pytest.mark.parametrize("member", EVERY)
 def test_tokenizer_template_and_end_of_turn(member: str) -> None:
-    folder = MEMBERS[member]
+    folder = EVERY[member]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 2048
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -77,18 +95,39 @@ def test_tokenizer_template_and_end_of_turn(member: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_both_members_share_the_tokenizer() -> None:
-    assert (demo.TARGET / "tokenizer.json").read_bytes() == (demo.DRAFT / "tokenizer.json").read_bytes()
+def test_all_members_share_the_tokenizer() -> None:
+    assert len({(folder / "tokenizer.json").read_bytes() for folder in EVERY.values()}) == 1
 
 
-@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.parametrize("member", EVERY)
 def test_card_licence_and_notice_are_there(member: str) -> None:
-    folder = MEMBERS[member]
+    folder = EVERY[member]
     assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (folder / "LICENSE").read_text()
     assert "Python Software Foundation" in (folder / "NOTICE").read_text()
-    card = (folder / "README.md").read_text()
-    for depth in FIGURES["acceptance"]["held_out_code"]["mtp_accepted_at_depth"]:
-        assert f"{100 * depth:.1f} %" in card
+    card, known = (folder / "README.md").read_text(), FIGURES["gemma"]
+    said = FIGURES["acceptance"]["held_out_code"]["mtp_accepted_at_depth"]
+    if member == "gemma":
+        said = [known["held_out_code"]["right"], known["held_out_code"]["draft_accepted"]]
+        said += [known["edits"][k]["greedy_exact"] for k in known["edits"]]
+    for figure in said:
+        assert f"{100 * figure:.1f} %" in card
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_gemma_weights_reach_the_recorded_lookup() -> None:
+    torch = pytest.importorskip("torch", reason="measured in PyTorch")
+    from types import SimpleNamespace
+
+    import demo_eval_gemma
+    from demo_training.export import read_member
+    from demo_training.gemma_network import GEMMA
+
+    torch.set_num_threads(1)
+    data = SimpleNamespace(tokenizer=Tokenizer.from_file(str(demo.GEMMA / "tokenizer.json")))
+    with torch.no_grad():
+        found = demo_eval_gemma.own_edits(read_member(demo.GEMMA, GEMMA), data, demo.ROOT)
+    assert found == FIGURES["gemma"]["lookup_on_own_edits"]
 
 
 def test_every_missed_goal_is_said_in_the_card() -> None:
