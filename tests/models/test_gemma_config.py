@@ -1,14 +1,10 @@
-"""Every published Gemma size builds its module tree, without allocating it, at its published number of parameters; bad configs are one
-sentence."""
+"""Configs of the published Gemma sizes as the hub writes them, and what results; bad ones are one sentence."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
 from mlxspec.models.gemma import Gemma
@@ -54,44 +50,23 @@ _E = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, 
 _EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
 _SAME = {"attention_k_eq_v": True, "sliding_window": 1024}
 
-# config, then parameters in millions: of which the published number speaks, and that number. Gemma 3's technical report counts all but the
-# embedding; model cards count Gemma 4 31B and 26B whole, and "effective" parameters of E2B without the embeddings of layers.
 SIZES = {
-    "gemma3-270m": (gemma3(640, 18, 4, 1, 2048, 512, 256, 262144), "body", 100),
-    "gemma3-1b": (gemma3(1152, 26, 4, 1, 6912, 512, 256, 262144), "body", 698),
-    "gemma3-4b": (gemma3(2560, 34, 8, 4, 10240, 1024, 256, 262208), "body", 3209),
-    "gemma3-12b": (gemma3(3840, 48, 16, 8, 15360, 1024, 256, 262208), "body", 10759),
-    "gemma3-27b": (gemma3(5376, 62, 32, 16, 21504, 1024, 128, 262208), "body", 25600),
-    "gemma4-e2b": (gemma4(1536, 35, 8, 1, 6144, 5, num_kv_shared_layers=20, use_double_wide_mlp=True, **_E), "effective", 2300),
-    "gemma4-12b": (gemma4(3840, 48, 16, 8, 15360, 6, num_global_key_value_heads=1, **_SAME), "all", 12000),
-    "gemma4-26b-a4b": (gemma4(2816, 30, 16, 8, 2112, 6, num_global_key_value_heads=2, **_SAME, **_EXPERTS), "all", 25200),
-    "gemma4-31b": (gemma4(5376, 60, 32, 16, 21504, 6, num_global_key_value_heads=4, **_SAME), "all", 30700),
+    "gemma3-270m": gemma3(640, 18, 4, 1, 2048, 512, 256, 262144),
+    "gemma3-1b": gemma3(1152, 26, 4, 1, 6912, 512, 256, 262144),
+    "gemma3-4b": gemma3(2560, 34, 8, 4, 10240, 1024, 256, 262208),
+    "gemma3-12b": gemma3(3840, 48, 16, 8, 15360, 1024, 256, 262208),
+    "gemma3-27b": gemma3(5376, 62, 32, 16, 21504, 1024, 128, 262208),
+    "gemma4-e2b": gemma4(1536, 35, 8, 1, 6144, 5, num_kv_shared_layers=20, use_double_wide_mlp=True, **_E),
+    "gemma4-e4b": gemma4(2560, 42, 8, 2, 10240, 6, num_kv_shared_layers=18, **_E),
+    "gemma4-12b": gemma4(3840, 48, 16, 8, 15360, 6, num_global_key_value_heads=1, **_SAME),
+    "gemma4-26b-a4b": gemma4(2816, 30, 16, 8, 2112, 6, num_global_key_value_heads=2, **_SAME, **_EXPERTS),
+    "gemma4-31b": gemma4(5376, 60, 32, 16, 21504, 6, num_global_key_value_heads=4, **_SAME),
 }  # fmt: skip
 
 
 def build(config: dict) -> Gemma:
     kind = architecture(config)
     return kind.build(kind.parse(config))
-
-
-def count(model: Gemma, what: str) -> int:
-    without = {"body": "embed_tokens", "effective": "embed_tokens_per_layer", "all": "-"}[what]
-    return sum(prod(x.shape) for name, x in tree_flatten(model.parameters()) if without not in name)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_published_sizes(size: str) -> None:
-    config, what, millions = SIZES[size]
-    before = mx.get_active_memory()
-    counted = count(build(config), what) / 1e6
-    assert mx.get_active_memory() - before < 1 << 26
-    assert abs(counted - millions) < 0.01 * millions, counted
-
-
-def test_e4b_to_the_published_digit() -> None:
-    """8B with embeddings; the towers that we leave out have 0.45B of them."""
-    config = gemma4(2560, 42, 8, 2, 10240, 6, num_kv_shared_layers=18, **_E)
-    assert round(count(build(config), "all") / 1e9 + 0.45) == 8
 
 
 def test_defaults_that_published_multimodal_configs_leave_out() -> None:
@@ -103,7 +78,7 @@ def test_defaults_that_published_multimodal_configs_leave_out() -> None:
         "num_hidden_layers": 34,
     }
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
-    parsed = architecture(SIZES["gemma3-4b"][0]).parse({"model_type": "gemma3", "text_config": text})
+    parsed = architecture(SIZES["gemma3-4b"]).parse({"model_type": "gemma3", "text_config": text})
     assert (parsed.vocab_size, parsed.num_heads, parsed.layers[0].num_kv_heads) == (262208, 8, 4)
     assert [layer.window for layer in parsed.layers[:7]] == [1024] * 5 + [None, 1024]
     assert (parsed.layers[5].rotary.factor, parsed.layers[0].rotary.factor) == (8.0, 1.0)
@@ -112,7 +87,7 @@ def test_defaults_that_published_multimodal_configs_leave_out() -> None:
 
 
 def test_shared_keys_come_from_the_last_own_layer_of_the_kind() -> None:
-    parsed = architecture(SIZES["gemma4-e2b"][0]).parse(SIZES["gemma4-e2b"][0])
+    parsed = architecture(SIZES["gemma4-e2b"]).parse(SIZES["gemma4-e2b"])
     sources = [layer.source for layer in parsed.layers]
     assert sources == [None] * 15 + [13, 13, 13, 13, 14] * 4
     assert {layer.intermediate_size for layer in parsed.layers[15:]} == {12288}
@@ -145,7 +120,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_bad_configs_are_one_sentence(what: str) -> None:
     size, change = BAD[what]
-    config = SIZES[size][0]
+    config = SIZES[size]
     text = config.get("text_config", config) | change
     config = {**config, "text_config": text} if "text_config" in config else text
     with pytest.raises(ModelError, match=what) as caught:
