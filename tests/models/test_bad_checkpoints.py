@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 import tiny
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from zoo import Zoo
 
 import mlxspec
 from mlxspec.errors import ModelError, TokenizerError
-from mlxspec.loading.weights import read_folder
 from mlxspec.models import assemble
 
 Hurt = Callable[[Path], object]
-FUZZ = settings(
-    deadline=None,  # wall time depends on the machine's load; see `within_a_second`
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
-
-
-@contextmanager
-def within_a_second() -> Iterator[None]:
-    """Of this process's own computing."""
-    started = time.process_time()
-    yield
-    assert time.process_time() - started < 1.0
 
 
 def one_sentence(error: ModelError) -> None:
@@ -357,124 +337,3 @@ def test_tokenizers(copied: Callable[[str, str], Path], hurt: Hurt, says: str | 
         assert mlxspec.load(str(folder), draft="off").tokenizer.template is None
     else:
         refused(folder, says, TokenizerError)
-
-
-# --- headers and configs nobody has thought of
-
-NUMBERS = st.one_of(
-    st.integers(-2, 70), st.sampled_from([2**31 - 1, 2**31, 2**32, 2**47, 2**48, 2**63, 2**64, -(2**63)])
-)
-JUNK = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), NUMBERS, st.floats(), st.text(max_size=5), st.integers(-(10**30), 10**30)
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=3), inner, max_size=2)
-    ),
-    max_leaves=6,
-)
-ENTRY = st.fixed_dictionaries(
-    {},
-    optional={
-        "dtype": st.one_of(
-            st.sampled_from(["F32", "BF16", "F8_E4M3", "F4", "U8", "BOOL", "F64", "C64", "I4"]), JUNK
-        ),
-        "shape": st.one_of(st.lists(NUMBERS, max_size=10), JUNK),
-        "data_offsets": st.one_of(st.lists(NUMBERS, min_size=2, max_size=2), JUNK),
-        "extra": JUNK,
-    },
-)
-GOOD = {
-    "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-    "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
-    "c": {"dtype": "U8", "shape": [0, 5], "data_offsets": [32, 32]},
-}
-DATA = bytes(range(32))
-
-
-def pack(header: bytes, data: bytes = DATA) -> bytes:
-    return len(header).to_bytes(8, "little") + header + data
-
-
-def read_or_refuse(folder: Path, data: bytes) -> dict[str, mx.array] | None:
-    """All arrays, evaluated; None where the file was refused in one sentence."""
-    for path in folder.glob("*.safetensors"):
-        path.unlink()  # never write over a file that may still be mapped
-    (folder / "model.safetensors").write_bytes(data)
-    with within_a_second():
-        try:
-            found = read_folder(folder)
-        except ModelError as error:
-            one_sentence(error)
-            return None
-        mx.eval(found)
-    return found
-
-
-def test_a_good_header(tmp_path: Path) -> None:
-    found = read_or_refuse(tmp_path, pack(json.dumps(GOOD).encode()))
-    assert found is not None
-    assert {k: v.shape for k, v in found.items()} == {"a": (2, 3), "b": (4,), "c": (0, 5)}
-    assert bytes(np.array(found["a"])) == DATA[:24]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [20, 28]}}, "overlap"),
-        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [25, 33]}}, "behind the end"),
-        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [32, 24]}}, "makes no sense"),
-        ({"b": {"dtype": "BF16", "shape": [4], "data_offsets": [-8, 0]}}, "makes no sense"),
-        ({"b": {"dtype": "BF16", "shape": [5], "data_offsets": [24, 32]}}, "do not match"),
-        ({"c": {"dtype": "U8", "shape": [0, 1 << 31], "data_offsets": [32, 32]}}, "makes no sense"),
-        ({"c": {"dtype": "U8", "shape": [0] * 9, "data_offsets": [32, 32]}}, "makes no sense"),
-        ({"c": []}, "makes no sense"),
-    ],
-)
-def test_headers_that_lie(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    (tmp_path / "model.safetensors").write_bytes(pack(json.dumps(GOOD | change).encode()))
-    with pytest.raises(ModelError, match=says) as caught:
-        read_folder(tmp_path)
-    one_sentence(caught.value)
-
-
-def test_a_name_that_stands_twice(tmp_path: Path) -> None:
-    header = json.dumps(GOOD).encode()
-    assert read_or_refuse(tmp_path, pack(header.replace(b'"b"', b'"a"'))) is None
-
-
-@FUZZ
-@given(
-    changes=st.dictionaries(
-        st.sampled_from(["a", "b", "c", "__metadata__", "\ud800", "x\n"]), st.one_of(ENTRY, JUNK), min_size=1
-    )
-)
-def test_any_entry_is_read_or_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    read_or_refuse(tmp_path, pack(json.dumps(GOOD | changes).encode()))
-
-
-@FUZZ
-@given(data=st.data())
-def test_any_bytes_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    whole = bytearray(pack(json.dumps(GOOD).encode()))
-    for _ in range(data.draw(st.integers(0, 4))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    end = data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))
-    read_or_refuse(tmp_path, bytes(whole[:end]))
-
-
-@FUZZ
-@given(data=st.data())
-def test_any_config_is_run_or_refused(zoo: Zoo, data: st.DataObject) -> None:
-    """One or two values changed; the weights are those of the unchanged config."""
-    name = data.draw(st.sampled_from(["tied", "moe"]))
-    values = tiny.hub_config(tiny.SHAPES[name])
-    for _ in range(data.draw(st.integers(1, 2))):
-        text = values["text_config"] if isinstance(values["text_config"], dict) else values
-        part = data.draw(st.sampled_from([text, text, text, values]))
-        part[data.draw(st.sampled_from([*sorted(part), "quantization"]))] = data.draw(JUNK)
-    with within_a_second():
-        try:
-            assemble.assemble(json.loads(json.dumps(values)), lambda: read_folder(zoo.folder(name, "hub")))
-        except ModelError as error:
-            one_sentence(error)
