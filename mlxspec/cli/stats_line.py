@@ -51,7 +51,9 @@ def _shares(answers: Sequence[Finished]) -> list[str]:
         f"drafting {_percent(stats.draft_seconds, stats.decode_seconds)}, "
         f"verifying {_percent(stats.verify_seconds, stats.decode_seconds)} of the time"
     ]
-    return parts + [f"plain decoding would be at {stats.plain_speed:.0f} tok/s"] * bool(stats.plain_speed)
+    if stats.plain_speed:  # unknown where nothing has measured plain rounds
+        parts.append(f"plain decoding would be at {stats.plain_speed:.0f} tok/s")
+    return parts
 
 
 def turn(answer: Finished) -> str:
