@@ -28,6 +28,7 @@ ASLEEP = (
     448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
 )
 _PRIMED_ANYWAY = 8
+_PAUSE_FOLLOW = 0.1
 _CATCH_UP = 512  # tokens a model drafter runs by itself
 
 
@@ -198,6 +199,9 @@ class Auto:
             longer = spent - usual if plain and not ahead and width_rows == num_rows else 0.0
             earlier.refine(width, took + max(0.0, min(longer, usual)))
             self._after = None
+        elif plain and not ahead:
+            held_up = max(0.0, min(spent - usual, usual))
+            self.control.pause += _PAUSE_FOLLOW * (held_up - self.control.pause)
         is_new = self._is_new("verify", num_tokens, num_rows, ahead)
         if not plain and not is_new:
             self._after = curve, num_tokens, spent, num_rows

@@ -116,6 +116,7 @@ class Controller:
 
     def __init__(self, costs: CostModel, *, max_depth: int = 8) -> None:
         self.costs, self.max_depth = costs, max_depth
+        self.pause = 0.0  # seconds a plain round takes longer where it could not run ahead, as behind a look
         self._calibrations: dict[tuple[str, str, int], Calibration] = {}
         self._promises: dict[tuple[str, str, int], _Promise] = {}
         self._rates: dict[tuple[str, int], float] = {}
@@ -213,6 +214,7 @@ class Controller:
             limit, queued = models[name]
             depth = min(self._probe_depth(name, share), limit)
             price = self.costs.draft(name).seconds(depth, queued) / num_rows
+            price += self.pause * (num_rows - 1) / num_rows  # one row's look holds up all others
             if self.can_afford(row, price, share):
                 return Choice(model=name, depth=depth, probe=winner is None)
         return PLAIN
