@@ -25,6 +25,7 @@ def test_litellm(demo: Served) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+        pytest.importorskip("mcp", reason="litellm needs the mcp package for tools")
 
         def ask(**more: Any) -> Any:
             given = {"max_tokens": 100, "messages": MESSAGES, **more}
