@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxspec.errors import ModelError
-
-_WIDEST = 1 << 24  # outputs of one projection
-_MAX = {"num_hidden_layers": 1024, "vocab_size": 1 << 22, "hidden_size": 1 << 16, "num_experts": 1 << 14}
+from mlxspec.models.config_values import WIDEST, Values, mapping, short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +56,21 @@ class Qwen35Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Qwen35Config:
         """Raises ModelError naming the first key that is missing or out of range."""
-        text = config.get("text_config", config)
-        if not isinstance(text, Mapping):
-            raise ModelError("text_config in config.json is not an object.")
-        get = _Reader(text)
+        get = Values(mapping(config, "text_config") or config)
         num_layers = get.size("num_hidden_layers")
         num_experts = get.size("num_experts", 0)
         head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
-        rope = text.get("rope_parameters") or {}
+        rope = get.raw.get("rope_parameters") or {}
         if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
             raise ModelError(
-                f"Rotary positions of kind {_short(rope)} are not supported; only rope_type 'default' is."
+                f"Rotary positions of kind {short(rope)} are not supported; only rope_type 'default' is."
             )
-        if text.get("hidden_act", "silu") != "silu":
-            raise ModelError(f"Activations {_short(text['hidden_act'])} are not supported; only 'silu' is.")
+        get.only("hidden_act", "silu")
         made = cls(
             vocab_size=get.size("vocab_size"),
             hidden_size=get.size("hidden_size"),
             intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
-            is_linear=_layer_kinds(text, get, num_layers),
+            is_linear=_layer_kinds(get, num_layers),
             num_heads=get.size("num_attention_heads"),
             num_kv_heads=get.size("num_key_value_heads"),
             head_dim=head_dim,
@@ -86,15 +80,15 @@ class Qwen35Config:
             v_head_dim=get.size("linear_value_head_dim"),
             conv_kernel=get.size("linear_conv_kernel_dim", 4),
             rms_eps=get.number("rms_norm_eps", 1e-6),
-            rope_theta=_Reader(rope).number("rope_theta", get.number("rope_theta", 1e7)),
-            rope_dims=int(head_dim * _Reader(rope).number("partial_rotary_factor", 0.25)),
+            rope_theta=Values(rope).number("rope_theta", get.number("rope_theta", 1e7)),
+            rope_dims=int(head_dim * Values(rope).number("partial_rotary_factor", 0.25)),
             max_context=get.size("max_position_embeddings", 262144),
-            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            tied=get.flag("tie_word_embeddings", Values(config).flag("tie_word_embeddings")),
             num_experts=num_experts,
             num_experts_per_token=get.size("num_experts_per_tok", 0),
             expert_size=get.size("moe_intermediate_size", 0),
             shared_expert_size=get.size("shared_expert_intermediate_size", 0),
-            norm_topk=bool(text.get("norm_topk_prob", True)),
+            norm_topk=get.flag("norm_topk_prob", True),
             num_mtp_layers=get.size("mtp_num_hidden_layers", 0),
         )
         made._check()
@@ -122,43 +116,12 @@ class Qwen35Config:
             ("num_key_value_heads and head_dim", self.num_kv_heads * self.head_dim),
             ("the heads and dimensions of linear layers", self.conv_dim),
         ):
-            if width > _WIDEST:
+            if width > WIDEST:
                 raise ModelError(f"config.json: {what} make a projection of {width} outputs.")
 
 
-def _short(value: Any) -> str:
-    """What a config says, cut to what fits into a sentence."""
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-class _Reader:
-    """Bounded numbers out of a JSON object."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def size(self, key: str, default: int | None = None) -> int:
-        value = self._values.get(key)
-        value = default if value is None else value
-        low = 0 if default == 0 else 1
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not low <= value <= _MAX.get(key, 1 << 24)
-        ):
-            raise ModelError(f"config.json: {key} is {_short(value)}, which is no usable size.")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self._values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-            raise ModelError(f"config.json: {key} is {_short(value)}, which is no usable number.")
-        return float(value)
-
-
-def _layer_kinds(text: Mapping[str, Any], get: _Reader, num_layers: int) -> tuple[bool, ...]:
-    kinds = text.get("layer_types")
+def _layer_kinds(get: Values, num_layers: int) -> tuple[bool, ...]:
+    kinds = get.raw.get("layer_types")
     if kinds is None:
         interval = get.size("full_attention_interval", 4)
         return tuple((i + 1) % interval != 0 for i in range(num_layers))

@@ -178,7 +178,7 @@ CONFIGS: dict[str, tuple[Hurt, str]] = {
     "positions as text": (text_config(rope_parameters="default" * 999), "Rotary positions"),
     "too many rotary dims": (config(lambda c: c["text_config"]["rope_parameters"].update(partial_rotary_factor=2)), "rotary"),
     "no number": (text_config(rms_norm_eps=float("nan")), "rms_norm_eps"),
-    "another activation": (text_config(hidden_act="gelu"), "'gelu' are not supported"),
+    "another activation": (text_config(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
     "untied without a head": (text_config(tie_word_embeddings=False), "lm_head.weight"),
     "experts without a size": (text_config(num_experts=4, num_experts_per_tok=2), "moe_intermediate_size"),
     "more experts a token than there are": (text_config(num_experts=4, num_experts_per_tok=5), "num_experts_per_tok"),
