@@ -46,7 +46,9 @@ def test_a_terminal_gets_no_escapes_of_the_model(
     styles = re.compile(r"\x1b\[[\d;]*m")
     assert bool(styles.search(text)) == (colours and term != "dumb")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", styles.sub("", text))
-    assert styles.sub("", text).count("title") == 3  # thought, said, unfolded: nothing a reader could see is missing
+    assert (
+        styles.sub("", text).count("title") == 3
+    )  # thought, said, unfolded: nothing a reader could see is missing
 
 
 def test_a_pipe_gets_what_the_model_said(
