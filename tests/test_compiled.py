@@ -16,7 +16,7 @@ MODULES = (
     "tests/engine/test_demo_equality.py",
     "tests/kernels/test_activations.py",
     "tests/kernels/test_gdn_ops.py",
-    "tests/models/test_compile_pays.py",
+    "tests/models/test_runners.py",
     "tests/models/test_launches.py",
 )
 

@@ -26,7 +26,8 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.gemma_layers import DecoderLayer
-from mlxspec.models.layers import FusedLinear, compile_pays, rms_norm
+from mlxspec.models.layers import FusedLinear, rms_norm
+from mlxspec.models.runners import Runners
 
 
 class TextStack(nn.Module):
@@ -60,7 +61,7 @@ class Gemma(nn.Module):
         self.config = config
         self.language_model = LanguageModel(config)
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
-        self._runners: dict[int, Callable[..., Any]] = {}
+        self._runners = Runners()
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.max_context = config.max_context
 
@@ -169,11 +170,7 @@ class Gemma(nn.Module):
         def run(*arrays: Any) -> Any:
             return self._prepare(*arrays) if i < 0 else self._segment(i, *arrays)
 
-        if not compile_pays(rows):
-            return run
-        if i not in self._runners:
-            self._runners[i] = mx.compile(run)
-        return self._runners[i]
+        return self._runners.get(i, run, rows)
 
     def _prepare(self, x: mx.array, embedded: mx.array | None) -> tuple[mx.array, list[mx.array] | None]:
         """The residual stream (N, H), and each layer's own input (N, P): its share of the token's second embedding and of the first."""

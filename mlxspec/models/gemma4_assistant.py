@@ -30,6 +30,7 @@ from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.gemma_layers import DecoderLayer
 from mlxspec.models.layers import FusedLinear, rms_norm
+from mlxspec.models.runners import Runners
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 View = tuple[mx.array, mx.array]
@@ -114,7 +115,7 @@ class Gemma4Assistant(nn.Module):
         if config.num_centroids:
             self.masked_embedding = _Centroids(config)
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in c.layers}
-        self._runners: dict[int, Callable[..., Any]] = {}
+        self._runners = Runners()
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
@@ -157,21 +158,17 @@ class Gemma4Assistant(nn.Module):
         x = mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1)
         attended, fused = None, device.backend() != "cpu"
         for i, shape in enumerate(c.layers):
-            x, (queries,) = self._runner(i)(x, attended, *angles[shape.rotary])
+            x, (queries,) = self._runner(i, rows)(x, attended, *angles[shape.rotary])
             seen = views[shape.window is not None]
             attended = attend_rows(queries, seen, rows, c.scale, None, fused=fused)
-        x, hidden = self._runner(len(c.layers))(x, attended)
+        x, hidden = self._runner(len(c.layers), rows)(x, attended)
         return Output(logits=self._head(x), hidden=hidden)
 
-    def _runner(self, i: int) -> Callable[..., Any]:
+    def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
             return self._segment(i, *arrays)
 
-        if not device.compile_enabled():
-            return run
-        if i not in self._runners:
-            self._runners[i] = mx.compile(run)
-        return self._runners[i]
+        return self._runners.get(i, run, rows)
 
     def _segment(
         self, i: int, x: mx.array, attended: mx.array | None, *angles: mx.array

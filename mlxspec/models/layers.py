@@ -5,39 +5,17 @@ Knows arrays and modules; knows no checkpoint names and no layer order.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec import device
-from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 
-COMPILE_AT_MOST = (
-    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
-)
-
-_FUSED_IS_EXACT = platform.machine().lower() in ("x86_64", "amd64")
 _QUERY_BLOCK = (
     256  # queries attended together without a fused kernel: half of a causal square is not worth computing
 )
-
-
-def compile_pays(rows: FlatRows, *, deferred: bool = False) -> bool:
-    """Whether to compile the forward of such rows; by shape alone, so that equal forwards always have equal bits.
-
-    On an x86-64 CPU a new shape takes 10 to 50 ms to compile and from two tokens a row on is hardly faster then, so only plain steps
-    are compiled; the fused loops round there as the single operations do. On a GPU fewer launches pay, and on other CPUs fused loops
-    contract to multiply-adds, so that everything up to a width is compiled or nothing. deferred: something of the last forward is
-    replayed first, so that the shape depends on that one's too.
-    """
-    if rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
-        return False
-    is_plain = rows.max_width == 1 and not deferred
-    return is_plain or device.backend() != "cpu" or not _FUSED_IS_EXACT
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:

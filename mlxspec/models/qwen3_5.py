@@ -25,9 +25,10 @@ from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.layers import FusedLinear, Rotary, compile_pays, rms_norm
+from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
+from mlxspec.models.runners import Runners
 
 
 class Segment:
@@ -80,7 +81,7 @@ class Qwen35(nn.Module):
         self.language_model = LanguageModel(config)
         self._segments = Segment.cut(config.is_linear)
         self._rotary = Rotary(config.rope_dims, config.rope_theta)
-        self._runners: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._runners = Runners()
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
         self.max_context = config.max_context
 
@@ -181,12 +182,13 @@ class Qwen35(nn.Module):
 
         # wide ragged facts are prefilled row by row, so their graph depends on every single width
         repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
-        if not repeats or not compile_pays(rows, deferred=cache.stood is not None):
-            return run
-        key = (s, facts, taps, way, longest, rows.num_rows, rows.max_width)
-        if key not in self._runners:
-            self._runners[key] = mx.compile(run)
-        return self._runners[key]
+        return self._runners.get(
+            (s, facts, taps, way, longest),
+            run,
+            rows,
+            deferred=_num_deferred(segment, cache),
+            is_shaped=repeats,
+        )
 
     def _run(self, segment, taps, layout, x, attended, gate, cos, sin, past):  # type: ignore[no-untyped-def]
         layers = self.language_model.model.layers
@@ -212,6 +214,12 @@ class Qwen35(nn.Module):
         else:
             out = (rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps),)
         return x, out, future, tapped
+
+
+def _num_deferred(segment: Segment, cache: ModelCache) -> int:
+    """Tokens of the last forward whose inputs its recurrent layers still hold."""
+    held = [cache.recurrent(i).current.inputs for i in segment.linear[:1]]
+    return 0 if cache.stood is None else max([1, *(x.shape[0] for x in held if x is not None)])
 
 
 def _layers_of(segment: Segment) -> tuple[int, ...]:

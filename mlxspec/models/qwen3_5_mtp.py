@@ -8,7 +8,6 @@ Knows its weights and its cache; knows nothing of drafts, rows' histories or acc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -20,10 +19,11 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.layers import FusedLinear, Rotary, compile_pays, rms_norm
+from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer
+from mlxspec.models.runners import Runners
 
 
 class Qwen35Mtp(nn.Module):
@@ -38,7 +38,7 @@ class Qwen35Mtp(nn.Module):
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
         self.layers = [DecoderLayer(config, linear=False)]
         self.norm = nn.RMSNorm(config.hidden_size)
-        self._runners: dict[str, Callable[..., Any]] = {}
+        self._runners = Runners()
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
@@ -68,25 +68,18 @@ class Qwen35Mtp(nn.Module):
             [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
         )
         cos, sin = self._rotary.table(mx.array(positions.astype(np.int32)))
-        compiled = compile_pays(rows)
-        x, (q, k, v, gate) = self._runner("before", compiled)(target.embed(tokens), hidden, cos, sin)
+        x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
+            target.embed(tokens), hidden, cos, sin
+        )
         buffers = cache.attention(0)
         attended = layer.self_attn.core(
             q, k, v, rows, buffers, cache.lengths, fused=device.backend() != "cpu"
         )
-        out = self._runner("after", compiled)(x, attended, gate)
+        out = self._runners.get("after", self._after, rows)(x, attended, gate)
         seen = out
         if logits_at == "last" and rows.num_tokens > len(rows.active):
             seen = out[rows.last_indices]
         return Output(logits=None if logits_at == "none" else target.head(seen), hidden=out)
-
-    def _runner(self, name: str, compiled: bool) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(self, "_" + name)
-        if not compiled:
-            return function
-        if name not in self._runners:
-            self._runners[name] = mx.compile(function)
-        return self._runners[name]
 
     def _before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array

@@ -1,0 +1,66 @@
+"""Functions of arrays that a model runs again and again, compiled once their shapes have repeated often enough to pay for it.
+
+On a GPU fewer launches pay at once, and so they do for plain steps on a CPU. A verify comes in many shapes, by its own width and by what
+stands of the round before; compiling one takes 10 to 50 ms on a CPU, so there a shape is run by single operations until it has come up
+HOT_AFTER times. That may be mixed only where fused loops round as single operations do, which on x86-64 they do; on other CPUs they
+contract to multiply-adds, so everything up to a width is compiled, or nothing. Knows shapes; knows no layers.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec import device
+from mlxspec.kernels.flat import FlatRows
+
+COMPILE_AT_MOST = (
+    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
+)
+HOT_AFTER = 8  # a compiled verify of four saves about 3 ms of host time a round, so that much is earned in some ten rounds
+_SHAPES_AT_MOST = 512  # compiled ones that are kept: ragged rounds could make new ones forever
+
+FUSED_IS_EXACT = platform.machine().lower() in ("x86_64", "amd64")
+
+
+class Runners:
+    """Compiled functions of one model. Equal forwards have equal bits, whether or not they were compiled."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._seen: Counter[Hashable] = Counter()
+
+    def get(
+        self,
+        key: Hashable,
+        run: Callable[..., Any],
+        rows: FlatRows,
+        *,
+        deferred: int = 0,
+        is_shaped: bool = True,
+    ) -> Callable[..., Any]:
+        """`run`, or what was compiled of an equal one.
+
+        key, with the rows' number, widest and sum of widths and `deferred`, tells everything that run's graph depends on. deferred: how
+        many tokens' inputs of the last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
+        """
+        if not is_shaped or rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
+            return run
+        whole = (key, rows.num_rows, rows.max_width, rows.num_tokens, deferred)
+        if whole in self._compiled:
+            return self._compiled[whole]
+        if not self._is_due(whole, rows, deferred) or len(self._compiled) >= _SHAPES_AT_MOST:
+            return run
+        self._compiled[whole] = mx.compile(run)
+        return self._compiled[whole]
+
+    def _is_due(self, whole: Hashable, rows: FlatRows, deferred: int) -> bool:
+        is_plain = rows.max_width == 1 and not deferred
+        if is_plain or device.backend() != "cpu" or not FUSED_IS_EXACT:
+            return True
+        self._seen[whole] += 1
+        return self._seen[whole] > HOT_AFTER
