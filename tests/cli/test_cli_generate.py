@@ -20,7 +20,8 @@ from mlxspec.config import SamplingParams
 PROMPT = "abcabcabcabcab"
 LINE = re.compile(
     r"^(.*: )?\d+ tokens?(, [\d.]+ tok/s)? · prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?"
-    r" · (nothing drafted|drafted \d+, accepted \d+ \(\d+ %\)( · [a-z-]+ \d+/\d+ \([\d.]+ a draft\))+) · peak memory \d+ [kM]B"
+    r" · (nothing drafted|drafted \d+, accepted \d+ \(\d+ %\)( · [a-z-]+ \d+/\d+ \([\d.]+ a draft\))+)"
+    r"( · drafting \d+ %, verifying \d+ % of the time)?( · plain decoding would be at \d+ tok/s)? · peak memory \d+ [kM]B"
 )
 
 
