@@ -15,6 +15,7 @@ from mlxspec.errors import ConfigError
 MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
 MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
+MAX_BYTES = 1 << 50
 FIXED_DEPTH, AUTO_DEPTH = 3, 8  # tokens a model drafts at once, unless told otherwise
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
@@ -300,7 +301,8 @@ class EngineConfig:
     """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
 
     `max_context` None takes the model's own limit. `max_waiting`: so many submitted requests may wait for a row. `prefill_chunk` is in
-    tokens: so much of prompts is read between two rounds of the rows that decode. `rollback`: how recurrent layers
+    tokens: so much of prompts is read between two rounds of the rows that decode. `prefix_budget`: bytes of what is kept for prompts that
+    begin like earlier texts; 0 keeps nothing, None takes a share of this machine's memory. `rollback`: how recurrent layers
     go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
     keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
@@ -313,6 +315,7 @@ class EngineConfig:
     max_rows: int = 8
     max_waiting: int = 512
     prefill_chunk: int = 512
+    prefix_budget: int | None = None
     max_context: int | None = None
     rollback: str = "tape"
     num_states: int | None = None
@@ -329,6 +332,8 @@ class EngineConfig:
             raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
         check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
         check_number("max_waiting", self.max_waiting, 1, 1 << 20, integer=True)
+        if self.prefix_budget is not None:
+            check_number("prefix_budget", self.prefix_budget, 0, MAX_BYTES, integer=True)
         check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:
             check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)

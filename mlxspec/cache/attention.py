@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from mlxspec.kernels.flat import FlatRows
 
+KV = tuple[mx.array, mx.array]  # keys and values (1, Hkv, n, D)
 _STEP = 256  # buffers grow in these many tokens, or an eighth, whichever is more
 
 
@@ -23,6 +24,7 @@ class AttentionLayerCache:
     """
 
     is_recurrent = False
+    is_per_token = True  # what it keeps of a text is what it keeps of each token, so it can be cut and joined
 
     def __init__(self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype, num_rows: int = 0) -> None:
         self.shape = (num_kv_heads, head_dim)
@@ -69,14 +71,15 @@ class AttentionLayerCache:
         self.keys[:] = [self.keys[r] for r in rows]
         self.values[:] = [self.values[r] for r in rows]
 
-    def snapshot(self, row: int, length: int) -> tuple[mx.array, mx.array]:
-        """Copies of the committed part, (1, Hkv, length, D) each."""
-        return mx.contiguous(self.keys[row][:, :, :length]), mx.contiguous(self.values[row][:, :, :length])
+    def snapshot(self, row: int, length: int, start: int = 0) -> KV:
+        """Copies of the committed part from `start` on, (1, Hkv, length - start, D) each."""
+        return copied(self.keys[row][:, :, start:length]), copied(self.values[row][:, :, start:length])
 
-    def restore(self, state: tuple[mx.array, mx.array]) -> None:
-        """Become one row that holds `state`; the snapshot's arrays stay usable for others."""
-        pad = [(0, 0), (0, 0), (0, _STEP), (0, 0)]
-        self.keys, self.values = [mx.pad(state[0], pad)], [mx.pad(state[1], pad)]
+    def restore(self, *pieces: KV) -> None:
+        """Become one row that holds these pieces behind one another; their arrays stay usable for others."""
+        room = self._buffer(_STEP)
+        self.keys = [mx.concatenate([*(p[0] for p in pieces), room], axis=2)]
+        self.values = [mx.concatenate([*(p[1] for p in pieces), room], axis=2)]
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -102,3 +105,9 @@ class AttentionLayerCache:
 
     def _buffer(self, capacity: int) -> mx.array:
         return mx.zeros((1, self.shape[0], capacity, self.shape[1]), self.dtype)
+
+
+def copied(x: mx.array) -> mx.array:
+    """A copy in memory of its own. `mx.contiguous` gives what is contiguous already as it stands, and a reference to a living buffer
+    would turn the next write into a copy of all of it."""
+    return mx.concatenate([x, x[:0]])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.attention import KV, AttentionLayerCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.cache.rollback import TAPE, Rollback, Stood
 from mlxspec.cache.windowed import WindowedLayerCache
@@ -25,14 +25,25 @@ LayerCache = AttentionLayerCache | RecurrentLayerCache
 
 
 class Snapshot(NamedTuple):
-    """One row's committed state; arrays are copies, so it outlives the cache. length in tokens."""
+    """One row's committed state behind its first `length` tokens; arrays are copies, so it outlives the cache.
+
+    segments: of consecutive stretches of tokens from `start` to `length`, each the keys and values of every layer that keeps them token
+    by token. point: the states of all other layers. first: tokens before it were never run (drafters begin behind a prompt at times).
+    """
 
     length: int
-    layers: list[Any]
+    segments: list[list[KV]]
+    point: list[tuple[mx.array, ...]]
+    start: int = 0
+    first: int = 0
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [x for s in self.segments for kv in s for x in kv] + [x for state in self.point for x in state]
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for layer in self.layers for x in layer)
+        return sum(x.nbytes for x in self.arrays)
 
 
 class ModelCache:
@@ -176,20 +187,35 @@ class ModelCache:
             )
         self.lengths[row] = length
 
-    def snapshot(self, row: int) -> Snapshot:
-        """A copy of one row's committed state."""
+    def snapshot(self, row: int, start: int = 0) -> Snapshot:
+        """A copy of one row's committed state; of what is kept token by token only that from `start` on."""
         self._require_idle("snapshot")
         self._require_alive()
         self.flush()
-        return Snapshot(self.lengths[row], [layer.snapshot(row, self.lengths[row]) for layer in self.layers])
+        length = self.lengths[row]
+        if not 0 <= start <= length:
+            raise CacheError(f"Cannot take a snapshot from token {start} of a row of {length}.")
+        tokens: list[KV] = []
+        point: list[tuple[mx.array, ...]] = []
+        for layer in self.layers:
+            found: Any = layer.snapshot(row, length, start)
+            (tokens if layer.is_per_token else point).append(found)
+        return Snapshot(length, [tokens], point, start)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become one row that stands where `snapshot` was taken. Only on a fresh cache of one row."""
+        """Become one row that stands where `snapshot` was taken. Only on a fresh cache of one row, and from a snapshot of all tokens."""
         if self.lengths != [0] or self.pending is not None:
             raise CacheError("A snapshot is restored into a fresh cache of one row.")
-        for layer, state in zip(self.layers, snapshot.layers, strict=True):
-            layer.restore(state)
-        self.lengths = [snapshot.length]
+        if snapshot.start != snapshot.first:
+            raise CacheError(f"This snapshot lacks the tokens before {snapshot.start}.")
+        pieces = zip(*snapshot.segments, strict=True)
+        states = iter(snapshot.point)
+        for layer in self.layers:
+            if layer.is_per_token:
+                layer.restore(*next(pieces))
+            else:
+                layer.restore(next(states))  # type: ignore[arg-type]
+        self.lengths = [snapshot.length - snapshot.first]
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlxspec.cache.attention import copied
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.conv_ops import conv_window
 
@@ -19,6 +20,7 @@ class RecurrentLayerCache:
     """One layer's RecurrentState, from forward to forward."""
 
     is_recurrent = True
+    is_per_token = False
 
     def __init__(
         self,
@@ -75,11 +77,9 @@ class RecurrentLayerCache:
         index = mx.array(list(rows), mx.int32)
         self.current = RecurrentState(self.current.state[index], self.current.window[index])
 
-    def snapshot(self, row: int, length: int) -> tuple[mx.array, mx.array]:
+    def snapshot(self, row: int, length: int, start: int = 0) -> tuple[mx.array, mx.array]:
         """Copies (1, Hv, Dv, Dk) and (1, K - 1, C); flushed before."""
-        return mx.contiguous(self.current.state[row : row + 1]), mx.contiguous(
-            self.current.window[row : row + 1]
-        )
+        return copied(self.current.state[row : row + 1]), copied(self.current.window[row : row + 1])
 
     def restore(self, state: tuple[mx.array, mx.array]) -> None:
         self.current = RecurrentState(*state)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.attention import AttentionLayerCache, copied
 from mlxspec.kernels.flat import FlatRows
 
 # Views begin at multiples of this. A key then has the same place among a kernel's lanes whatever the width of the forward, so that sums
@@ -26,6 +26,8 @@ class WindowedLayerCache(AttentionLayerCache):
     A token sees the `window` tokens that end with itself. `starts` is shared with forks, as buffers are. A fork that makes room keeps
     what its family's root still needs: `floors` are the root's lengths.
     """
+
+    is_per_token = False
 
     def __init__(
         self, num_kv_heads: int, head_dim: int, window: int, dtype: mx.Dtype, num_rows: int = 0
@@ -86,13 +88,14 @@ class WindowedLayerCache(AttentionLayerCache):
         super().select(rows)
         self.starts[:] = [self.starts[r] for r in rows]
 
-    def snapshot(self, row: int, length: int) -> tuple[mx.array, ...]:
+    def snapshot(self, row: int, length: int, start: int = 0) -> tuple[mx.array, ...]:  # type: ignore[override]
         """Copies of what the next forward sees, (1, Hkv, n, D) each, and the position of their first token, () int32."""
         keys, values = self.view(row, length)
-        return mx.contiguous(keys), mx.contiguous(values), mx.array(self.first_seen(length), mx.int32)
+        return copied(keys), copied(values), mx.array(self.first_seen(length), mx.int32)
 
-    def restore(self, state: tuple[mx.array, ...]) -> None:
-        """Become one row that holds `state`; the snapshot's arrays stay usable for others."""
+    def restore(self, *pieces: tuple[mx.array, ...]) -> None:  # type: ignore[override]
+        """Become one row that holds this one state; its arrays stay usable for others."""
+        (state,) = pieces
         super().restore((state[0], state[1]))
         self.starts = [int(state[2].item())]
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 
 
@@ -98,6 +98,20 @@ class Drafter(ABC):
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:  # noqa: B027  (few need it)
         """The target's cache, to be read in the proposals of this round only, and the names of its rows; told if `needs.cache`."""
+
+    def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
+        """For the prefix store, what `resume` needs besides tokens to go on behind the row's first `length` tokens, all of which have been
+        observed; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
+        return None
+
+    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
+        """Called behind `begin` where a row's text begins with `tokens` that the prefix store had: they are not observed. state: what
+        `snapshot` gave behind just these tokens, if it did and it is still there. Raises ValueError where nothing can be drafted so."""
+        if self.needs.hidden:
+            raise ValueError(
+                "it needs to see what the target makes of every token, and the prefix store kept nothing for it"
+            )
+        self.observe(row, tokens, None)
 
     def truncate(self, row: int, length: int) -> None:  # noqa: B027
         """The row's history is now its first `length` tokens."""

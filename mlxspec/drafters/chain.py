@@ -17,7 +17,7 @@ from typing import TypeVar
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.auto import Auto
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
@@ -115,6 +115,22 @@ class Chain:
         for drafter in self._of(state):
             if self.auto is None or not state.is_auto or self.auto.primes(state, drafter):
                 self._guard(drafter, [state], partial(drafter.prime, row))
+
+    def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
+        """What drafters keep for the row's first `length` tokens, by name. starts: from which token on each, all of them if absent."""
+        state, found = self._rows[row], {}
+        for drafter in self._of(state):
+            work = partial(drafter.snapshot, row, length, starts.get(drafter.name, 0))
+            kept = self._guard(drafter, [state], work)
+            if kept is not None:
+                found[drafter.name] = kept
+        return found
+
+    def resume(self, row: int, tokens: Sequence[int], kept: Mapping[str, Snapshot]) -> None:
+        """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind those."""
+        state = self._rows[row]
+        for drafter in self._of(state):
+            self._guard(drafter, [state], partial(drafter.resume, row, tokens, kept.get(drafter.name)))
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
         """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Needs
 from mlxspec.drafters.model_based import ModelDrafter, _Row
 from mlxspec.kernels.flat import FlatRows
@@ -61,6 +61,12 @@ class GemmaAssistant(ModelDrafter):
         if tokens and hidden is not None:
             # a copy: the whole round's hiddens need not stay for one of them
             self._newest[row] = mx.contiguous(hidden[-1:])
+
+    def snapshot(self, row: int, length: int, start: int) -> None:
+        """The hidden it goes by comes with the next token."""
+
+    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
+        """What it reads of the prompt is the target's."""
 
     def truncate(self, row: int, length: int) -> None:
         """The hidden of an older token is not kept: there are no drafts until the next round has one."""

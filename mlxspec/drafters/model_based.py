@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
@@ -23,9 +23,11 @@ _QUEUE_AT_MOST = (
 
 
 class _Row:
-    """A row's place in the cache and the tokens its model has not run yet, with their hiddens."""
+    """A row's place in the cache and the tokens its model has not run yet, with their hiddens. first: tokens before it are not in the
+    cache and never were."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
         self.tokens: list[int] = []
         self.hidden: list[mx.array] = []
 
@@ -34,14 +36,17 @@ class _Row:
         self.tokens, self.hidden = [], []
         return taken
 
-    def take_all_but_last(self) -> tuple[list[int], list[mx.array]]:
+    def take_first(self, num: int) -> tuple[list[int], list[mx.array]]:
+        """The first so many; the rest stays."""
+        if num == len(self.tokens):
+            return self.take()
         tokens, hidden = self.take()
-        self.tokens = tokens[-1:]
+        self.tokens = tokens[num:]
         if not hidden:
-            return tokens[:-1], []
+            return tokens[:num], []
         joined = _join(hidden)
-        self.hidden = [joined[-1:]]
-        return tokens[:-1], [joined[:-1]]
+        self.hidden = [joined[num:]]
+        return tokens[:num], [joined[:num]]
 
 
 class ModelDrafter(Drafter):
@@ -72,13 +77,15 @@ class ModelDrafter(Drafter):
         """Run tokens (N,) as facts and leave the transaction open."""
 
     def begin(self, row: int) -> None:
-        fresh = self._make_cache(1)
+        self._add(row, self._make_cache(1), 0)
+
+    def _add(self, row: int, cache: ModelCache, first: int) -> None:
         if self._cache is None:
-            self._cache = fresh
+            self._cache = cache
         else:
-            self._cache.join(fresh)
+            self._cache.join(cache)
         self._order.append(row)
-        self._rows[row] = _Row()
+        self._rows[row] = _Row(first)
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows.get(row)
@@ -96,7 +103,7 @@ class ModelDrafter(Drafter):
         """The last token stays queued: the next propose begins with it."""
         state = self._rows.get(row)
         if state is not None and len(state.tokens) > 1:
-            cache = self._run({row: state.take_all_but_last()}, "none")[0]
+            cache = self._run({row: state.take_first(len(state.tokens) - 1)}, "none")[0]
             mx.eval(cache.arrays)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
@@ -120,12 +127,44 @@ class ModelDrafter(Drafter):
             joined = mx.concatenate(state.hidden)[: length - done] if state.hidden else None
             state.hidden = [] if joined is None or length == done else [joined]
             return
+        if length < state.first:
+            self._give_up(row, "the text was cut to where it had not begun")
+            return
         if self._cache is not None and self._cache.has_recurrent:
             self._give_up(row, "its recurrent state cannot go back to a shorter text")
             return
         state.take()
         if self._cache is not None:
-            self._cache.truncate(self._order.index(row), length)
+            self._cache.truncate(self._order.index(row), length - state.first)
+
+    def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
+        """Behind catching up with what is queued of these tokens: they would have to be run before the next draft anyway."""
+        state = self._rows.get(row)
+        if state is None or self._cache is None:
+            return None
+        behind = length - self._length(row)
+        if behind < 0:
+            return None  # it has run further: never so where the target's length is asked for
+        if behind:
+            self._run({row: state.take_first(behind)}, "none")
+        start = max(start, state.first)
+        found = self._cache.snapshot(self._order.index(row), start - state.first)
+        return found._replace(length=length, start=start, first=state.first)
+
+    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
+        """Without a state a model that needs only tokens runs them; an MTP head goes on behind them, where it sees less than it might."""
+        if len(tokens) >= self.max_context:
+            self._give_up(row, f"its context of {self.max_context} tokens is full")
+        elif state is not None:
+            self.close(row)
+            cache = self._make_cache(1)
+            cache.restore(state)
+            self._add(row, cache, state.first)
+        elif self.needs.hidden:
+            self._rows[row].first = len(tokens)
+        else:
+            for begin in range(0, len(tokens), _QUEUE_AT_MOST):
+                self.observe(row, tokens[begin : begin + _QUEUE_AT_MOST], None)
 
     def close(self, row: int) -> None:
         self._ended.pop(row, None)
@@ -147,7 +186,10 @@ class ModelDrafter(Drafter):
         self._ended[row] = why
 
     def _length(self, row: int) -> int:
-        return 0 if self._cache is None else self._cache.lengths[self._order.index(row)]
+        """Tokens of the row that have been run, or never will be."""
+        return (
+            0 if self._cache is None else self._rows[row].first + self._cache.lengths[self._order.index(row)]
+        )
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         """Catch up and take the first step in one forward, further steps on a fork. All lazy."""

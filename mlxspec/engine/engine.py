@@ -28,6 +28,7 @@ from mlxspec.drafters.chain import Chain
 from mlxspec.engine.answers import Answers, Prompt, Result
 from mlxspec.engine.intake import Intake
 from mlxspec.engine.prefill import Prefill
+from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
@@ -72,6 +73,7 @@ class Engine(Answers):
         self._widest = self._exact_width() if self.config.exact else None
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
+        self.prefix = Prefix(self.config.prefix_budget or 0)
         self._rows: list[Request] = []  # in cache order
         self._cache: ModelCache | None = None
         # launched and not read: its rows' tokens are in the cache but not in their histories
@@ -176,7 +178,7 @@ class Engine(Answers):
                 if request.spec.drafters:
                     begun = self.chain.begin(request.number, request.spec, request.sampler)
                     request.stats.notices = begun.notices
-                prefill = Prefill(request, self.model, self.chain, self._rollback)
+                prefill = Prefill(request, self.model, self.chain, self.prefix, self._rollback)
                 self._tell_of_cut_drafts(request, prefill.cache.max_rollback)
                 self._prefills.append(prefill)
             except Exception as error:
@@ -288,8 +290,8 @@ class Engine(Answers):
     @property
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
-        own = 0 if self._cache is None else self._cache.nbytes
-        return own + sum(d.nbytes for d in self.chain.drafters.values())
+        caches = [*(p.cache for p in self._prefills), *([self._cache] if self._cache else [])]
+        return sum(c.nbytes for c in caches) + sum(d.nbytes for d in self.chain.drafters.values())
 
     @property
     def max_context(self) -> int:
@@ -318,11 +320,14 @@ class Engine(Answers):
         for prefill in list(self._prefills):
             if prefill.request.finish_reason is not None:
                 self._prefills.remove(prefill)
+                if prefill.request.error is None:
+                    prefill.keep()
                 self._leave(prefill.request)
         staying = [i for i, r in enumerate(self._rows) if r.finish_reason is None]
         if len(staying) == len(self._rows):
             return
         leaving = [r for r in self._rows if r.finish_reason is not None]
+        self._keep_answers(leaving)
         if not staying:
             self._cache = self._ahead = None
         elif self._cache is not None:
@@ -330,6 +335,18 @@ class Engine(Answers):
         self._rows = [self._rows[i] for i in staying]
         for request in leaving:
             self._leave(request)
+
+    def _keep_answers(self, leaving: Sequence[Request]) -> None:
+        """What a conversation may go on from. Not where texts must have the bits of a cold run: rounds round otherwise than prompts."""
+        cache = self._cache
+        if cache is None or self.config.exact:
+            return
+        for request in leaving:
+            row = self._rows.index(request)
+            tokens = request.tokens_in_cache(cache.lengths[row])
+            if request.error is None and tokens is not None and request.tail is not None:
+                hidden, place = request.tail
+                self.prefix.keep(request, tokens, cache, row, self.chain, hidden[place : place + 1])
 
     def _leave(self, request: Request) -> None:
         """The one place where a request's last event comes from."""

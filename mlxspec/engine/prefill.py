@@ -16,6 +16,8 @@ from mlxspec import device
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.engine.choice import choose
+from mlxspec.engine.prefix import Prefix
+from mlxspec.engine.prefix_store import TARGET
 from mlxspec.engine.request import Request
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
@@ -28,13 +30,23 @@ class Prefill:
     carry (1, H): the target's final hidden of the newest token that is in, zeros before the first.
     """
 
-    def __init__(self, request: Request, model: Model, chain: Chain, rollback: Rollback = TAPE) -> None:
+    def __init__(
+        self, request: Request, model: Model, chain: Chain, prefix: Prefix, rollback: Rollback = TAPE
+    ) -> None:
+        """Begins behind what the prefix store knows of the prompt."""
         self.request = request
-        self._model, self._chain = model, chain
+        self._model, self._chain, self._prefix = model, chain, prefix
+        self._stops = prefix.stops(request.marks, len(request.prompt))
         self.cache = model.make_cache(1, rollback)
         self.carry = mx.zeros((1, model.hidden_size))
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
+        hit = prefix.find(request, chain)
+        if hit is not None:
+            self.cache.restore(hit.parts[TARGET])
+            self.carry, self.num_done = hit.hidden, hit.length
+            if self.is_done:
+                self._logits = model.head(hit.hidden)
 
     @property
     def is_done(self) -> bool:
@@ -42,17 +54,19 @@ class Prefill:
 
     def next_end(self, chunk: int) -> int:
         """Where the next piece ends, at most `chunk` tokens on."""
-        stops = self.request.stops
-        at = bisect_right(stops, self.num_done)
+        at = bisect_right(self._stops, self.num_done)
         grid = (self.num_done // chunk + 1) * chunk
-        return min([grid, *stops[at : at + 1], len(self.request.prompt)])
+        return min([grid, *self._stops[at : at + 1], len(self.request.prompt)])
 
     def advance(self, end: int) -> list[Event]:
-        """Read the prompt up to `end`, and tell the drafters of it."""
+        """Read the prompt up to `end`, tell the drafters of it, and keep what later prompts may go on from."""
         started = time.perf_counter()
         device.prefill_threads()
         try:
-            self._read(end)
+            if end > self.num_done:
+                self._read(end)
+            if end in self._stops or self.is_done:
+                self.keep()
         finally:
             device.decode_threads()
             self.request.stats.prefill_seconds += time.perf_counter() - started
@@ -88,6 +102,12 @@ class Prefill:
         self.carry, self._logits = out.hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
 
+    def keep(self) -> None:
+        """Keep the state behind what has been read."""
+        if self.num_done:
+            tokens = self.request.prompt[: self.num_done]
+            self._prefix.keep(self.request, tokens, self.cache, 0, self._chain, self.carry)
+
     def first_token(self) -> Sequence[Event]:
         """Sample it, once all of the prompt is in."""
         if self._logits is None or not self.is_done:
@@ -99,6 +119,7 @@ class Prefill:
         mx.eval(choice.arrays)
         first = int(choice.sampled.item())
         new, failure = choice.take(0, [first])
+        request.tail = (self.carry, 0)
         events = request.accept(new, logprobs=request.read_logprobs(choice.logprobs, new, 0))
         if failure is not None:
             request.fail(failure)

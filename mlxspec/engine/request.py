@@ -1,9 +1,11 @@
-"""One request from prompt to last token: its history, its limits, what it has emitted. Plain bookkeeping; knows no arrays and no model."""
+"""One request from prompt to last token: its history, its limits, what it has emitted. Bookkeeping; knows no model and computes nothing."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -22,7 +24,7 @@ class Request:
     history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
     while running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked.
     marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
-    of the answer.
+    of the answer. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.end_token: int | None = None
+        self.tail: tuple[mx.array, int] | None = None
         self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
@@ -80,11 +83,6 @@ class Request:
         """How many drafted tokens a round may verify: one token of the budget is the round's own."""
         budget = self.params.max_tokens - self.num_generated - 1
         return max(0, min(budget, self.max_context - len(self.history)))
-
-    @property
-    def stops(self) -> tuple[int, ...]:
-        """Where a piece of its prompt must end, ascending."""
-        return ()
 
     @property
     def is_late(self) -> bool:
@@ -108,6 +106,11 @@ class Request:
         self._is_said = True
         piece, _ = self.answer.finish()
         return [TokensEvent(request=self.number, tokens=(), text=piece)] if piece else []
+
+    def tokens_in_cache(self, length: int) -> list[int] | None:
+        """The first `length` tokens the target ran for it; None where nobody has read them all yet."""
+        known = self.history if self.end_token is None else [*self.history, self.end_token]
+        return known[:length] if length <= len(known) else None
 
     def read_logprobs(
         self, found: Logprobs | None, tokens: Sequence[int], start: int

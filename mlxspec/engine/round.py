@@ -134,6 +134,8 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
                 request.fail(error)
             taken = len(request.history) - before
             stats.num_emitted += taken + (request.end_token is not None)
+            if round_.is_open:
+                request.tail = (round_.hidden, start + min(stood, taken))
         kept.append(min(stood, taken) + 1)
     if round_.is_open:
         cache.commit(kept)
@@ -195,6 +197,8 @@ def _forward(
         raise
     if plain:
         cache.commit()
+        for place, request in enumerate(requests):
+            request.tail = (out.hidden, place)
     return Round(
         requests=tuple(requests),
         proposals=proposals,

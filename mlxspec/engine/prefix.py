@@ -1,0 +1,91 @@
+"""What rows leave behind for texts that begin as theirs did, and what they find: between the engine's rows and the prefix store.
+
+Knows caches, drafters and when a state is worth its bytes; the tree and its budget are prefix_store.py's. Only committed tokens enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxspec.cache.attention import copied
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.chain import Chain
+from mlxspec.engine.prefix_store import TARGET, Hit, PrefixStore
+from mlxspec.engine.request import Request, described
+
+STRIDE = 2048  # tokens of a long prompt without marks between two states
+SPACING = 256  # tokens between two marks at which states are kept: each costs a piece of its own
+NEAR = 32  # tokens: a state that saves less reading is not kept
+
+
+class Prefix:
+    """The engine's prefix store. near: see NEAR."""
+
+    def __init__(self, budget: int, *, near: int = NEAR) -> None:
+        self.store = PrefixStore(budget)
+        self.near = near
+
+    @property
+    def is_on(self) -> bool:
+        return self.store.budget > 0
+
+    def stops(self, marks: Sequence[int], num_prompt: int) -> tuple[int, ...]:
+        """Where a prompt's pieces must end so that states can be kept there: depends on the prompt alone, not on what is in the store."""
+        if not self.is_on:
+            return ()
+        kept: list[int] = []
+        usable = [m for m in marks if self.near <= m < num_prompt]
+        for mark in reversed(usable):
+            if not kept or kept[-1] - mark >= SPACING:
+                kept.append(mark)
+        if usable and kept[-1] - usable[0] >= self.near:
+            kept.append(usable[0])  # the end of the system prompt
+        return tuple(sorted({*kept, *range(STRIDE, num_prompt, STRIDE)}))
+
+    def find(self, request: Request, chain: Chain) -> Hit | None:
+        """The longest beginning of the request's prompt that is known; its drafters are told of it."""
+        hit = self.store.find(request.prompt) if self.is_on else None
+        if hit is not None:
+            request.stats.num_cached = hit.length
+            if request.spec.drafters:
+                chain.resume(request.number, request.prompt[: hit.length], hit.parts)
+        return hit
+
+    def keep(
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        cache: ModelCache,
+        row: int,
+        chain: Chain,
+        hidden: mx.array,
+    ) -> None:
+        """Keep the state of a row of `cache`, which stands behind just these tokens. hidden (1, H): the target's, of the last one.
+
+        Whatever goes wrong costs the request a notice only: an answer that could not be kept is an answer all the same.
+        """
+        if not self.is_on:
+            return
+        try:
+            if len(tokens) - self.store.depth(tokens) >= self.near:
+                self._put(request, tokens, cache, row, chain, copied(hidden))
+        except Exception as error:
+            request.stats.notices.append(f"nothing of this was kept for later prompts: {described(error)}")
+
+    def _put(
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        cache: ModelCache,
+        row: int,
+        chain: Chain,
+        hidden: mx.array,
+    ) -> None:
+        names = [TARGET, *(request.spec.drafters)]
+        starts = self.store.starts(tokens, names)
+        parts = {TARGET: cache.snapshot(row, starts[TARGET])}
+        if request.spec.drafters:
+            parts |= chain.snapshot(request.number, len(tokens), starts)
+        self.store.put(tokens, parts, hidden)
