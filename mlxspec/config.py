@@ -301,8 +301,9 @@ class EngineConfig:
     """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
 
     `max_context` None takes the model's own limit. `max_waiting`: so many submitted requests may wait for a row. `prefill_chunk` is in
-    tokens: so much of prompts is read between two rounds of the rows that decode. `prefix_budget`: bytes of what is kept for prompts that
-    begin like earlier texts; 0 keeps nothing, None takes a share of this machine's memory. `rollback`: how recurrent layers
+    tokens: so much of prompts is read between two rounds of the rows that decode. `memory_budget`: bytes the engine may take in all,
+    weights included; None: what this machine gives. `prefix_budget`: bytes, within those, of what is kept for prompts that begin like
+    earlier texts; 0 keeps nothing, None takes a share. `rollback`: how recurrent layers
     go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
     keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
@@ -315,6 +316,7 @@ class EngineConfig:
     max_rows: int = 8
     max_waiting: int = 512
     prefill_chunk: int = 512
+    memory_budget: int | None = None
     prefix_budget: int | None = None
     max_context: int | None = None
     rollback: str = "tape"
@@ -332,6 +334,8 @@ class EngineConfig:
             raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
         check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
         check_number("max_waiting", self.max_waiting, 1, 1 << 20, integer=True)
+        if self.memory_budget is not None:
+            check_number("memory_budget", self.memory_budget, 1, MAX_BYTES, integer=True)
         if self.prefix_budget is not None:
             check_number("prefix_budget", self.prefix_budget, 0, MAX_BYTES, integer=True)
         check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)

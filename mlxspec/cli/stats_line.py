@@ -31,10 +31,11 @@ def summary(answers: Sequence[Finished], decode_seconds: float | None = None) ->
     decoded = sum(s.num_decoded for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     prompt, prompt_seconds = sum(s.num_prompt for s in all_stats), sum(s.prefill_seconds for s in all_stats)
+    read = prompt - sum(s.num_cached for s in all_stats)
     rounds = sum(s.num_rounds for s in all_stats)
     parts = [
         _ending(answers) + f"{_count(tokens, 'token')}{_speed(decoded, seconds)}",
-        f"prompt {_count(prompt, 'token')}{_speed(prompt, prompt_seconds)}",
+        f"prompt {_count(prompt, 'token')}{_speed(read, prompt_seconds)}",
         _count(rounds, "round") + (f", {decoded / rounds:.2f} tokens a round" if rounds else ""),
         *drafting(all_stats),
         *_shares(answers),

@@ -123,3 +123,12 @@ class Drafter(ABC):
     def nbytes(self) -> int:
         """Bytes of state held for rows."""
         return 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a model of its own."""
+        return 0
+
+    def row_bytes(self, length: int) -> int:
+        """Bytes of state of a row of so many tokens, at most; what n-gram tables take is beside the point."""
+        return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import VocabularyError
 from mlxspec.kernels.flat import FlatRows
@@ -25,6 +26,10 @@ class DraftModel(ModelDrafter):
         super().__init__(model.max_context)
         self._model = model
         self._vocab_size = vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self._model)
 
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._model.make_cache(num_rows)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Needs
 from mlxspec.drafters.model_based import ModelDrafter, _Row
 from mlxspec.kernels.flat import FlatRows
@@ -80,6 +81,13 @@ class GemmaAssistant(ModelDrafter):
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self._newest.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self._assistant)
+
+    def row_bytes(self, length: int) -> int:
+        return 0
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """Raises ValueError where nobody has told of a target's cache."""

@@ -181,6 +181,12 @@ class ModelDrafter(Drafter):
     def nbytes(self) -> int:
         return 0 if self._cache is None else self._cache.nbytes
 
+    def row_bytes(self, length: int) -> int:
+        """A fork has recurrent states of its own, and a forward writes some beside those it reads."""
+        cache = self._make_cache(0)
+        states = sum(layer.bytes_for(length, 1) for layer in cache.layers if layer.is_recurrent)
+        return 2 * states + cache.bytes_for(length, prefill=_QUEUE_AT_MOST, verify=1)
+
     def _give_up(self, row: int, why: str) -> None:
         self.close(row)
         self._ended[row] = why

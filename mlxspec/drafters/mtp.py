@@ -8,6 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import Needs
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.kernels.flat import FlatRows
@@ -24,6 +25,10 @@ class Mtp(ModelDrafter):
     def __init__(self, head: Qwen35Mtp, max_context: int) -> None:
         super().__init__(max_context)
         self._head = head
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self._head)
 
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._head.make_cache(num_rows)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from mlxspec.speculation.cost import CostModel, DraftCost, read_costs, write_cos
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
 _PROMPT, _QUEUE = 48, 32  # tokens
+_ANSWER = 4096  # tokens: more than all rounds together give
 _SECONDS = 1.0  # for rounds, as far as a few of each width fit into it
 _FIRST = (
     2,
@@ -130,11 +132,12 @@ def _rounds(model: Model, config: EngineConfig) -> dict[int, float]:
     room = model.max_context - _PROMPT - 2
     widths = [w for w in WIDTHS if w <= room]
     fixed = SpecConfig(drafters=(_NAME,), ngram_m=WIDTHS[-1])
-    params = SamplingParams(max_tokens=max(1, room), ignore_eos=True)
+    params = SamplingParams(max_tokens=max(1, min(room, _ANSWER)), ignore_eos=True)
     prompt = [i % model.vocab_size for i in range(1, _PROMPT + 1)]
     engines = {}
     for name, spec in (("plain", SpecConfig()), ("drafts", fixed)):
-        engines[name] = Engine(model, drafters=[junk], spec=spec, config=config)
+        alone = replace(config, prefix_budget=0)
+        engines[name] = Engine(model, drafters=[junk], spec=spec, config=alone)
         engines[name].submit(prompt, params)
         engines[name].step()
     found: dict[int, float] = {}

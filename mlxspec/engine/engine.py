@@ -27,6 +27,7 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.answers import Answers, Prompt, Result
 from mlxspec.engine.intake import Intake
+from mlxspec.engine.memory import Memory
 from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
@@ -46,7 +47,7 @@ class Engine(Answers):
     """A loaded model with its drafters.
 
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats, notices (whole
-    sentences on what was found at loading).
+    sentences on what was found at loading), memory (its budget), prefix (the prefix store).
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Engine(Answers):
         self._widest = self._exact_width() if self.config.exact else None
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
-        self.prefix = Prefix(self.config.prefix_budget or 0)
+        verify = max(self.chain.longest_draft(self.spec) + 1, 16)
+        self.memory = Memory(model, self.chain.drafters.values(), self.config, verify)
+        self.prefix = Prefix(self.memory.prefix_budget)
         self._rows: list[Request] = []  # in cache order
         self._cache: ModelCache | None = None
         # launched and not read: its rows' tokens are in the cache but not in their histories
@@ -95,7 +98,8 @@ class Engine(Answers):
 
         marks: places in the prompt, in tokens, to which later prompts may share its beginning (ends of the system prompt and of turns);
         None: behind the tokens that end a turn. deadline: seconds from now, after which it ends with finish_reason "error" wherever
-        it is. Raises ConfigError, GrammarError, ContextOverflowError, QueueFullError, EngineStoppedError; nothing is queued then.
+        it is. Raises ConfigError, GrammarError, ContextOverflowError, MemoryBudgetError, QueueFullError, EngineStoppedError; nothing is
+        queued then.
         """
         self._queue.check()
         request = self._make(prompt, params, spec, marks=marks, deadline=deadline)
@@ -173,6 +177,9 @@ class Engine(Answers):
         """Places for those that waited longest."""
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
         while (request := self._queue.first) is not None and self.num_running < most:
+            if not self.memory.reserve(request):
+                return
+            self.prefix.limit(self.memory.for_store)
             self._queue.remove(request)
             try:
                 if request.spec.drafters:
@@ -187,7 +194,7 @@ class Engine(Answers):
 
     def _read_prompts(self) -> bool:
         """Pieces of prompts, a chunk's worth of tokens together; whether there were any."""
-        chunk = self.config.prefill_chunk
+        chunk = self.memory.chunk
         left = chunk
         while self._prefills:
             prefill = self._prefills[self._turns.next([p.num_pieces for p in self._prefills])]
@@ -301,6 +308,7 @@ class Engine(Answers):
         self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
     ) -> Request:
         request = self._intake.make(prompt, params, spec, **more)
+        self.memory.check(request)
         if request.spec.policy == "auto" and request.spec.drafters:
             self.prepare_auto()
         return request
@@ -352,6 +360,8 @@ class Engine(Answers):
         """The one place where a request's last event comes from."""
         request.count_asked(self.chain.asked(request.number), self.chain.plain_seconds(request.number))
         self.chain.close(request.number)
+        self.memory.release(request)
+        self.prefix.limit(self.memory.for_store)
         reason = request.finish_reason or "error"
         with suppress(Exception):  # its text may be what failed
             self._tell(request.rest())

@@ -27,9 +27,12 @@ class Prefix:
         self.store = PrefixStore(budget)
         self.near = near
 
-    @property
-    def is_on(self) -> bool:
-        return self.store.budget > 0
+        self.is_on = budget > 0
+
+    def limit(self, budget: int) -> None:
+        """So many bytes it may have now; what is too much goes."""
+        self.store.budget = budget
+        self.store.shrink(budget)
 
     def stops(self, marks: Sequence[int], num_prompt: int) -> tuple[int, ...]:
         """Where a prompt's pieces must end so that states can be kept there: depends on the prompt alone, not on what is in the store."""

@@ -121,11 +121,14 @@ class PrefixStore:
         that lacks the tokens it should begin with is left out. Nothing is computed for what does not fit."""
         if not tokens or TARGET not in parts:
             return False
-        _, common = self._walk(tokens)
+        path, common = self._walk(tokens)
+        at = sum(len(n.tokens) for n in path)
+        if common > at:
+            path.append((path[-1] if path else self._root).children[tokens[at]])
         starts = self.starts(tokens, list(parts))
         parts = {n: s for n, s in parts.items() if s.start <= min(common, max(starts[n], s.first))}
         needed = hidden.nbytes + _TOKEN_BYTES * len(tokens) + sum(s.nbytes for s in parts.values())
-        if TARGET not in parts or needed > self.budget or not self._make_room(needed, tokens):
+        if TARGET not in parts or needed > self.budget or not self._make_room(needed, path):
             return False
         node = self._reach(tokens, parts)
         self.nbytes -= node.state_bytes
@@ -133,6 +136,8 @@ class PrefixStore:
         node.hidden = hidden
         self.nbytes += node.state_bytes
         self._touch(node)
+        for other in path:  # one may have lost its state, and its end be needed by nobody
+            self._prune(other)
         mx.eval([x for place in node.state.values() for state in place.point for x in state], node.hidden)
         return True
 
@@ -231,16 +236,13 @@ class PrefixStore:
         self._clock += 1
         node.used = self._clock
 
-    def _make_room(self, needed: int, tokens: Sequence[int]) -> bool:
-        """Let states go until so many bytes fit beside what is here of `tokens`, whose edges stay."""
-        path, common = self._walk(tokens)
-        at = sum(len(n.tokens) for n in path)
-        if common > at:
-            path.append((path[-1] if path else self._root).children[tokens[at]])
+    def _make_room(self, needed: int, path: Sequence[Node]) -> bool:
+        """Let states go until so many bytes fit beside the edges of `path`, which stay."""
         pinned = set(map(id, path))
         while self.nbytes + needed > self.budget:
             if not self._drop_oldest(pinned):
-                self._prune(path[-1] if path else self._root, frozenset())
+                for node in path:
+                    self._prune(node)
                 return False
         return True
 
@@ -255,7 +257,7 @@ class PrefixStore:
         self._prune(node, pinned)
         return True
 
-    def _prune(self, node: Node, pinned: Set[int]) -> None:
+    def _prune(self, node: Node, pinned: Set[int] = frozenset()) -> None:
         """Take an edge away that nothing needs, and those before it that only it needed."""
         while node.parent is not None and not node.children and node.state is None and id(node) not in pinned:
             self.nbytes -= node.edge_bytes

@@ -28,7 +28,7 @@ def start(model: str, draft_model: str, dtype: str) -> Answer:
         draft=DRAFTERS,
         draft_model=draft_model,
         dtype=dtype,
-        config=EngineConfig(max_rows=8),
+        config=EngineConfig(max_rows=8, prefix_budget=0),
         spec=SpecConfig(policy="fixed"),
     )
     ENGINES[:] = [engine]

@@ -66,6 +66,8 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "logits_processors"): lambda v: v in ([], ()),
     (SamplingParams, "sampler"): lambda v: v is None,
     (SpecConfig, "drafters"): lambda v: v in ((), {"a": 1}),
+    (EngineConfig, "memory_budget"): lambda v: v is None,
+    (EngineConfig, "prefix_budget"): lambda v: v is None or v == 0,
     (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "draft_sampling"): lambda v: v is None,
     (SpecConfig, "ngram_dynamic"): lambda v: v in (None, "12"),

@@ -66,7 +66,7 @@ operation = st.one_of(
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.lists(operation, max_size=25), st.sampled_from([0, 700, 2000, 5000, 100000]))
+@given(st.lists(operation, max_size=25), st.sampled_from([0, 500, 900, 1400, 2000, 5000, 100000]))
 def test_whatever_is_put_and_let_go(operations: list[tuple], budget: int) -> None:
     store = PrefixStore(budget)
     for what, *args in operations:

@@ -1,0 +1,128 @@
+"""How much memory the engine may take, and how much a request will: one budget over weights, rows, drafters, a chunk of a prompt being
+read, and the prefix store, which gets what the others leave. Estimates of bytes; knows no order and no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+
+from mlxspec import device
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.checkpoints.memory import bytes_of, machine_memory
+from mlxspec.config import EngineConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.engine.request import Request
+from mlxspec.errors import MemoryBudgetError
+from mlxspec.models.base import Model
+
+SMALLEST_CHUNK = 32  # tokens
+_STORE_SHARE, _STORE_AT_MOST = 4, 8 << 30  # of what the weights leave, one part of so many; bytes
+# Of each token of a chunk, float32 numbers that are alive at once, in hidden sizes: a feed-forward layer's gate, up and product at three to
+# four each, projections of queries, keys and values, a recurrence's inputs, and what the graph has not let go of yet.
+_ALIVE = 64
+
+
+class Memory:
+    """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row."""
+
+    def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
+        self._model, self._drafters, self._config, self._verify = model, tuple(drafters), config, verify
+        self.budget = config.memory_budget or default_budget()
+        own = bytes_of(model) if hasattr(model, "parameters") else 0
+        self.weights = own + sum(d.weight_bytes for d in self._drafters)
+        left = max(0, self.budget - self.weights)
+        default = min(left // _STORE_SHARE, _STORE_AT_MOST)
+        self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
+        self._reserved: dict[int, tuple[int, int]] = {}  # request -> bytes, tokens
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the rows that are here, as long as they may still grow."""
+        return sum(nbytes for nbytes, _ in self._reserved.values())
+
+    def needed(self, request: Request) -> int:
+        """Of a row for all tokens the request may come to have, its drafters' included."""
+        length = _most_tokens(request)
+        found = row_bytes(self._model.make_cache(0), length, self._config.prefill_chunk, self._verify)
+        return found + sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
+
+    def check(self, request: Request) -> None:
+        """Raises MemoryBudgetError where it does not fit even alone."""
+        length = _most_tokens(request)
+        needed = self.weights + self.needed(request) + self.activations(self._smallest, length)
+        if needed > self.budget:
+            raise MemoryBudgetError(
+                f"{length} tokens (the prompt and max_tokens) need {_shown(needed)} with this model, and memory_budget is "
+                f"{_shown(self.budget)}: ask for fewer, or raise it."
+            )
+
+    def reserve(self, request: Request) -> bool:
+        """Take a request's bytes if they fit beside the rows that are here; alone it always does, having been checked."""
+        needed = self.needed(request)
+        longest = max(self._longest, _most_tokens(request))
+        taken = self.weights + self.reserved + needed + self.activations(self._smallest, longest)
+        if taken > self.budget and self._reserved:
+            return False
+        self._reserved[request.number] = needed, _most_tokens(request)
+        return True
+
+    def release(self, request: Request) -> None:
+        """It is gone."""
+        self._reserved.pop(request.number, None)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of prompts to read at once: less where the rows leave little room."""
+        chunk = self._config.prefill_chunk
+        while chunk > self._smallest and self._free < self.activations(chunk, self._longest):
+            chunk = max(self._smallest, chunk // 2)
+        return chunk
+
+    @property
+    def for_store(self) -> int:
+        """Bytes that the prefix store may have now."""
+        return max(0, min(self.prefix_budget, self._free - self.activations(self.chunk, self._longest)))
+
+    def activations(self, chunk: int, context: int) -> int:
+        """What a forward of so many tokens behind `context` ones takes while it runs."""
+        hidden = self._model.hidden_size
+        # without a fused kernel, scores and probabilities of a layer's heads, each of which is taken to have 64 dimensions
+        scores = 0 if device.has_fused_attention() else 2 * 4 * chunk * context * max(1, hidden // 64)
+        return 4 * _ALIVE * chunk * hidden + scores + 4 * self._model.vocab_size
+
+    @property
+    def _longest(self) -> int:
+        return max((length for _, length in self._reserved.values()), default=0)
+
+    @property
+    def _free(self) -> int:
+        return self.budget - self.weights - self.reserved
+
+    @property
+    def _smallest(self) -> int:
+        return min(SMALLEST_CHUNK, self._config.prefill_chunk)
+
+
+def row_bytes(cache: ModelCache, length: int, prefill: int, verify: int) -> int:
+    """A row of a cache of `length` tokens, with the recurrent states that a forward writes beside those it reads. It needs no rows."""
+    states = sum(layer.bytes_for(length, verify) for layer in cache.layers if layer.is_recurrent)
+    return states + cache.bytes_for(length, prefill=prefill, verify=verify)
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 28 else f"{nbytes / (1 << 20):.1f} MiB"
+
+
+def default_budget() -> int:
+    """What this machine gives to MLX, and on a Mac never so much that the system has less than 4 GiB, or 15 %, of it."""
+    most = machine_memory()
+    total = mx.device_info().get("memory_size") if device.has_gpu() else None
+    if isinstance(total, int) and total > 0:
+        most = min(most, total - max(4 << 30, total * 15 // 100))
+    return max(most, 1 << 30)
+
+
+def _most_tokens(request: Request) -> int:
+    return min(len(request.prompt) + request.params.max_tokens, request.max_context)

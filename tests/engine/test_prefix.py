@@ -1,0 +1,307 @@
+"""Prompts that begin like earlier texts: less is read, and the answer is that of a cold run, whoever drafts and whatever was let go of."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from mlxspec.config import SamplingParams
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.prefix import NEAR, SPACING, STRIDE, Prefix
+from mlxspec.events import PrefillEvent
+from tests import tiny_models
+from tests.engine import equality
+from tests.engine.equality import ALL, asked, same, spec
+
+BUDGET = 1 << 26
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, seed=5, repetition_penalty=1.1)
+SPECS = [spec(*ALL), spec(), spec("mtp"), spec("draft-model", n_max=2), spec("ngram-simple")]
+
+
+def engine(budget: int = BUDGET, near: int = 1, **config) -> Engine:
+    made = equality.engine(prefix_budget=budget, **config)
+    made.prefix.near = near
+    return made
+
+
+@cache
+def cold() -> Engine:
+    """Keeps nothing."""
+    return engine(0)
+
+
+def words(num: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, tiny_models.EOS, num).tolist()
+
+
+@pytest.mark.parametrize("way", ["tape", "snapshots", "checkpoint"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_conversation_goes_on_where_it_was(params: SamplingParams, way: str) -> None:
+    """Each turn reads what is new only; text and drafting are those of a cold run."""
+    warm, text, new = engine(rollback=way), words(50, 0), []
+    for turn in range(4):
+        wanted, got = (e.generate(text, params, spec=SPECS[0]) for e in (cold(), warm))
+        same(wanted, got, text, params, f"turn {turn}")
+        assert got.stats.notices == []
+        assert got.stats.num_cached == (0 if turn == 0 else len(text) - len(new))
+        if got.tokens == wanted.tokens and way != "snapshots":  # those keep drafts short
+            assert abs(got.stats.num_rounds - wanted.stats.num_rounds) <= 2
+        new = [*got.tokens[-1:], *words(7, turn + 1)]  # the last token of an answer was never run
+        text = [*text, *got.tokens[:-1], *new]
+        warm.prefix.store.check()
+
+
+def test_a_shorter_tail_goes_on_from_the_last_state_that_is_in_it() -> None:
+    """A client that drops the reasoning of earlier turns: the text differs from the question's end on."""
+    warm, text = engine(), words(60, 3)
+    first = warm.submit(text, GREEDY, marks=[20, 55])
+    while not warm.is_idle:
+        warm.step()
+    answer = first.history[60:]
+    for tail, known in (([*answer[:5], 1, 2, 3], 60), ([4, 4, 4], 60)):
+        got = warm.generate([*text, *tail], GREEDY, spec=SPECS[0])
+        assert got.stats.num_cached == known
+        same(cold().generate([*text, *tail], GREEDY), got, [*text, *tail], GREEDY, "another tail")
+    for cut, known in ((57, 55), (30, 20)):
+        other = [*text[:cut], 7, 7, 7]
+        got = warm.generate(other, GREEDY, spec=SPECS[0])
+        assert got.stats.num_cached == known
+        same(cold().generate(other, GREEDY), got, other, GREEDY, "another question")
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_same_prompt_is_not_read_again(params: SamplingParams) -> None:
+    warm, text = engine(), words(70, 9)
+    wanted = warm.generate(text, params, spec=SPECS[0])
+    events = list(warm.stream(text, params, spec=SPECS[0]))
+    (progress,) = [e for e in events if isinstance(e, PrefillEvent)]
+    assert (progress.num_done, progress.num_total, progress.num_cached) == (70, 70, 70)
+    again = warm.generate(text, params, spec=SPECS[0])
+    assert again.stats.num_cached == 70
+    same(wanted, again, text, params, "the same prompt")
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 0), (0, 1), (1, 2), (1, 3), (2, 3), (3, 2), (4, 0)])
+def test_whoever_drafted_before(first: int, then: int) -> None:
+    """A drafter that has no state for a prompt is primed with it or begins behind it; the text does not notice."""
+    warm, text = engine(), words(40, 11)
+    answer = warm.generate(text, GREEDY, spec=SPECS[first])
+    longer = [*text, *answer.tokens, *text[:9]]
+    for _ in range(2):
+        got = warm.generate(longer, SAMPLED, spec=SPECS[then])
+        assert got.stats.num_cached >= 40
+        assert got.stats.notices == []
+        same(cold().generate(longer, SAMPLED), got, longer, SAMPLED, f"{first} before {then}")
+    if then in (0, 2, 3):  # a model always proposes something
+        assert got.stats.num_drafted > 0
+
+
+def test_drafters_go_on_as_if_they_had_heard_it_all() -> None:
+    """What they propose behind a hit is what they propose in a cold run: round for round."""
+    text = words(60, 21)
+    for wish in SPECS[2:4]:
+        warm = engine()
+        answer = warm.generate(text, GREEDY, spec=wish)
+        longer = [*text, *answer.tokens, *words(5, 22)]
+        wanted, got = (e.generate(longer, SAMPLED, spec=wish) for e in (cold(), warm))
+        assert got.stats.num_cached > 60
+        if got.tokens == wanted.tokens:
+            figures = [{n: d.by_position for n, d in r.stats.drafters.items()} for r in (wanted, got)]
+            assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 8))])
+def test_any_sequence_of_prompts_cancels_and_evictions(seed: int) -> None:
+    """Shared beginnings, many rows, a store that is too small for them: answers are those of cold runs, bytes within the budget."""
+    rng = np.random.default_rng(seed)
+    budget = int(rng.choice([100_000, 400_000, 2_000_000]))
+    warm = engine(budget, max_rows=3, prefill_chunk=32)
+    stems = [words(int(rng.integers(20, 60)), 100 * seed + i) for i in range(3)]
+    params = asked(seed, 24)
+    requests, texts = {}, []
+    cached = 0
+    for number in range(24):
+        if texts and rng.random() < 0.5:
+            text = [*texts[int(rng.integers(len(texts)))], *words(int(rng.integers(1, 9)), number)]
+        else:
+            stem = stems[int(rng.integers(3))]
+            text = [*stem[: int(rng.integers(10, len(stem) + 1))], *words(int(rng.integers(1, 9)), number)]
+        marks = sorted(rng.integers(1, len(text) + 1, 2).tolist())
+        wish = SPECS[int(rng.integers(len(SPECS)))]
+        request = warm.submit(text, params[number], spec=wish, marks=marks)
+        requests[number] = request
+        for _ in range(int(rng.integers(0, 12))):
+            warm.step()
+        if rng.random() < 0.2:
+            warm.cancel(request.number)
+        warm.prefix.store.check()
+        assert warm.prefix.store.nbytes <= budget
+        texts = [r.history for r in requests.values() if r.finish_reason and len(r.history) < 200]
+    while not warm.is_idle:
+        warm.step()
+    for number, request in requests.items():
+        cached += request.stats.num_cached
+        assert request.stats.notices == []
+        if request.finish_reason != "cancelled":
+            wanted = cold().generate(request.prompt, params[number])
+            same(wanted, Result.of(request), request.prompt, params[number], f"seed {seed}")
+    assert cached > 0 or budget == 100_000
+    assert warm.nbytes == 0
+    warm.prefix.store.check()
+    warm.prefix.limit(0)
+    assert warm.prefix.store.nbytes == warm.prefix.store.num_states == 0
+
+
+def test_an_answer_that_ended_inside_a_draft_leaves_what_was_said() -> None:
+    """Behind a stop nothing that was drafted is kept: a prompt that goes on otherwise gets the text of a cold run."""
+    text = words(40, 31)
+    plain = cold().generate(text, GREEDY)
+    oracle = equality.Oracle([[*text, *plain.tokens]])
+    for budget in (1, 2, 5, 9):
+        warm = equality.engine([oracle], prefix_budget=BUDGET)
+        warm.prefix.near = 1
+        params = SamplingParams(max_tokens=budget, ignore_eos=True)
+        got = warm.generate(text, params, spec=spec("ngram-simple", ngram_m=30))
+        assert got.tokens == plain.tokens[:budget]
+        longer = [*text, *got.tokens, 3, 1, 4]
+        after = warm.generate(longer, GREEDY)
+        assert after.stats.num_cached >= 40 + budget - 1
+        same(cold().generate(longer, GREEDY), after, longer, GREEDY, "behind a stop")
+
+
+def test_a_stop_string_in_a_draft_and_an_end_token() -> None:
+    text = words(40, 33)
+    plain = cold().generate(text, GREEDY)
+    for params in (
+        SamplingParams(max_tokens=24, ignore_eos=True, stop=plain.text[6:9]),
+        SamplingParams(max_tokens=24),
+    ):
+        warm = engine()
+        got = warm.generate(text, params, spec=SPECS[0])
+        longer = [*text, *got.tokens, tiny_models.EOS, 9]
+        after = warm.generate(longer, GREEDY, spec=SPECS[0])
+        assert after.stats.num_cached >= 40
+        same(cold().generate(longer, GREEDY), after, longer, GREEDY, "behind a stop string")
+
+
+def test_a_cancelled_row_with_a_round_in_flight_can_be_gone_on_from() -> None:
+    warm, text = engine(), words(40, 35)
+    request = warm.submit(text, SamplingParams(max_tokens=100, ignore_eos=True))
+    for _ in range(9):
+        warm.step()
+    assert warm._ahead is not None
+    warm.cancel(request.number)
+    longer = [*request.history, 5, 6]
+    after = warm.generate(longer, GREEDY)
+    assert after.stats.num_cached == len(request.history)
+    same(cold().generate(longer, GREEDY), after, longer, GREEDY, "behind a cancelled row")
+
+
+def test_nothing_of_a_failed_row_is_kept() -> None:
+    warm, text = engine(), words(40, 37)
+    request = warm.submit(text, GREEDY)
+    for _ in range(3):
+        warm.step()
+    before = warm.prefix.store.num_states
+    request.fail("planted")
+    warm.step()
+    assert warm.prefix.store.num_states == before
+
+
+def test_off_means_off() -> None:
+    off = engine(0)
+    text = words(80, 1)
+    assert off.generate(text, GREEDY).stats.num_cached == 0
+    assert off.generate(text, GREEDY).stats.num_cached == 0
+    assert off.prefix.store.nbytes == 0
+
+
+def test_a_store_that_fails_costs_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = engine()
+
+    def planted(*_):
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(warm.prefix.store, "put", planted)
+    got = warm.generate(words(50, 2), GREEDY)
+    assert got.finish_reason == "length"
+    assert "nothing of this was kept" in got.stats.notices[0]
+
+
+# ---- where states are kept
+
+
+def test_stops_depend_on_the_prompt_alone() -> None:
+    prefix = Prefix(1)
+    assert prefix.stops((), 100) == ()
+    assert prefix.stops((), 3 * STRIDE) == (STRIDE, 2 * STRIDE)
+    assert prefix.stops((5, 90), 100) == (90,)
+    turns = tuple(range(40, 4000, 40))
+    stops = prefix.stops(turns, 4000)
+    marks = [s for s in stops if s % STRIDE]
+    assert marks[-1] == turns[-1]
+    assert marks[0] == turns[0]
+    assert all(b - a >= SPACING for a, b in zip(marks[1:], marks[2:], strict=False))
+    assert Prefix(0).stops(turns, 4000) == ()
+
+
+def test_a_state_that_saves_little_is_not_kept() -> None:
+    warm = engine(near=NEAR)
+    warm.generate(words(NEAR - 9, 1), SamplingParams(max_tokens=2, ignore_eos=True))
+    assert warm.prefix.store.num_states == 0
+    warm.generate(words(NEAR + 9, 1), SamplingParams(max_tokens=2, ignore_eos=True))
+    assert warm.prefix.store.num_states == 1
+
+
+def test_ends_of_turns_are_found_in_the_prompt() -> None:
+    warm = engine()
+    text = [*words(40, 41), tiny_models.EOS, *words(10, 42)]
+    warm.generate(text, GREEDY)
+    other = [*text[:45], 1, 1]
+    assert warm.generate(other, GREEDY).stats.num_cached == 41
+
+
+# ---- other models
+
+
+def test_windows_are_kept_as_states() -> None:
+    """Gemma: sliding windows cannot be cut, so they are kept as recurrent states are."""
+    from tests.models.test_gemma_engine import make
+
+    for form in ("gemma3", "gemma4-dense", "gemma4-e"):
+        model = make(form)
+        drafters = [NgramSimple(3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
+        engines = []
+        for budget in (0, BUDGET):
+            config = equality.EngineConfig(prefix_budget=budget)
+            engines.append(Engine(model, tiny_models.tokenizer(), drafters=drafters, config=config))
+            engines[-1].prefix.near = 1
+        text, wish = words(50, 51), spec("ngram-simple", "draft-model")
+        for turn in range(3):
+            wanted, got = (e.generate(text, SAMPLED, spec=wish) for e in engines)
+            assert (got.stats.num_cached > 0) == (turn > 0)
+            same(wanted, got, text, SAMPLED, f"{form}, turn {turn}", model)
+            text = [*text, *got.tokens, *words(5, turn)]
+
+
+def test_an_mtp_head_of_its_own_context_ends_where_it_must() -> None:
+    model = tiny_models.target()
+    warm = Engine(
+        model,
+        tiny_models.tokenizer(),
+        drafters=[Mtp(tiny_models.mtp_head(), 90)],
+        config=equality.EngineConfig(prefix_budget=BUDGET),
+    )
+    text = words(80, 61)
+    answer = warm.generate(text, GREEDY)
+    longer = [*text, *answer.tokens, 1]
+    again = warm.generate(longer, GREEDY)
+    assert again.stats.num_cached > 80
+    assert any("context of 90 tokens is full" in n for n in again.stats.notices)
+    same(cold().generate(longer, GREEDY), again, longer, GREEDY, "behind a full head")
