@@ -29,6 +29,8 @@ ASLEEP = (
 )
 _PRIMED_ANYWAY = 8
 _PAUSE_FOLLOW = 0.1
+
+_LITTLE = 64  # tokens
 _CATCH_UP = 512  # tokens a model drafter runs by itself
 
 
@@ -99,6 +101,16 @@ class Auto:
         """What a token of a row would have taken in plain rounds, its fellow rows beside it; None before the first round."""
         tokens, seconds = self._rows[row].plain if row in self._rows else (0, 0.0)
         return seconds / tokens if tokens else None
+
+    def keeps(self, state: ChainRow, drafter: Drafter) -> bool:
+        """Whether a drafter runs what it has queued so that its state can be kept: where that is little, or it promises to draft."""
+        row = self._rows[state.row]
+        queued = row.queued.get(drafter.name, 0)
+        if queued > _LITTLE and not self.control.promises(row.control, drafter.name):
+            return False
+        if queued:
+            row.queued[drafter.name] = 0
+        return True
 
     def close(self, row: int) -> None:
         found = self._rows.pop(row, None)

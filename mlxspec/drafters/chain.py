@@ -120,6 +120,8 @@ class Chain:
         """What drafters keep for the row's first `length` tokens, by name. starts: from which token on each, all of them if absent."""
         state, found = self._rows[row], {}
         for drafter in self._of(state):
+            if self.auto is not None and state.is_auto and not self.auto.keeps(state, drafter):
+                continue
             work = partial(drafter.snapshot, row, length, starts.get(drafter.name, 0))
             kept = self._guard(drafter, [state], work)
             if kept is not None:
