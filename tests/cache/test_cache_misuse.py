@@ -148,12 +148,12 @@ def test_a_snapshot_goes_into_a_fresh_cache_of_one_row_only() -> None:
 def test_a_snapshot_outlives_its_cache_and_counts_its_bytes() -> None:
     cache = cache_of(1, length=5)
     snapshot = cache.snapshot(0)
-    before = [np.asarray(x).copy() for layer in snapshot.layers for x in layer]
+    before = [np.asarray(x).copy() for x in snapshot.arrays]
     for _ in range(3):
         forward(cache, (4,))
         cache.commit([2])
     mx.eval(cache.arrays)
-    after = [np.asarray(x) for layer in snapshot.layers for x in layer]
+    after = [np.asarray(x) for x in snapshot.arrays]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert snapshot.nbytes == sum(x.nbytes for x in before)
 
