@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,6 +75,19 @@ def decode_threads() -> None:
 def prefill_threads() -> None:
     """All cores from here on. No-op on GPUs."""
     _set_threads(_chosen.max_threads)
+
+
+def wire(nbytes: int) -> None:
+    """On a Mac, keep up to so many bytes of MLX's in memory, never more than the system recommends: above that it comes to a halt. No-op
+    elsewhere, and on systems that have no such limit."""
+    if backend() != "metal":
+        return
+    import mlx.core as mx
+
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    if isinstance(recommended, int):
+        with suppress(RuntimeError, ValueError):  # before macOS 15
+            mx.set_wired_limit(min(nbytes, recommended))
 
 
 def _set_threads(num_threads: int) -> None:

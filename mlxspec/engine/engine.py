@@ -13,11 +13,14 @@ engine. Knows tokens in, events out; knows no files, no terminal, no HTTP.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import mlx.core as mx
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
@@ -36,6 +39,7 @@ from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.schedule import Queue, Turns
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
+from mlxspec.errors import EngineStoppedError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
@@ -62,7 +66,8 @@ class Engine(Answers):
         notices: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.model, self.tokenizer, self.name = model, tokenizer, name
+        self._model: Model | None = model
+        self.tokenizer, self.name = tokenizer, name
         self.notices = tuple(notices)
         self.config = config or EngineConfig()
         self.chain = Chain(drafters)
@@ -112,6 +117,25 @@ class Engine(Answers):
     def drain(self) -> None:
         """Take no more requests; those that are here go on."""
         self._queue.is_draining = True
+
+    def close(self) -> None:
+        """Cancel what is here and let go of model, drafters, rows and prefix store, so that their memory is free where nobody else holds
+        them. Events of what was cancelled come with one more step; requests are refused from here on."""
+        self.drain()
+        for request in self._requests():
+            self.cancel(request.number)
+        self._model, self.chain, self._ahead, self._cache = None, Chain(()), None, None
+        self.prefix.limit(0)
+        self.memory.close()
+        gc.collect()  # compiled functions of a model and the model hold each other
+        mx.clear_cache()
+
+    @property
+    def model(self) -> Model:
+        """Raises EngineStoppedError once the engine is closed."""
+        if self._model is None:
+            raise EngineStoppedError("The engine has been closed.")
+        return self._model
 
     def prepare_auto(self, *, keep: bool = False) -> None:
         """Measure what rounds and drafts cost here, which policy auto decides by; the first such request does it otherwise. keep: use and
@@ -194,6 +218,8 @@ class Engine(Answers):
 
     def _read_prompts(self) -> bool:
         """Pieces of prompts, a chunk's worth of tokens together; whether there were any."""
+        if not self._prefills:
+            return False
         chunk = self.memory.chunk
         left = chunk
         while self._prefills:
@@ -307,6 +333,7 @@ class Engine(Answers):
     def _make(
         self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
     ) -> Request:
+        self._queue.check_open()
         request = self._intake.make(prompt, params, spec, **more)
         self.memory.check(request)
         if request.spec.policy == "auto" and request.spec.drafters:

@@ -90,6 +90,7 @@ def load(
         name=model,
         notices=[*target.notices, *_missing_head(asked, names, target)],
     )
+    device.wire(engine.memory.budget)
     if names and spec.policy == "auto":
         engine.prepare_auto(keep=True)
     return engine

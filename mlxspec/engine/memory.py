@@ -37,6 +37,11 @@ class Memory:
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
         self._reserved: dict[int, tuple[int, int]] = {}  # request -> bytes, tokens
 
+    def close(self) -> None:
+        """Let go of model and drafters. Nothing can be asked about requests any more."""
+        self._drafters, self._reserved, self.weights, self.prefix_budget = (), {}, 0, 0
+        vars(self).pop("_model", None)
+
     @property
     def reserved(self) -> int:
         """Bytes of the rows that are here, as long as they may still grow."""

@@ -30,14 +30,19 @@ class Queue:
 
     def check(self) -> None:
         """Raises QueueFullError or EngineStoppedError where a request would not be taken."""
-        if self.is_draining:
-            raise EngineStoppedError("The engine is shutting down and takes no new requests.")
+        self.check_open()
         if len(self._requests) >= self._max_waiting:
             raise QueueFullError(len(self._requests))
 
+    def check_open(self) -> None:
+        """Raises EngineStoppedError where no request is taken any more."""
+        if self.is_draining:
+            raise EngineStoppedError("The engine is shutting down and takes no new requests.")
+
     def put(self, request: Request, *, bounded: bool = True) -> None:
         """bounded False: for a caller who has all its requests at hand anyway. Raises as `check` does."""
-        if bounded or self.is_draining:
+        self.check_open()
+        if bounded:
             self.check()
         self._requests.append(request)
 

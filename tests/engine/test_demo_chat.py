@@ -1,0 +1,44 @@
+"""A conversation with the demo model over the prefix store: what a second turn reads, also where the client drops earlier reasoning."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.load import load
+
+QUESTION = "what does os.path.join do?\n" + "\n".join(
+    f"def part_{i}(path, name):\n    return os.path.join(path, name, '{i}')" for i in range(60)
+)
+PARAMS = SamplingParams(max_tokens=48)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return load("demo", config=EngineConfig(prefix_budget=1 << 28))
+
+
+@pytest.fixture(scope="module")
+def cold() -> Engine:
+    return load("demo", config=EngineConfig(prefix_budget=0))
+
+
+def test_turn_two_of_a_long_conversation_reads_little(engine: Engine, cold: Engine) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    first = engine.chat(messages, PARAMS)
+    reasoned = f"<think>\nIt joins parts of a path.\n</think>\n\n{first.text}"
+    for answer in (first.text, reasoned, "Something else altogether."):
+        turns = [
+            *messages,
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": "And then?"},
+        ]
+        prompt = engine.chat_prompt(turns)
+        assert len(prompt) >= 1500
+        warm, wanted = (e.generate(prompt, PARAMS) for e in (engine, cold))
+        assert len(prompt) - warm.stats.num_cached < 0.05 * len(prompt)
+        assert warm.tokens == wanted.tokens
+        if wanted.stats.num_drafted > 20:
+            assert warm.stats.num_accepted >= 0.8 * wanted.stats.num_accepted
+    engine.prefix.store.check()

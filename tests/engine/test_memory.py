@@ -1,0 +1,171 @@
+"""The memory budget: who is refused, who waits, what the prefix store gives back, and that all of it returns in the end."""
+
+from __future__ import annotations
+
+import gc
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxspec import device
+from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine import memory
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.errors import EngineStoppedError, MemoryBudgetError
+from mlxspec.events import FinishEvent
+from tests import tiny_models
+from tests.engine import equality
+from tests.engine.equality import ALL, same, spec
+
+MIB = 1 << 20
+FEW = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def words(num: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, tiny_models.EOS, num).tolist()
+
+
+def least(**config) -> int:
+    """Bytes with which one short request just fits."""
+    made = equality.engine(**config)
+    request = made.submit([1, 2, 3], FEW)
+    found = made.memory.weights + made.memory.needed(request)
+    return found + made.memory.activations(memory.SMALLEST_CHUNK, 11)
+
+
+def test_what_can_never_fit_is_refused_with_figures_and_the_setting() -> None:
+    tight = equality.engine(memory_budget=least() + MIB)
+    assert tight.generate([1, 2, 3], FEW).finish_reason == "length"
+    with pytest.raises(MemoryBudgetError, match=r"1903 tokens .* MiB .* memory_budget is .* MiB"):
+        tight.submit([1, 2, 3], SamplingParams(max_tokens=1900))
+    with pytest.raises(MemoryBudgetError):
+        tight.generate([[1, 2], words(1500, 0)], FEW)
+    assert tight.is_idle
+    assert tight.memory.reserved == 0
+
+
+def test_what_does_not_fit_now_waits_its_turn() -> None:
+    tight = equality.engine(memory_budget=least() + 200_000, prefill_chunk=32)
+    some = [words(5, i) for i in range(6)]
+    plain = [equality.engine([]).generate(p, FEW) for p in some]
+    requests = [tight.submit(p, FEW, spec=spec()) for p in some]
+    most = 0
+    while not tight.is_idle:
+        tight.step()
+        most = max(most, tight.num_running)
+        assert tight.memory.weights + tight.memory.reserved <= tight.memory.budget
+    assert 1 <= most < 6
+    for number, request in enumerate(requests):
+        same(plain[number], Result.of(request), some[number], FEW, "behind a wait")
+    assert tight.memory.reserved == 0
+
+
+def test_the_store_gives_way_before_anybody_waits() -> None:
+    budget = least(prefill_chunk=32) + 4 * MIB
+    tight = equality.engine(memory_budget=budget, prefix_budget=3 * MIB, prefill_chunk=32)
+    tight.prefix.near = 1
+    for i in range(12):
+        tight.generate(words(40, i), FEW, spec=spec(*ALL))
+    before = tight.prefix.store.nbytes
+    assert MIB < before <= 3 * MIB
+    long = SamplingParams(max_tokens=700, ignore_eos=True)
+    request = tight.submit(words(10, 99), long, spec=spec(*ALL))
+    tight.step()
+    assert tight.num_running == 1
+    assert tight.prefix.store.nbytes < before
+    tight.cancel(request.number)
+    tight.prefix.store.check()
+
+
+def test_pieces_shrink_near_the_limit_and_change_nothing() -> None:
+    text = words(150, 7)
+    plain = equality.engine([]).generate(text, FEW)
+    tight = equality.engine(prefill_chunk=128, prefix_budget=0)
+    request = tight.submit(text, FEW, spec=spec())
+    needed = tight.memory.weights + tight.memory.needed(request)
+    tight.memory.budget = needed + tight.memory.activations(memory.SMALLEST_CHUNK, 158)
+    tight.step()
+    assert tight.memory.chunk == memory.SMALLEST_CHUNK
+    assert tight._prefills[0].num_done == memory.SMALLEST_CHUNK
+    while not tight.is_idle:
+        tight.step()
+    same(plain, Result.of(request), text, FEW, "in small pieces")
+
+
+def test_200_mixed_requests_stay_within_the_budget_and_give_it_back() -> None:
+    """By what MLX holds: the budget less the weights, which the tests share, bounds what comes on top."""
+    made = equality.engine(max_rows=4, prefill_chunk=64, prefix_budget=2 * MIB)
+    made.prefix.near = 8
+    rng, stems = np.random.default_rng(0), [words(60, i) for i in range(4)]
+    gc.collect()
+    start = mx.get_active_memory()
+    mx.reset_peak_memory()
+    limit = 0
+    for number in range(200):
+        stem = stems[int(rng.integers(4))][: int(rng.integers(1, 61))]
+        params = SamplingParams(max_tokens=int(rng.integers(1, 5)), ignore_eos=True, seed=number)
+        request = made.submit([*stem, *words(2, number)], params, spec=spec(*ALL) if number % 2 else spec())
+        if rng.random() < 0.5:
+            made.step()
+        if rng.random() < 0.1:
+            made.cancel(request.number)
+        room = made.memory.activations(64, 70) + 2 * MIB
+        limit = max(limit, made.memory.reserved + room)
+    while not made.is_idle:
+        made.step()
+    made.prefix.store.check()
+    assert mx.get_peak_memory() - start <= limit
+    assert made.prefix.store.nbytes <= 2 * MIB
+    assert made.nbytes == made.memory.reserved == 0
+    made.prefix.limit(0)
+    del request
+    gc.collect()
+    assert mx.get_active_memory() <= start * 1.05
+
+
+def test_closing_returns_what_was_taken() -> None:
+    gc.collect()
+    mx.clear_cache()
+    start = mx.get_active_memory()
+    model = tiny_models.make(tiny_models.config(), 3)
+    head = tiny_models.make_mtp(tiny_models.config(), model)
+    small = tiny_models.make(tiny_models.config(), 4)
+    drafters = [Mtp(head, model.max_context), DraftModel(small, model.vocab_size)]
+    made = Engine(model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefix_budget=MIB))
+    del model, head, small, drafters
+    taken = mx.get_active_memory() - start
+    made.generate(words(50, 1), FEW)
+    waiting = made.submit(words(50, 2), FEW)
+    made.step()
+    made.close()
+    made.close()
+    gc.collect()
+    assert mx.get_active_memory() - start < taken / 20
+    assert [e.reason for e in made.step() if isinstance(e, FinishEvent)] == ["cancelled"]
+    assert waiting.finish_reason == "cancelled"
+    for use in (lambda: made.submit([1], FEW), lambda: made.generate([1], FEW), lambda: made.model):
+        with pytest.raises(EngineStoppedError):
+            use()
+
+
+def test_a_mac_keeps_memory_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never above the recommended working set, nor above what leaves the system its part."""
+    gib = 1 << 30
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    for total, recommended, wanted in ((64, 48, 48), (16, 15, 12), (128, 126, 128 * 85 // 100)):
+        info = {"max_recommended_working_set_size": recommended * gib, "memory_size": total * gib}
+        monkeypatch.setattr(memory.mx, "device_info", lambda info=info: info)
+        assert memory.default_budget() // gib == wanted
+
+
+def test_the_wired_limit_is_never_above_the_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(device, "backend", lambda: "metal")
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 100})
+    monkeypatch.setattr(mx, "set_wired_limit", asked.append)
+    for budget in (50, 100, 500):
+        device.wire(budget)
+    assert asked == [50, 100, 100]
