@@ -192,7 +192,7 @@ def test_a_stop_string_in_a_draft_and_an_end_token() -> None:
 
 def test_a_cancelled_row_with_a_round_in_flight_can_be_gone_on_from() -> None:
     warm, text = engine(), words(40, 35)
-    request = warm.submit(text, SamplingParams(max_tokens=100, ignore_eos=True))
+    request = warm.submit(text, SamplingParams(max_tokens=100, ignore_eos=True), spec=spec())
     for _ in range(9):
         warm.step()
     assert warm._ahead is not None
@@ -302,6 +302,6 @@ def test_an_mtp_head_of_its_own_context_ends_where_it_must() -> None:
     answer = warm.generate(text, GREEDY)
     longer = [*text, *answer.tokens, 1]
     again = warm.generate(longer, GREEDY)
-    assert again.stats.num_cached > 80
+    assert again.stats.num_cached >= 80
     assert any("context of 90 tokens is full" in n for n in again.stats.notices)
     same(cold().generate(longer, GREEDY), again, longer, GREEDY, "behind a full head")
