@@ -210,6 +210,7 @@ class Worker:
             self.load = Load()
             del engine
             gc.collect()
+            mx.clear_cache()  # what the engine freed goes back to the system
             # streams belong to the thread that made them; left to the end of the process they abort it
             getattr(mx, "clear_streams", lambda: None)()
 
