@@ -5,6 +5,7 @@ Installing needs pip and either network or a cache; where the wheel's build tool
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -130,3 +131,16 @@ print(device.report().backend)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in ("cpu", "metal", "cuda")
+
+    def run(*arguments: str) -> str:
+        command = [str(python), "-m", "mlxspec", *arguments]
+        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
+
+    assert "mlxspec generate" in run()
+    assert "doctor" in run("--help")
+    assert len(run("generate", "-p", "what does os.path.join do?", "-n", "8")) > 5
+    findings = json.loads(run("doctor", "--json"))
+    assert findings["ok"], findings
+    assert str(tmp_path) in next(f["found"] for f in findings["findings"] if f["name"] == "cache folder")
