@@ -5,7 +5,6 @@ Installing needs pip and either network or a cache; where the wheel's build tool
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -141,6 +140,3 @@ print(device.report().backend)
     assert "mlxspec generate" in run()
     assert "doctor" in run("--help")
     assert len(run("generate", "-p", "what does os.path.join do?", "-n", "8")) > 5
-    findings = json.loads(run("doctor", "--json"))
-    assert findings["ok"], findings
-    assert str(tmp_path) in next(f["found"] for f in findings["findings"] if f["name"] == "cache folder")
