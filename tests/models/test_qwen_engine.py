@@ -48,7 +48,6 @@ def engine(form: str) -> Engine:
     "form",
     [
         "moe",
-        "tied",
         *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS if f != "moe"),
     ],
 )
