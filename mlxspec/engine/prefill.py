@@ -23,6 +23,10 @@ from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 
+# Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
+# milliseconds: with two threads 64 tokens of the demo model took ten times as long, 512 the same, and more less.
+_WORTH_WAKING = 512 * 192**2
+
 
 class Prefill:
     """One request's prompt, of which the first num_done tokens are in `cache` (one row). num_pieces: forwards so far.
@@ -61,7 +65,8 @@ class Prefill:
     def advance(self, end: int) -> list[Event]:
         """Read the prompt up to `end`, tell the drafters of it, and keep what later prompts may go on from."""
         started = time.perf_counter()
-        device.prefill_threads()
+        if (end - self.num_done) * self._model.hidden_size**2 >= _WORTH_WAKING:
+            device.prefill_threads()
         try:
             if end > self.num_done:
                 self._read(end)
