@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten
 
@@ -17,18 +17,18 @@ from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.memory import Memory
 from mlxspec.config import DRAFTER_NAMES
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.qwen_weights import split_mtp
 from mlxspec.loading.weights import Weights, formats, is_of_a_tower, rename, split_experts
 from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
-    assemble_assistant,
-    assemble_head,
+    assemble_assistant_lazily,
+    assemble_head_lazily,
     assemble_lazily,
 )
-from mlxspec.models.folder import ModelFolder
+from mlxspec.models.folder import Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import Architecture, architecture
 
@@ -133,7 +133,8 @@ def inspect(
     draft_model: str | None = None,
 ) -> Report | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
-    draft_model counts in the memory. Reads headers only. Raises MlxspecError subclasses where `load` would."""
+    draft_model counts in the memory, and among the drafters as what it can be to this model. Reads headers only. Raises MlxspecError
+    subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     weights = folder.read()
     what = folder.kind()
@@ -155,6 +156,7 @@ def inspect(
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
     head = _head(kind, made, own, plain)
+    beside = _beside(draft_model, made)
     return Report(
         name=name,
         folder=str(folder.path),
@@ -171,8 +173,8 @@ def inspect(
         file_bytes=_bytes(trunk),
         skipped_bytes=_bytes(weights) - _bytes(text),
         head=head,
-        memory=_memory(made, _beside(draft_model, made), context, rows),
-        drafters=_usable(head, draft_model is not None),
+        memory=_memory(made, beside and beside.module, context, rows),
+        drafters=_usable(head, beside),
     )
 
 
@@ -184,17 +186,31 @@ def as_stored(weights: Weights, trunk: Weights, head: Weights) -> tuple[Weights,
     return {k: given.get(k, v) for k, v in trunk.items()}, {k: own.get(k, v) for k, v in head.items()}
 
 
-def _beside(draft_model: str | None, target: Assembled) -> Any:
-    """The modules of a draft model, of a head or of an assistant, not evaluated."""
-    if draft_model is None:
+class _Beside(NamedTuple):
+    """What was named with --draft-model. module: of its kind, not evaluated. lends_head: a whole model with an MTP head that fits."""
+
+    name: str
+    kind: Kind
+    module: Any
+    lends_head: bool = False
+
+
+def _beside(name: str | None, target: Assembled) -> _Beside | None:
+    """Raises ModelError for a head or an assistant of another target."""
+    if name is None:
         return None
-    folder = ModelFolder(hub.resolve(draft_model, download=False))
-    what = folder.kind()
-    if what == "head":
-        return assemble_head(folder.read, target)
-    if what == "assistant":
-        return assemble_assistant(folder.config(), folder.read, target.model)
-    return assemble_lazily(folder.config(), folder.read).model
+    folder = ModelFolder(hub.resolve(name, download=False))
+    kind = folder.kind()
+    if kind == "head":
+        return _Beside(name, kind, assemble_head_lazily(folder.read, target))
+    if kind == "assistant":
+        return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model))
+    module = assemble_lazily(folder.config(), folder.read).model
+    try:
+        assemble_head_lazily(folder.read, target)
+    except ModelError:
+        return _Beside(name, kind, module)
+    return _Beside(name, kind, module, lends_head=True)
 
 
 def _bytes(weights: Weights) -> int:
@@ -281,20 +297,35 @@ def _memory(made: Assembled, beside: Any, context: int, rows: int) -> Memory:
     )
 
 
-def _usable(head: Head, has_draft_model: bool) -> tuple[Usable, ...]:
+def _usable(head: Head, beside: _Beside | None) -> tuple[Usable, ...]:
     found = []
     for name in DRAFTER_NAMES:
         usable, why = True, "needs no weights"
         if name == "mtp":
-            usable, why = head.present, "the model's own head" if head.present else head.advice
+            usable, why = _mtp(head, beside)
         elif name == "draft-model":
-            usable = has_draft_model
-            why = (
-                "--draft-model was named"
-                if usable
-                else "needs --draft-model, a smaller model of the same vocabulary"
-            )
+            usable, why = _draft_model(beside)
         elif name == "forced":
             why = "what a grammar forces"
         found.append(Usable(name=name, usable=usable, why=why))
     return tuple(found)
+
+
+def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
+    """A head that was named comes before the model's own, a whole model's only where there is no own: as in `load`."""
+    if beside is not None and beside.kind != "model":
+        what = "the assistant" if beside.kind == "assistant" else "the head"
+        return True, f"{what} in {beside.name}, named with --draft-model"
+    if head.present:
+        return True, "the model's own head"
+    if beside is not None and beside.lends_head:
+        return True, f"the head of {beside.name}, where `mtp` is asked for by name"
+    return False, head.advice
+
+
+def _draft_model(beside: _Beside | None) -> tuple[bool, str]:
+    if beside is None:
+        return False, "needs --draft-model, a smaller model of the same vocabulary"
+    if beside.kind != "model":
+        return False, f"{beside.name} is no model of its own; it drafts as mtp"
+    return True, "--draft-model was named"

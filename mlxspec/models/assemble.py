@@ -101,6 +101,15 @@ def assemble_lazily(
 
 def assemble_head(read: Callable[[], Weights], target: Assembled, dtype: mx.Dtype | None = None) -> Qwen35Mtp:
     """An MTP head out of another folder than its target's: one of its own, or the original model's. Raises ModelError."""
+    mtp = assemble_head_lazily(read, target, dtype)
+    mx.eval(mtp.parameters())
+    return mtp
+
+
+def assemble_head_lazily(
+    read: Callable[[], Weights], target: Assembled, dtype: mx.Dtype | None = None
+) -> Qwen35Mtp:
+    """All of `assemble_head` but the reading of weights."""
     if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
     head = head_of(read(), dict(tree_flatten(target.model.parameters())))
@@ -108,7 +117,7 @@ def assemble_head(read: Callable[[], Weights], target: Assembled, dtype: mx.Dtyp
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
     mtp = Qwen35Mtp(target.config, target.model)
     _fill(mtp, head, dtype, "The MTP head")
-    _finish(mtp)
+    mtp.fuse()
     return mtp
 
 
@@ -116,17 +125,21 @@ def assemble_assistant(
     config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
 ) -> Gemma4Assistant:
     """A Gemma 4 assistant, which drafts for `target`. Raises ModelError, also if it is for another model."""
+    assistant = assemble_assistant_lazily(config, read, target, dtype)
+    mx.eval(assistant.parameters())
+    return assistant
+
+
+def assemble_assistant_lazily(
+    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
+) -> Gemma4Assistant:
+    """All of `assemble_assistant` but the reading of weights."""
     if not isinstance(target, Gemma):
         raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
     assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
     _fill(assistant, sanitize_assistant(read()), dtype, "The assistant", _foreign_format(config))
-    _finish(assistant)
+    assistant.fuse()
     return assistant
-
-
-def _finish(module: Any) -> None:
-    module.fuse()
-    mx.eval(module.parameters())
 
 
 def _foreign_format(config: Mapping[str, Any]) -> str | None:

@@ -79,6 +79,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
+def drafters(report: Report) -> dict[str, tuple[bool, str]]:
+    return {d.name: (d.usable, d.why) for d in report.drafters}
+
+
 def looked_at(path: Path | str, **options: int) -> Report:
     report = inspect(str(path), **options)
     assert isinstance(report, Report)
@@ -147,6 +151,41 @@ def test_a_head_beside_the_model(folders: Callable[[str], Path], tmp_path: Path)
     beside = inspect(str(path), draft_model=str(alone))
     assert isinstance(beside, Report)
     assert beside.memory.drafter_weights > without.memory.drafter_weights == 0
+    assert drafters(without)["mtp"][0] is False
+    usable, why = drafters(beside)["mtp"]
+    assert usable
+    assert f"the head in {alone}" in why
+    usable, why = drafters(beside)["draft-model"]
+    assert not usable
+    assert "no model of its own" in why
+
+
+def test_a_head_that_is_named_comes_before_the_own(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    own = folders("untied/text")
+    head = {k: mx.array(v) for k, v in tiny.weights(tiny.SHAPES["untied"]).items() if k.startswith("mtp.")}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), head)
+    report = inspect(str(own), draft_model=str(tmp_path))
+    assert isinstance(report, Report)
+    assert drafters(report)["mtp"] == (True, f"the head in {tmp_path}, named with --draft-model")
+    with pytest.raises(ModelError, match=r"Qwen3\.5 models only"):
+        inspect(str(folders("gemma4-dense/text")), draft_model=str(tmp_path))
+
+
+def test_a_whole_model_lends_its_head_where_there_is_none(folders: Callable[[str], Path]) -> None:
+    bare, original, other = (folders(name) for name in ("untied/mlx-4bit", "untied/text", "tied/hub"))
+    lent, not_lent, own = (
+        inspect(str(model), draft_model=str(beside))
+        for model, beside in ((bare, original), (bare, other), (original, original))
+    )
+    for report in (lent, not_lent, own):
+        assert isinstance(report, Report)
+        assert drafters(report)["draft-model"][0]
+    assert isinstance(lent, Report)
+    assert drafters(lent)["mtp"] == (True, f"the head of {original}, where `mtp` is asked for by name")
+    assert isinstance(not_lent, Report)
+    assert drafters(not_lent)["mtp"] == (False, not_lent.head.advice)
+    assert isinstance(own, Report)
+    assert drafters(own)["mtp"] == (True, "the model's own head")
 
 
 def test_an_assistant(folders: Callable[[str], Path], tmp_path: Path) -> None:
@@ -160,6 +199,11 @@ def test_an_assistant(folders: Callable[[str], Path], tmp_path: Path) -> None:
     assert isinstance(with_it, Report)
     assert with_it.memory.drafter_weights > 0
     assert "assistant" in with_it.head.advice
+    assert drafters(with_it)["mtp"] == (True, f"the assistant in {path}, named with --draft-model")
+    assert drafters(with_it)["draft-model"] == (False, f"{path} is no model of its own; it drafts as mtp")
+    assert drafters(looked_at(target))["mtp"][0] is False
+    with pytest.raises(ModelError, match="Gemma 4 models only"):
+        inspect(str(folders("untied/text")), draft_model=str(path))
 
 
 def test_the_demo() -> None:
@@ -222,6 +266,20 @@ def test_no_weight_is_read(folders: Callable[[str], Path], tmp_path: Path) -> No
     content[begin:] = bytes(len(content) - begin)
     file.write_bytes(content)
     assert looked_at(path) == before
+
+
+def test_no_weight_of_a_drafter_is_read(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = {k: mx.array(v) for k, v in tiny.weights(tiny.SHAPES["untied"]).items() if k.startswith("mtp.")}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), head)
+    assistant = tiny_assistant.write(
+        tmp_path / "assistant", tiny_assistant.config(tiny_gemma.CONFIGS["gemma4-dense"])
+    )
+    pairs = [(folders("untied/text"), tmp_path), (folders("gemma4-dense/text"), assistant)]
+    monkeypatch.setattr(mx, "eval", lambda *_: pytest.fail("arrays are evaluated"))
+    for model, beside in pairs:
+        inspect(str(model), draft_model=str(beside))
 
 
 @pytest.mark.parametrize(

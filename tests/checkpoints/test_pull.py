@@ -183,12 +183,18 @@ def test_a_head_in_a_folder_comes_along_and_nothing_else_does(machine: Machine, 
     head = {k.removeprefix("mtp."): v for k, v in tensors.items() if k.startswith("mtp.")}
     mx.save_safetensors(str(folder / "mtp" / "head.safetensors"), head)
     mx.save_safetensors(str(folder / "original" / "consolidated.safetensors"), head)
+    (folder / "mtp" / "deeper").mkdir()
+    for name in ("mtp/config.json", "mtp/head.py", "mtp/deeper/config.json", "original/params.json"):
+        (folder / name).write_text("{}")
     rest = {k: v for k, v in tensors.items() if not k.startswith("mtp.")}
     mx.eval(rest)
     mx.save_safetensors(str(folder / "model.safetensors"), rest)
     machine.hub.repos["owner/split"] = folder
     pulled = machine.run("pull", "owner/split")
     assert pulled.code == 0, pulled
+    here = Path(pulled.out.splitlines()[1])
+    deep = {str(p.relative_to(here)) for p in here.rglob("*/*") if p.is_file()}
+    assert deep == {"mtp/head.safetensors", "mtp/config.json"}
     report = json.loads(machine.run("inspect", "owner/split", "--json").out)
     assert report["head"]["present"]
     assert json.loads(machine.run("list", "--json").out)["models"][0]["has_head"]
