@@ -69,6 +69,7 @@ _SPEC = {
     "acceptance": "--acceptance",
 }
 _ENGINE = {"max_context": "--max-context", "max_rows": "--max-rows", "prefill_chunk": "--prefill-chunk"}
+_ENGINE |= serve_options.BUDGETS
 _FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE, **serve_options.FLAGS}
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 
 _LONGEST_NUMBER = 40  # characters
@@ -108,6 +109,21 @@ def number(flag: str, kind: type) -> Callable[[str], int | float]:
             return kind(text)  # type: ignore[no-any-return]
         except ValueError as error:
             raise ConfigError(f"{flag} must be {noun}, not {text!r}.") from error
+
+    return read
+
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of two
+
+
+def size(flag: str) -> Callable[[str], int]:
+    """Reads bytes: digits, and K, M, G or T of 1024; ConfigError names the flag."""
+
+    def read(text: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,15})([KMGT]?)(?:iB|B)?", text.strip(), re.IGNORECASE | re.ASCII)
+        if found is None:
+            raise ConfigError(f"{flag} must be bytes, like 800M or 6G, not {shown(text)}.")
+        return int(found[1]) << _UNITS[found[2].upper()]
 
     return read
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlxspec.cli.parser import number
+from mlxspec.cli.parser import number, size
 
 MAX_TOKENS = 4096
 FLAGS = {
@@ -12,10 +12,11 @@ FLAGS = {
     "port": "--port",
     "idle_unload": "--idle-unload",
 }
+BUDGETS = {"memory_budget": "--memory-budget", "prefix_budget": "--prefix-budget"}  # of an EngineConfig
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The groups `server` and `rows`."""
+    """The groups `server`, `rows` and `memory`."""
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host",
@@ -65,4 +66,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=number("--prefill-chunk", int),
         metavar="N",
         help="tokens of prompts that are read between two rounds (default 512)",
+    )
+    memory = parser.add_argument_group("memory")
+    memory.add_argument(
+        "--memory-budget",
+        type=size("--memory-budget"),
+        metavar="SIZE",
+        help="what it may take in all, weights included, like 800M or 6G (default: what this machine gives)",
+    )
+    memory.add_argument(
+        "--prefix-budget",
+        type=size("--prefix-budget"),
+        metavar="SIZE",
+        help="of that, what is kept for prompts that begin like earlier texts; 0 keeps nothing (default: a share)",
     )

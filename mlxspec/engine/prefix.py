@@ -43,8 +43,10 @@ class Prefix:
         for mark in reversed(usable):
             if not kept or kept[-1] - mark >= SPACING:
                 kept.append(mark)
-        if usable and kept[-1] - usable[0] >= self.near:
-            kept.append(usable[0])  # the end of the system prompt
+        if usable:  # the end of the system prompt, which most texts share: rather that than a place close behind it
+            if kept[-1] - usable[0] < self.near:
+                kept.pop()
+            kept.append(usable[0])
         return tuple(sorted({*kept, *range(STRIDE, num_prompt, STRIDE)}))
 
     def find(self, request: Request, chain: Chain) -> Hit | None:

@@ -40,11 +40,14 @@ _LOOKS_EVERY = 0.5  # seconds between two looks at a busy engine's memory
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine was busy with when it was last looked at: rows that are read or decode, requests that wait, bytes of rows' state."""
+    """What an engine was busy with when it was last looked at: rows that are read or decode, requests that wait; bytes of rows' state, of
+    the prefix store, and of all arrays of the process, weights and both of these included."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_bytes: int = 0
+    prefix_bytes: int = 0
+    memory_bytes: int = 0
 
 
 class Worker:
@@ -199,6 +202,7 @@ class Worker:
                 self._engine, self._state = engine, "ready"
             self._changed.notify_all()
         try:
+            self._look(engine)
             while self._obey(engine):
                 if not engine.is_idle:
                     self._step(engine)
@@ -229,7 +233,13 @@ class Worker:
         now = time.monotonic()
         if engine.is_idle or now - self._looked_at > _LOOKS_EVERY:
             self._looked_at = now
-            self.load = Load(engine.num_running, engine.num_waiting, engine.nbytes)
+            self.load = Load(
+                engine.num_running,
+                engine.num_waiting,
+                engine.nbytes,
+                engine.prefix.store.nbytes,
+                mx.get_active_memory(),
+            )
 
     def _step(self, engine: Engine) -> None:
         """One step. Whoever it ended by an exception is told; if it ended nobody, there is nobody to blame but the engine."""

@@ -162,6 +162,8 @@ class Models:
             "rows_running": 0 if load is None else load.num_running,
             "rows_waiting": 0 if load is None else load.num_waiting,
             "state_bytes": 0 if load is None else load.num_bytes,
+            "prefix_bytes": 0 if load is None else load.prefix_bytes,
+            "memory_bytes": 0 if load is None else load.memory_bytes,
             "model_loads_total": self.num_loads,
             "ready": float(state == "ready"),
         }

@@ -251,6 +251,8 @@ def test_stops_depend_on_the_prompt_alone() -> None:
     assert prefix.stops((), 100) == ()
     assert prefix.stops((), 3 * STRIDE) == (STRIDE, 2 * STRIDE)
     assert prefix.stops((5, 90), 100) == (90,)
+    assert prefix.stops((900, 911), 920) == (900,)  # a system prompt and a short question
+    assert prefix.stops((900, 911, 1300), 1310) == (900, 1300)
     turns = tuple(range(40, 4000, 40))
     stops = prefix.stops(turns, 4000)
     marks = [s for s in stops if s % STRIDE]

@@ -110,6 +110,69 @@ def test_a_stop_sequence_of_events(demo: Served) -> None:
     assert objects[-1]["choices"][0]["finish_reason"] == "length"
 
 
+MORE = [
+    {},
+    {"temperature": 0.8, "seed": 3, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 20, "min_p": 0.05, "n": 2},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logprobs": True, "top_logprobs": 2},
+    {"response_format": {"type": "json_object"}},
+    {"draft": "off", "stop": ["."]},
+]
+
+
+def mixed(served: Served, seed: int, num: int, wrong: list[Any]) -> None:
+    """Requests of all lengths and manners, a third of which are left."""
+    rng = random.Random(seed)
+    try:
+        for _ in range(num):
+            question = "word " * rng.choice([0, 0, 30, 200, 500]) + rng.choice(QUESTIONS)
+            asked = body(question, **rng.choice(MORE), max_tokens=rng.choice([1, 8, 40, 120]))
+            if rng.random() < 0.35:
+                leave(served, asked, rng.choice([0, 1, 300, 900, 2000]))
+                continue
+            objects, _, done = served.stream("/v1/chat/completions", asked)
+            if not done or any("error" in o for o in objects):
+                wrong.append((asked, objects[-1:]))
+    except Exception as error:
+        wrong.append(error)
+
+
+def memory_comes_back(served: Served, num_clients: int, num_requests: int) -> None:
+    served.chat()
+    before, wrong = served.settle(), list[Any]()
+    threads = [
+        threading.Thread(target=mixed, args=(served, seed, num_requests, wrong))
+        for seed in range(num_clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    left = served.settle()
+    assert left["mlxspec_state_bytes"] == left["mlxspec_rows_running"] == left["mlxspec_open_requests"] == 0
+    assert left["mlxspec_prefix_bytes"] <= BUDGET
+    own, still = (m["mlxspec_memory_bytes"] - m["mlxspec_prefix_bytes"] for m in (before, left))
+    assert still <= 1.05 * own
+
+
+BUDGET = 4 << 20  # bytes of the prefix store, of which 200 requests fill many times as much
+
+
+@pytest.mark.slow
+def test_memory_comes_back_after_200_mixed_requests() -> None:
+    with Served("--prefix-budget", str(BUDGET)) as served:
+        memory_comes_back(served, 5, 40)
+        assert served.settle()["mlxspec_prefix_bytes"] > BUDGET / 4
+
+
+@pytest.mark.slow
+def test_memory_comes_back_where_nothing_is_kept() -> None:
+    with Served("--prefix-budget", "0") as served:
+        memory_comes_back(served, 4, 10)
+        assert served.settle()["mlxspec_prefix_bytes"] == 0
+
+
 @pytest.mark.slow
 def test_eight_clients_with_25_requests_each() -> None:
     with Served("--max-rows", "8") as served:
