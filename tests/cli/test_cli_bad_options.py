@@ -82,7 +82,9 @@ def own_options() -> list[tuple[str, argparse.Action]]:
 TAKING = [(n, a) for n, a in own_options() if a.nargs is None]
 SWITCHES = [(n, a) for n, a in own_options() if a.nargs == 0]
 NUMERIC = [
-    (n, a) for n, a in TAKING if a.type is not None and "number" in getattr(a.type, "__qualname__", "")
+    (n, a)
+    for n, a in TAKING
+    if a.type is not None and getattr(a.type, "__qualname__", "").split(".")[0] in ("number", "size")
 ]
 CHOICES = [
     (n, a) for n, a in TAKING if a.type is not None and "choice" in getattr(a.type, "__qualname__", "")
