@@ -26,10 +26,8 @@ def test_an_idle_model_leaves_memory_and_comes_back() -> None:
             time.sleep(0.2)
         assert json.loads(served.ask("GET", "/health")[2])["model"] == "unloaded"
         served.lines.clear()
-        left = served.wait_for(r"active (\d+) cached (\d+)")
-        assert int(left[1]) + int(left[2]) < 1 << 20, left[
-            0
-        ]  # the demo's weights alone have 17 million bytes
+        # the thread may still be letting go; the demo's weights alone have 17 million bytes
+        served.wait_for(r"active \d{1,6} cached \d{1,6}$")
         assert served.metrics()["mlxspec_ready"] == 0
         assert served.chat(max_tokens=8)["choices"][0]["message"]["content"] == first
         assert served.metrics()["mlxspec_model_loads_total"] >= 2
