@@ -43,7 +43,8 @@ class Prefix:
         for mark in reversed(usable):
             if not kept or kept[-1] - mark >= SPACING:
                 kept.append(mark)
-        if usable:  # the end of the system prompt, which most texts share: rather that than a place close behind it
+        if usable:
+            # the end of the system prompt, which most texts share: rather that than a place close behind it
             if kept[-1] - usable[0] < self.near:
                 kept.pop()
             kept.append(usable[0])

@@ -28,7 +28,7 @@ _HELP = {
     "rows_waiting": ("gauge", "Requests that wait for a row."),
     "state_bytes": ("gauge", "Bytes of all rows' state."),
     "prefix_bytes": ("gauge", "Bytes kept for prompts that begin like earlier texts."),
-    "memory_bytes": ("gauge", "Bytes of all arrays, when the engine last worked: weights, rows, what is kept."),
+    "memory_bytes": ("gauge", "Bytes of all arrays: weights, rows, what is kept."),
     "ready": ("gauge", "Whether a model is loaded and answers."),
 }
 
