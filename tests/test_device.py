@@ -33,6 +33,7 @@ assert "mlx.core" not in sys.modules
 import mlx.core as mx
 a = mx.arange(4096, dtype=mx.float32).reshape(64, 64) / 4096
 assert abs((a @ a).sum().item() - (a.sum(0) * a.sum(1)).sum().item()) < 1e-1
+device.compile_kernels()
 r = device.report()
 print(r.blas_kind, r.threads, r.compile_enabled, r.blas_path, *r.notices, sep="\\n")
 """

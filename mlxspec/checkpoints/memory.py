@@ -54,8 +54,9 @@ def machine_memory() -> int:
 
 
 def bytes_of(*modules: Any) -> int:
-    """Of the parameters, evaluated or not."""
-    return sum(value.nbytes for module in modules for _, value in tree_flatten(module.parameters()))
+    """Of the parameters, evaluated or not; a model without any (a table, a rule) holds none."""
+    held = [module.parameters() for module in modules if hasattr(module, "parameters")]
+    return sum(value.nbytes for parameters in held for _, value in tree_flatten(parameters))
 
 
 def state_bytes(module: Any, context: int, rows: int) -> int:

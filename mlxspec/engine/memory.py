@@ -30,8 +30,7 @@ class Memory:
     def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
         self._model, self._drafters, self._config, self._verify = model, tuple(drafters), config, verify
         self.budget = config.memory_budget or default_budget()
-        own = bytes_of(model) if hasattr(model, "parameters") else 0
-        self.weights = own + sum(d.weight_bytes for d in self._drafters)
+        self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters)
         left = max(0, self.budget - self.weights)
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
