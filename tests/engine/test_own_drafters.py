@@ -21,6 +21,7 @@ class Named(Repeat):
         self.name = name  # type: ignore[assignment]
 
 
+@pytest.mark.slow
 def test_own_drafters_come_first_or_where_they_are_named() -> None:
     assert mlxspec.load("demo", drafters=[Repeat()]).spec.drafters == ("repeat", "ngram-simple", "mtp")
     engine = mlxspec.load("demo", drafters=[Repeat()], draft="mtp,repeat")

@@ -165,7 +165,9 @@ def test_shipped_traces_do_not_loop(path: Path) -> None:
 NAMES = ("edit", "explain", "continue", "ask", "sampled")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [n if n in ("edit", "sampled") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
 def test_never_slower_on_a_few_requests(name: str) -> None:
     check(run_cells(read_traces(TRACES)[name], 256, MACHINES, count=24, drafters=CHAINS[0]))
 
