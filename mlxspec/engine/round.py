@@ -162,15 +162,6 @@ def _take(request: Request, round_: Round, place: int, chosen: list[int], chain:
     return events
 
 
-def _rooms(requests: Sequence[Request], widest: int | None) -> dict[int, int]:
-    """How many drafted tokens each row may verify; rows that may none are absent."""
-    rooms = {r.number: r.room for r in requests if r.spec.drafters and r.room > 0}
-    if widest is not None and rooms:
-        share = (widest - len(requests)) // len(rooms)
-        rooms = {number: min(room, share) for number, room in rooms.items()} if share > 0 else {}
-    return rooms
-
-
 def _forward(
     requests: Sequence[Request],
     proposals: tuple[Proposal, ...],
