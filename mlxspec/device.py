@@ -6,18 +6,24 @@ is asked when needed. Knows no models, no shapes, and no options but the variabl
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlxspec import blas as _blas
 from mlxspec import jit as _jit
 
+if TYPE_CHECKING:
+    import mlx.core as mx
+
 Backend = Literal["cpu", "metal", "cuda"]
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGEST_KEPT, _KEPT = 32 << 20, 256 << 20  # bytes; 32 MiB is the most that glibc takes
 _NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
 _chosen = _blas.choose()
 _kernels = _jit.KernelFolder()
@@ -75,6 +81,28 @@ def decode_threads() -> None:
 def prefill_threads() -> None:
     """All cores from here on. No-op on GPUs."""
     _set_threads(_chosen.max_threads)
+
+
+def start(*arrays: mx.array) -> None:
+    """Let the CPU begin on what has been built of a forward while the host builds the rest: MLX keeps about a hundred operations there on
+    their way, so that a thread that is handed a forward as a whole is idle while the next is built. No-op on GPUs, which queue more.
+    """
+    if backend() == "cpu":
+        import mlx.core as mx
+
+        mx.async_eval(*arrays)
+
+
+def keep_heap() -> None:
+    """Have glibc keep freed memory of activations instead of giving it back to the system and faulting it in again in the next step; up to
+    _KEPT bytes, for this process. No-op on GPUs and with other C libraries.
+    """
+    if backend() != "cpu" or not sys.platform.startswith("linux"):
+        return
+    with suppress(OSError, AttributeError):  # musl has no mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def wire(nbytes: int) -> None:

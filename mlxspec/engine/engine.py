@@ -66,6 +66,7 @@ class Engine(Answers):
         notices: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        device.keep_heap()
         self._model: Model | None = model
         self.tokenizer, self.name = tokenizer, name
         self.notices = tuple(notices)

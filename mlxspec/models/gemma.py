@@ -67,15 +67,13 @@ class Gemma(nn.Module):
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
-        transpose, stack = device.backend() == "cpu", self.language_model.model
+        stack = self.language_model.model
         for layer in stack.layers:
-            layer.fuse(transpose=transpose)
+            layer.fuse()
         if "per_layer_model_projection" in stack:
-            stack.per_layer_model_projection = FusedLinear(
-                [stack.per_layer_model_projection], transpose=transpose
-            )
+            stack.per_layer_model_projection = FusedLinear([stack.per_layer_model_projection])
         if "lm_head" in self.language_model:
-            self.language_model.lm_head = FusedLinear([self.language_model.lm_head], transpose=transpose)
+            self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
 
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         """One layer cache for each layer that has keys and values of its own, in order."""
@@ -143,6 +141,7 @@ class Gemma(nn.Module):
                 views[i] = layer.append(projected[1], projected[2], rows, cache.lengths)
                 source = i
             attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, fused=fused)
+            device.start(attended)
         last = len(c.layers) - 1
         x, hidden = self._runner(last + 1, rows)(x, attended, _at(own_inputs, last))
         if last in taps:

@@ -119,11 +119,10 @@ class Gemma4Assistant(nn.Module):
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
-        transpose = device.backend() == "cpu"
         for layer in self.model.layers:
-            layer.fuse(transpose=transpose)
+            layer.fuse()
         for name in ("pre_projection", "post_projection"):
-            self[name] = FusedLinear([self[name]], transpose=transpose)
+            self[name] = FusedLinear([self[name]])
         if "masked_embedding" in self:
             order = np.sort(np.asarray(self.masked_embedding.token_ordering))
             if not np.array_equal(order, np.arange(len(order))):

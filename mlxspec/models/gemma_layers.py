@@ -53,10 +53,10 @@ class Attention(nn.Module):
                 self.v_proj = nn.Linear(c.hidden_size, kv, bias=False)
         self.o_proj = nn.Linear(c.num_heads * shape.head_dim, c.hidden_size, bias=False)
 
-    def fuse(self, *, transpose: bool) -> None:
+    def fuse(self) -> None:
         names = [n for n in ("q_proj", "k_proj", "v_proj") if n in self]
-        self.qkv = FusedLinear([self[n] for n in names], transpose=transpose)
-        self.out = FusedLinear([self.o_proj], transpose=transpose)
+        self.qkv = FusedLinear([self[n] for n in names])
+        self.out = FusedLinear([self.o_proj])
         for name in (*names, "o_proj"):
             delattr(self, name)
 
@@ -83,9 +83,9 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(hidden_size, size, bias=False)
         self.down_proj = nn.Linear(size, hidden_size, bias=False)
 
-    def fuse(self, *, transpose: bool) -> None:
-        self.gate_up = FusedLinear([self.gate_proj, self.up_proj], transpose=transpose)
-        self.down = FusedLinear([self.down_proj], transpose=transpose)
+    def fuse(self) -> None:
+        self.gate_up = FusedLinear([self.gate_proj, self.up_proj])
+        self.down = FusedLinear([self.down_proj])
         for name in ("gate_proj", "up_proj", "down_proj"):
             delattr(self, name)
 
@@ -160,12 +160,12 @@ class DecoderLayer(nn.Module):
         if c.scales_layers:
             self.layer_scalar = mx.ones(1)
 
-    def fuse(self, *, transpose: bool) -> None:
-        self.self_attn.fuse(transpose=transpose)
-        self.mlp.fuse(transpose=transpose)
+    def fuse(self) -> None:
+        self.self_attn.fuse()
+        self.mlp.fuse()
         for name in ("per_layer_input_gate", "per_layer_projection"):
             if name in self:
-                self[name] = FusedLinear([self[name]], transpose=transpose)
+                self[name] = FusedLinear([self[name]])
 
     def enter(self, x: mx.array) -> mx.array:
         """What attention sees."""

@@ -26,21 +26,18 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
 class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
-    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights are kept (in, out) contiguous off the GPU, where
-    BLAS reads them faster for a few rows; quantized ones are fused when bits, group size and mode agree, else stay side by side. Affine
-    formats go through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
+    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in): whole rows of memory are read one
+    behind the other. Quantized ones are fused when bits, group size and mode agree, else stay side by side. Affine formats go through
+    `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], *, transpose: bool) -> None:
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self._sizes = [_out_features(p) for p in parts]
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
-        self._transposed = False
         self._fused: nn.Module | None = None
         if all(type(p) is nn.Linear for p in parts):
-            self._transposed = transpose
-            weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
-            self.weight = mx.contiguous(weight.T) if transpose else weight
+            self.weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
         elif _same_format(parts):
             self.parts = [_concat_quantized(parts)] if len(parts) > 1 else list(parts)
         else:
@@ -49,7 +46,7 @@ class FusedLinear(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         """(N, in) -> (N, sum of outs)"""
         if "weight" in self:
-            return x @ (self.weight if self._transposed else self.weight.T)
+            return x @ self.weight.T
         outs = [_project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 

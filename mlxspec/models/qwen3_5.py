@@ -87,11 +87,10 @@ class Qwen35(nn.Module):
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
-        transpose = device.backend() == "cpu"
         for layer in self.language_model.model.layers:
-            layer.fuse(transpose=transpose)
+            layer.fuse()
         if "lm_head" in self.language_model:
-            self.language_model.lm_head = FusedLinear([self.language_model.lm_head], transpose=transpose)
+            self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
 
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         c, dtype = self._config, self.dtype
@@ -159,6 +158,7 @@ class Qwen35(nn.Module):
                 q, k, v, gate = out
                 core = layers[segment.head].self_attn.core
                 attended = core(q, k, v, rows, cache.attention(segment.head), cache.lengths, fused=fused)
+                device.start(attended)
         hidden = out[0]
         return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
 

@@ -50,9 +50,9 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(c.head_dim)
         self.k_norm = nn.RMSNorm(c.head_dim)
 
-    def fuse(self, *, transpose: bool) -> None:
-        self.qkv = FusedLinear([self.q_proj, self.k_proj, self.v_proj], transpose=transpose)
-        self.out = FusedLinear([self.o_proj], transpose=transpose)
+    def fuse(self) -> None:
+        self.qkv = FusedLinear([self.q_proj, self.k_proj, self.v_proj])
+        self.out = FusedLinear([self.o_proj])
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(self, name)
 
@@ -119,10 +119,10 @@ class GatedDeltaNet(nn.Module):
         self.norm = nn.RMSNorm(c.v_head_dim)
         self.out_proj = nn.Linear(c.value_dim, c.hidden_size, bias=False)
 
-    def fuse(self, *, transpose: bool) -> None:
+    def fuse(self) -> None:
         parts = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]
-        self.in_proj = FusedLinear(parts, transpose=transpose)
-        self.out = FusedLinear([self.out_proj], transpose=transpose)
+        self.in_proj = FusedLinear(parts)
+        self.out = FusedLinear([self.out_proj])
         self.conv_weight = mx.contiguous(self.conv1d.weight[:, :, 0].T)  # (K, C)
         self.neg_a = -mx.exp(self.A_log.astype(mx.float32))
         self.dt_bias = self.dt_bias.astype(mx.float32)
@@ -164,9 +164,9 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(hidden_size, size, bias=False)
         self.down_proj = nn.Linear(size, hidden_size, bias=False)
 
-    def fuse(self, *, transpose: bool) -> None:
-        self.gate_up = FusedLinear([self.gate_proj, self.up_proj], transpose=transpose)
-        self.down = FusedLinear([self.down_proj], transpose=transpose)
+    def fuse(self) -> None:
+        self.gate_up = FusedLinear([self.gate_proj, self.up_proj])
+        self.down = FusedLinear([self.down_proj])
         for name in ("gate_proj", "up_proj", "down_proj"):
             delattr(self, name)
 
@@ -187,8 +187,8 @@ class SparseMlp(nn.Module):
         self.shared_expert = Mlp(c.hidden_size, c.shared_expert_size)
         self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
 
-    def fuse(self, *, transpose: bool) -> None:
-        self.shared_expert.fuse(transpose=transpose)
+    def fuse(self) -> None:
+        self.shared_expert.fuse()
 
     def __call__(self, x: mx.array) -> mx.array:
         probs = mx.softmax(self.gate(x), axis=-1, precise=True)
@@ -215,10 +215,10 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
         self.mlp = SparseMlp(c) if c.num_experts else Mlp(c.hidden_size, c.intermediate_size)
 
-    def fuse(self, *, transpose: bool) -> None:
+    def fuse(self) -> None:
         mixer = self.linear_attn if "linear_attn" in self else self.self_attn
-        mixer.fuse(transpose=transpose)
-        self.mlp.fuse(transpose=transpose)
+        mixer.fuse()
+        self.mlp.fuse()
 
     def enter(self, x: mx.array) -> mx.array:
         """What the mixer sees."""

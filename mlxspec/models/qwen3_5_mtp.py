@@ -42,9 +42,8 @@ class Qwen35Mtp(nn.Module):
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
-        transpose = device.backend() == "cpu"
-        self.layers[0].fuse(transpose=transpose)
-        self.fc = FusedLinear([self.fc], transpose=transpose)
+        self.layers[0].fuse()
+        self.fc = FusedLinear([self.fc])
 
     def make_cache(self, num_rows: int) -> ModelCache:
         c = self._config

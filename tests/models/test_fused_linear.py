@@ -44,7 +44,7 @@ def inputs(num_rows: int) -> mx.array:
 
 
 def test_the_kernel_runs_only_where_it_won(kernel_calls):
-    fused = FusedLinear([linear(24), linear(8, seed=1)], transpose=False)
+    fused = FusedLinear([linear(24), linear(8, seed=1)])
     plain = mx.concatenate([linear(24)(inputs(3)), linear(8, seed=1)(inputs(3))], axis=-1)
     assert mx.array_equal(fused(inputs(3)), plain)
     assert kernel_calls == []
@@ -59,7 +59,7 @@ def test_the_kernel_runs_only_where_it_won(kernel_calls):
 
 def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
     parts = [linear(8), linear(8, mode="mxfp4"), linear(8, bits=8), linear(8, bias=True)]
-    fused = FusedLinear(parts, transpose=False)
+    fused = FusedLinear(parts)
     assert [(w.shape, w.bits) for w in fused.quantized] == [((8, SIZE), 4), ((8, SIZE), 8)]
     for weight in fused.quantized:
         launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(2), weight), 1.2)
@@ -69,7 +69,7 @@ def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
 
 
 def test_float_weights_have_nothing_to_race():
-    assert FusedLinear([nn.Linear(SIZE, 8, bias=False)], transpose=True).quantized == []
+    assert FusedLinear([nn.Linear(SIZE, 8, bias=False)]).quantized == []
 
 
 class Pair(nn.Module):
@@ -77,8 +77,8 @@ class Pair(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = [FusedLinear([linear(8, seed=i)], transpose=False) for i in range(2)]
-        self.other = FusedLinear([linear(16)], transpose=False)
+        self.layers = [FusedLinear([linear(8, seed=i)]) for i in range(2)]
+        self.other = FusedLinear([linear(16)])
 
 
 def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkeypatch, tmp_path):
