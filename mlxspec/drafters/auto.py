@@ -311,7 +311,7 @@ class Auto:
         price = self.control.costs.draft(drafter.name).seconds(1, queued)
         if self.control.can_afford(row.control, price, share):
             return False
-        state.ended.add(drafter.name)
+        state.end(drafter.name)
         drafter.close(state.row)
         return True
 

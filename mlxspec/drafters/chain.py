@@ -50,6 +50,12 @@ class ChainRow:
     notices: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
     asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    queue: tuple[Drafter, ...] | None = None  # who drafts for it, in order; None: to be found out anew
+
+    def end(self, name: str) -> None:
+        """A drafter drafts no more for the row."""
+        self.ended.add(name)
+        self.queue = None
 
     @property
     def rejects(self) -> bool:
@@ -183,7 +189,7 @@ class Chain:
                 ).items()
             }
         first_wins = rooms.keys() - {s.row for s in chosen}
-        waiting = {row: self._of(self._rows[row]) for row in rooms if row in first_wins}
+        waiting = {row: list(self._of(self._rows[row])) for row in rooms if row in first_wins}
         while queues := [(row, queue) for row, queue in waiting.items() if queue and row not in won]:
             drafter = queues[0][1][0]
             asks = []
@@ -220,7 +226,7 @@ class Chain:
         states = [self._rows[r] for r in rows]
         return [s for s in states if s.is_auto] if self.auto is not None else []
 
-    def drafters_of(self, state: ChainRow) -> list[Drafter]:
+    def drafters_of(self, state: ChainRow) -> Sequence[Drafter]:
         """Who may draft for a row, in its order."""
         return self._of(state)
 
@@ -261,12 +267,12 @@ class Chain:
             state.asked[drafter.name] = calls + 1, seconds + taken
         return found
 
-    def _of(self, state: ChainRow) -> list[Drafter]:
-        names = [n for n in state.spec.drafters if n in self.drafters and n not in state.ended]
-        forced = bool(state.spec.drafters) and state.sampler.constraints is not None
-        return [self._forced] * (forced and self._forced.name not in state.ended) + [
-            self.drafters[n] for n in names
-        ]
+    def _of(self, state: ChainRow) -> tuple[Drafter, ...]:
+        if state.queue is None:
+            forced = bool(state.spec.drafters) and state.sampler.constraints is not None
+            named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]
+            state.queue = tuple(d for d in [self._forced] * forced + named if d.name not in state.ended)
+        return state.queue
 
     def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work: Callable[[], T]) -> T | None:
         """Run `work`; if it fails, this drafter ends for these rows and says so."""
@@ -279,7 +285,7 @@ class Chain:
             return None
 
     def _end(self, drafter: Drafter, state: ChainRow, why: str) -> None:
-        state.ended.add(drafter.name)
+        state.end(drafter.name)
         state.notices.append(f"{drafter.name} drafting ended: {why}")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.chain import Chain, Proposal
@@ -64,7 +65,9 @@ def launch(
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    launched = _forward(requests, proposals, _flatten(requests, proposals), model, cache, ahead=0)
+    tokens = _flatten(requests, proposals)
+    device.start(tokens)
+    launched = _forward(requests, proposals, tokens, model, cache, ahead=0)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -122,6 +125,7 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     kept = []
+    hiddens = _by_row(round_) if chain.needs_hidden else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
         stood = match(given[start + 1 : end], chosen[start:end])
@@ -129,7 +133,7 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
         if request.finish_reason is None:
             before = len(request.history)
             try:
-                events += _take(request, round_, place, chosen[start : start + stood + 1], chain)
+                events += _take(request, round_, place, chosen[start : start + stood + 1], chain, hiddens)
             except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
                 request.fail(error)
             taken = len(request.history) - before
@@ -145,8 +149,21 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
     return events
 
 
-def _take(request: Request, round_: Round, place: int, chosen: list[int], chain: Chain) -> list[TokensEvent]:
-    """Give a row its tokens, and the drafters those that count."""
+def _by_row(round_: Round) -> Sequence[mx.array]:
+    """Each row's hiddens (width, H), in one operation."""
+    starts = round_.rows.starts
+    return [round_.hidden] if len(starts) == 2 else mx.split(round_.hidden, list(starts[1:-1]))
+
+
+def _take(
+    request: Request,
+    round_: Round,
+    place: int,
+    chosen: list[int],
+    chain: Chain,
+    hiddens: Sequence[mx.array] | None,
+) -> list[TokensEvent]:
+    """Give a row its tokens, and the drafters those that count. hiddens: each row's, if any drafter wants them."""
     proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
     stood = len(chosen) - 1
     new, failure = round_.choice.take(place, chosen)
@@ -157,7 +174,9 @@ def _take(request: Request, round_: Round, place: int, chosen: list[int], chain:
         request.fail(failure)
     heard = new[: len(request.history) - before + (request.end_token is not None)]
     if request.spec.drafters and request.error is None:
-        hidden = round_.hidden[start : start + len(heard)] if chain.needs_hidden else None
+        hidden = None if hiddens is None else hiddens[place]
+        if hidden is not None and len(heard) < hidden.shape[0]:
+            hidden = hidden[: len(heard)]
         chain.observe(request.number, heard, hidden)
     return events
 

@@ -151,6 +151,7 @@ class Qwen35(nn.Module):
             past = [_pack_state(cache.recurrent(i).current) for i in segment.linear]
             run = self._runner(s, rows, facts, taps, cache)
             x, out, future, tapped = run(x, attended, gate, cos, sin, past, layout)
+            device.start(x)
             for i, state in zip(segment.linear, future, strict=True):
                 cache.recurrent(i).append(_unpack_state(state))
             found |= dict(zip([t for t in taps if t in _layers_of(segment)], tapped, strict=True))

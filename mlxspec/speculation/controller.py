@@ -154,9 +154,9 @@ class Controller:
         models: Sequence[Mapping[str, tuple[int, int]]],
     ) -> list[Choice]:
         """One choice a row. models: by drafter, how many tokens it may draft and how many known ones it has to catch up on."""
-        num_rows = len(rows)
+        curve, num_rows = self.curve(rows), len(rows)
         return [
-            self._choose(row, given, asked, self.curve(rows), num_rows)
+            self._choose(row, given, asked, curve, num_rows)
             for row, given, asked in zip(rows, offers, models, strict=True)
         ]
 
