@@ -11,11 +11,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from mlxspec import device
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 
 _QUERY_BLOCK = (
     256  # queries attended together without a fused kernel: half of a causal square is not worth computing
 )
+_PANEL = 64  # columns: two or four vectors of most CPUs
+_PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large product the faster one
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -26,9 +29,9 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
 class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
-    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in): whole rows of memory are read one
-    behind the other. Quantized ones are fused when bits, group size and mode agree, else stay side by side. Affine formats go through
-    `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
+    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in); float32 ones on a CPU are kept in
+    panels, see `_in_panels`. Quantized ones are fused when bits, group size and mode agree, else stay side by side. Affine formats go
+    through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -37,7 +40,11 @@ class FusedLinear(nn.Module):
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
         self._fused: nn.Module | None = None
         if all(type(p) is nn.Linear for p in parts):
-            self.weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
+            weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
+            if device.backend() == "cpu" and weight.dtype == mx.float32:
+                self.panels = _in_panels(weight)
+            else:
+                self.weight = weight
         elif _same_format(parts):
             self.parts = [_concat_quantized(parts)] if len(parts) > 1 else list(parts)
         else:
@@ -47,6 +54,8 @@ class FusedLinear(nn.Module):
         """(N, in) -> (N, sum of outs)"""
         if "weight" in self:
             return x @ self.weight.T
+        if "panels" in self:
+            return _panels_matmul(x, self.panels)[:, : sum(self._sizes)]
         outs = [_project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
@@ -59,6 +68,26 @@ class FusedLinear(nn.Module):
     def split(self, x: mx.array) -> list[mx.array]:
         """(N, in) -> one (N, out) for each projection."""
         return mx.split(self(x), self._splits, axis=-1)
+
+
+def _in_panels(weight: mx.array) -> mx.array:
+    """(out, in) to (P, in, _PANEL), filled up with zeros: what BLAS multiplies few rows with lies one behind the other, in pieces so small
+    that it reads them where they are. A whole matrix it would copy at every call of more than one row, which costs more than the product.
+    Bits do not depend on the number of rows then.
+    """
+    num_out, num_in = weight.shape
+    num_panels = -(-num_out // _PANEL)
+    padded = mx.pad(weight, [(0, num_panels * _PANEL - num_out), (0, 0)])
+    return mx.contiguous(padded.reshape(num_panels, _PANEL, num_in).swapaxes(1, 2))
+
+
+def _panels_matmul(x: mx.array, panels: mx.array) -> mx.array:
+    """(N, in) -> (N, P * _PANEL)"""
+    num_in = panels.shape[1]
+    if x.shape[0] > _PANELS_AT_MOST:
+        return x @ panels.swapaxes(0, 1).reshape(num_in, -1)
+    out = x[None] @ panels  # (P, N, _PANEL)
+    return (out if x.shape[0] == 1 else out.swapaxes(0, 1)).reshape(x.shape[0], -1)
 
 
 def _project(part: nn.Module, x: mx.array) -> mx.array:
