@@ -12,7 +12,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.kernels.activations import sigmoid
+from mlxspec.kernels.activations import gated
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape
 from mlxspec.models.layers import FusedLinear, rms_norm, rotate
 
@@ -26,7 +26,7 @@ def _gelu_inner(x: mx.array) -> mx.array:
 
 def gelu(x: mx.array) -> mx.array:
     """The tanh form: 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x sigmoid(2 u)."""
-    return x * sigmoid(_gelu_inner(x))
+    return gated(x, _gelu_inner(x))
 
 
 def add(x: mx.array, y: mx.array) -> mx.array:

@@ -38,6 +38,9 @@ class FusedLinear(nn.Module):
         super().__init__()
         self._sizes = [_out_features(p) for p in parts]
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
+        self._is_split_by_panels = (
+            all(s % _PANEL == 0 for s in self._splits) and sum(self._sizes) % _PANEL == 0
+        )
         self._fused: nn.Module | None = None
         if all(type(p) is nn.Linear for p in parts):
             weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
@@ -67,6 +70,12 @@ class FusedLinear(nn.Module):
 
     def split(self, x: mx.array) -> list[mx.array]:
         """(N, in) -> one (N, out) for each projection."""
+        if "panels" in self and self._is_split_by_panels and x.shape[0] <= _PANELS_AT_MOST:
+            whole = x[None] @ self.panels  # (P, N, _PANEL)
+            parts = mx.split(whole, [s // _PANEL for s in self._splits])
+            return [
+                _side_by_side(part) for part in parts
+            ]  # each in memory of its own, unlike columns of one array
         return mx.split(self(x), self._splits, axis=-1)
 
 
@@ -86,8 +95,13 @@ def _panels_matmul(x: mx.array, panels: mx.array) -> mx.array:
     num_in = panels.shape[1]
     if x.shape[0] > _PANELS_AT_MOST:
         return x @ panels.swapaxes(0, 1).reshape(num_in, -1)
-    out = x[None] @ panels  # (P, N, _PANEL)
-    return (out if x.shape[0] == 1 else out.swapaxes(0, 1)).reshape(x.shape[0], -1)
+    return _side_by_side(x[None] @ panels)
+
+
+def _side_by_side(panels: mx.array) -> mx.array:
+    """(P, N, _PANEL) -> (N, P * _PANEL)"""
+    num_rows = panels.shape[1]
+    return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(num_rows, -1)
 
 
 def _project(part: nn.Module, x: mx.array) -> mx.array:

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
-from mlxspec.kernels.activations import gated_norm, sigmoid, swiglu
+from mlxspec.kernels.activations import gated, gated_norm, swiglu
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
 from mlxspec.kernels.flat import FlatRows
@@ -99,7 +99,7 @@ class Attention(nn.Module):
 
     def finish(self, attended: mx.array, gate: mx.array) -> mx.array:
         """(N, Hq * D) twice -> (N, H)"""
-        return self.out(attended * sigmoid(gate))
+        return self.out(gated(attended, gate))
 
 
 class GatedDeltaNet(nn.Module):
