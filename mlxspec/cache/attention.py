@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxspec.kernels.flat import FlatRows
+from mlxspec.cache.places import Places
 
 KV = tuple[mx.array, mx.array]  # keys and values (1, Hkv, n, D)
 _STEP = 256  # buffers grow in these many tokens, or an eighth, whichever is more
@@ -32,13 +32,11 @@ class AttentionLayerCache:
         self.keys: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
         self.values: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
 
-    def append(
-        self, keys: mx.array, values: mx.array, rows: FlatRows, lengths: Sequence[int]
-    ) -> list[tuple[mx.array, mx.array]]:
-        """Write keys, values (N, Hkv, D) behind each row's `lengths`; return per row views (1, Hkv, length + width, D),
-        which mean nothing for a row of width 0."""
-        views = []
-        for r, (length, width) in enumerate(zip(lengths, rows.widths, strict=True)):
+    def append(self, keys: mx.array, values: mx.array, places: Places) -> list[tuple[mx.array, mx.array]]:
+        """Write keys, values (N, Hkv, D) where `places` has them; return per row views (1, Hkv, length + width, D), which mean nothing
+        for a row of width 0. Where lengths are bounds, `places.masks` says what of a view counts."""
+        views, rows = [], places.rows
+        for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
             end = length + width
             if width == 0:
                 views.append((self.keys[r], self.values[r]))
@@ -47,7 +45,10 @@ class AttentionLayerCache:
             for buffers, new in ((self.keys, keys), (self.values, values)):
                 new = new if rows.num_rows == 1 else new[rows.starts[r] : rows.starts[r + 1]]
                 new = new.reshape(1, -1, 1, new.shape[2]) if width == 1 else new.swapaxes(0, 1)[None]
-                buffers[r][:, :, length:end] = new
+                if places.starts is None:
+                    buffers[r][:, :, length:end] = new
+                else:
+                    buffers[r] = mx.slice_update(buffers[r], new, places.starts[r], axes=(2,))
             views.append((self.keys[r][:, :, :end], self.values[r][:, :, :end]))
         return views
 

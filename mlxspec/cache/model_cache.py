@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mlxspec.cache.attention import KV, AttentionLayerCache
+from mlxspec.cache.places import Places
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.cache.rollback import TAPE, Rollback, Stood
 from mlxspec.cache.windowed import WindowedLayerCache
@@ -52,12 +53,18 @@ class ModelCache:
     lengths: committed tokens a row. A forward is either of facts (prefill: every token will stand) or of drafts (any prefix of each
     row may stand). `kept` counts tokens of the forward, so the verified last token is one of them. stood: the part of the last forward
     that recurrent layers have not applied yet; None when nothing is deferred.
+
+    A commit may be unread: how much stands is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
+    numbers, until the host has read them and `settle`s. In between one forward may begin, and forks may run on; nothing else may happen.
     """
 
     def __init__(self, layers: Sequence[LayerCache], num_rows: int, rollback: Rollback = TAPE) -> None:
         self.layers = list(layers)
         self.rollback = rollback
         self.lengths = [0] * num_rows
+        self.exact: mx.array | None = None
+        # of the unread commit: its forward, and the lengths before it
+        self._unread: tuple[FlatRows, list[int]] | None = None
         self.pending: FlatRows | None = None
         self.pending_facts = False
         self.stood: Stood | None = None
@@ -91,8 +98,8 @@ class ModelCache:
         """How many of a forward's tokens may be rejected in one row, None for all: longer drafts must not be verified."""
         return self.rollback.max_rollback if self.has_recurrent else None
 
-    def begin(self, rows: FlatRows, *, facts: bool = False) -> None:
-        """Open a transaction in which every row gets `rows.widths` tokens. Raises CacheError if one is open."""
+    def begin(self, rows: FlatRows, *, facts: bool = False) -> Places:
+        """Open a transaction in which every row gets `rows.widths` tokens, and say where. Raises CacheError if one is open."""
         if self.pending is not None:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
         if rows.num_rows != self.num_rows:
@@ -100,16 +107,24 @@ class ModelCache:
         self._require_alive()
         self._family["writer"] = id(self)
         self.pending, self.pending_facts = rows, facts
+        return Places(rows, self.lengths, self.exact)
 
-    def commit(self, kept: Sequence[int] | None = None) -> None:
-        """Let the first kept[r] tokens of each row's last forward stand; None lets all stand.
+    def commit(self, kept: Sequence[int] | mx.array | None = None) -> None:
+        """Let the first kept[r] tokens of each row's last forward stand; None lets all stand. An array (B,) int32 of numbers from 1 to
+        width (0 for a row of width 0) need not have been computed yet: `settle` has to follow.
 
-        Raises CacheError when nothing is pending, on a count outside 0..width, on a partial commit of facts, and where more tokens of a
-        row would be taken back than `max_rollback`. The transaction stays open then.
+        Raises CacheError when nothing is pending, before an unread commit is settled, on a count outside 0..width, on a partial commit of
+        facts, where more tokens of a row would be taken back than `max_rollback`, and on an array where a layer must know. The
+        transaction stays open then.
         """
         rows = self.pending
         if rows is None:
             raise CacheError("There is nothing to commit.")
+        if self._unread is not None:
+            raise CacheError("The last commit was unread and has not been settled.")
+        if isinstance(kept, mx.array):
+            self._commit_unread(rows, kept)
+            return
         kept = list(rows.widths) if kept is None else list(kept)
         if len(kept) != rows.num_rows or any(not 0 <= k <= w for k, w in zip(kept, rows.widths, strict=True)):
             raise CacheError(f"Cannot keep {kept} tokens of a forward of widths {list(rows.widths)}.")
@@ -118,15 +133,51 @@ class ModelCache:
         most = max(w - k for k, w in zip(kept, rows.widths, strict=True))
         if self.max_rollback is not None and most > self.max_rollback:
             raise CacheError(f"Cannot take back {most} tokens: only {self.max_rollback + 1} states are kept.")
+        self._close(None if self.pending_facts else Stood.of(rows, kept), kept)
+        if self.exact is not None:
+            self.exact = self.exact + mx.array(kept, mx.int32)
+
+    def _commit_unread(self, rows: FlatRows, kept: mx.array) -> None:
+        if self.pending_facts or self.exact is not None:
+            raise CacheError("A forward of facts, or of a fork of an unread commit, is committed by numbers.")
+        if any(isinstance(layer, WindowedLayerCache) for layer in self.layers):
+            raise CacheError("A sliding window must know where its rows end: commit by numbers.")
+        most = rows.max_width - 1
+        if self.max_rollback is not None and most > self.max_rollback:
+            raise CacheError(
+                f"{most} tokens might be taken back: only {self.max_rollback + 1} states are kept."
+            )
+        self._unread = rows, self.lengths
+        self.exact = mx.array(self.lengths, mx.int32) + kept
+        self._close(Stood.of_unread(rows, kept), rows.widths)
+
+    def _close(self, stood: Stood | None, most: Sequence[int]) -> None:
         for layer in self.layers:
             if isinstance(layer, RecurrentLayerCache):
                 layer.commit()
-        self.stood = None if self.pending_facts else Stood.of(rows, kept)
-        self.lengths = [n + k for n, k in zip(self.lengths, kept, strict=True)]
+        self.stood = stood
+        self.lengths = [n + k for n, k in zip(self.lengths, most, strict=True)]
         self.pending = None
 
+    def settle(self, kept: Sequence[int]) -> None:
+        """An unread commit's numbers. They may be lower than the device's only where no forward goes on from those: one that is open then
+        must be aborted next. Raises CacheError where nothing is unread, or on a count outside 0..width."""
+        if self._unread is None:
+            raise CacheError("There is nothing to settle.")
+        rows, before = self._unread
+        kept = list(kept)
+        if len(kept) != rows.num_rows or any(not 0 <= k <= w for k, w in zip(kept, rows.widths, strict=True)):
+            raise CacheError(f"Cannot keep {kept} tokens of a forward of widths {list(rows.widths)}.")
+        self.lengths = [n + k for n, k in zip(before, kept, strict=True)]
+        self.stood, self.exact, self._unread = Stood.of(rows, kept), None, None
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether `settle` is due."""
+        return self._unread is not None
+
     def abort(self) -> None:
-        """Forget the open transaction, if there is one."""
+        """Forget the open transaction, if there is one. An unread commit before it stays."""
         for layer in self.layers:
             if isinstance(layer, RecurrentLayerCache):
                 layer.abort()
@@ -134,10 +185,11 @@ class ModelCache:
 
     def fork(self) -> ModelCache:
         """A cache that may run on from here without our knowing; it dies when we begin a forward, or fork again."""
-        self._require_idle("fork")
+        if self.pending is not None:
+            raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
         twin = ModelCache([layer.fork() for layer in self.layers], 0, self.rollback)
-        twin.lengths, twin.stood = list(self.lengths), self.stood
+        twin.lengths, twin.stood, twin.exact = list(self.lengths), self.stood, self.exact
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
         return twin
@@ -238,6 +290,8 @@ class ModelCache:
     def _require_idle(self, what: str) -> None:
         if self.pending is not None:
             raise CacheError(f"Cannot {what} in the middle of a forward: commit or abort first.")
+        if self.exact is not None:
+            raise CacheError(f"Cannot {what} while only the device knows what stands: settle first.")
 
     def _require_alive(self) -> None:
         """A dead fork's tokens behind its parent's have been written over."""

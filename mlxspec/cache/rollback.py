@@ -59,8 +59,18 @@ class Stood:
             RowLayout.of(rows),
             mx.array(counts),
             mx.array(np.asarray(rows.widths, np.int32) - counts),
-            1 << max(0, max(kept) - 1).bit_length(),
+            _up_to(max(kept)),
         )
+
+    @classmethod
+    def of_unread(cls, rows: FlatRows, kept: mx.array) -> Stood:
+        """The same where only the device knows how many stand, kept (B,) int32."""
+        widths = mx.array(np.asarray(rows.widths, np.int32))
+        return cls(RowLayout.of(rows), kept, widths - kept, _up_to(rows.max_width))
+
+
+def _up_to(most: int) -> int:
+    return 1 << max(0, most - 1).bit_length()
 
 
 class Verified(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxspec.cache.attention import AttentionLayerCache, copied
-from mlxspec.kernels.flat import FlatRows
+from mlxspec.cache.places import Places
 
 # Views begin at multiples of this. A key then has the same place among a kernel's lanes whatever the width of the forward, so that sums
 # over keys add up in the same order in a verify of many tokens and in single steps.
@@ -42,15 +42,15 @@ class WindowedLayerCache(AttentionLayerCache):
         """Where the view of a forward behind `length` committed tokens begins."""
         return max(0, length - self.window + 1) // ALIGNMENT * ALIGNMENT
 
-    def append(
-        self, keys: mx.array, values: mx.array, rows: FlatRows, lengths: Sequence[int]
-    ) -> list[tuple[mx.array, mx.array]]:
-        """Write keys, values (N, Hkv, D) behind each row's `lengths`; return per row views (1, Hkv, n, D) that end with what was written
-        and begin at or up to ALIGNMENT - 1 tokens before the first token's window; they mean nothing for a row of width 0."""
+    def append(self, keys: mx.array, values: mx.array, places: Places) -> list[tuple[mx.array, mx.array]]:
+        """Write keys, values (N, Hkv, D) behind each row's lengths, which must be exact; return per row views (1, Hkv, n, D) that end with
+        what was written and begin at or up to ALIGNMENT - 1 tokens before the first token's window; they mean nothing for a row of
+        width 0."""
+        rows = places.rows
         if self._is_fork and self._floors is None:
-            self._floors = list(lengths)
+            self._floors = list(places.lengths)
         views = []
-        for r, (length, width) in enumerate(zip(lengths, rows.widths, strict=True)):
+        for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
             if width == 0:
                 views.append((self.keys[r], self.values[r]))
                 continue

@@ -14,7 +14,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
@@ -121,12 +120,8 @@ class Gemma(nn.Module):
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
     ) -> Output:
-        cache.begin(rows, facts=facts)
-        positions = np.concatenate(
-            [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
-        )
-        where = mx.array(positions.astype(np.int32))
-        angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
+        places = cache.begin(rows, facts=facts)
+        angles = {shape: rotary.table(places.positions) for shape, rotary in self._rotaries.items()}
         c, fused = self.config, device.backend() != "cpu"
         x, own_inputs = self._runner(-1, rows)(self.embed(tokens), self._embed_per_layer(tokens))
         attended, found = None, {}
@@ -138,7 +133,7 @@ class Gemma(nn.Module):
             source = shape.source
             if source is None:
                 layer = cache.attention(len(views))
-                views[i] = layer.append(projected[1], projected[2], rows, cache.lengths)
+                views[i] = layer.append(projected[1], projected[2], places)
                 source = i
             attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, fused=fused)
             device.start(attended)

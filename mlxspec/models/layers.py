@@ -156,12 +156,23 @@ def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return mx.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, *, fused: bool) -> mx.array:
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    *,
+    fused: bool,
+    mask: mx.array | None = None,
+) -> mx.array:
     """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
 
-    `fused`: the backend has a flash kernel that skips what the mask hides; elsewhere long prompts are cut into blocks of queries.
+    mask (w, L) bool: what each query sees where they do not stand at the end. `fused`: the backend has a flash kernel that skips what the
+    mask hides; elsewhere long prompts are cut into blocks of queries.
     """
     width, length = queries.shape[2], keys.shape[2]
+    if mask is not None:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
     if width == 1:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
     if fused or width <= _QUERY_BLOCK:

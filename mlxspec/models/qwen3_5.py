@@ -15,7 +15,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
@@ -136,12 +135,9 @@ class Qwen35(nn.Module):
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
     ) -> Output:
-        cache.begin(rows, facts=facts)
+        places = cache.begin(rows, facts=facts)
         layers = self.language_model.model.layers
-        starts = np.concatenate(
-            [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
-        )
-        cos, sin = self._rotary.table(mx.array(starts.astype(np.int32)))
+        cos, sin = self._rotary.table(places.positions)
         layout = _pack_layout(rows, cache)
         fused = device.backend() != "cpu"
         x, attended, gate = self.embed(tokens), None, None
@@ -158,7 +154,7 @@ class Qwen35(nn.Module):
             if segment.head is not None:
                 q, k, v, gate = out
                 core = layers[segment.head].self_attn.core
-                attended = core(q, k, v, rows, cache.attention(segment.head), cache.lengths, fused=fused)
+                attended = core(q, k, v, places, cache.attention(segment.head), fused=fused)
                 device.start(attended)
         hidden = out[0]
         return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)

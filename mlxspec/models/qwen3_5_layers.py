@@ -6,13 +6,13 @@ ones run. Knows no layer order, no caches' transactions, no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
 from mlxspec.kernels.conv_ops import GdnShape
@@ -78,22 +78,23 @@ class Attention(nn.Module):
         q: mx.array,
         k: mx.array,
         v: mx.array,
-        rows: FlatRows,
+        places: Places,
         cache: AttentionLayerCache,
-        lengths: Sequence[int],
         *,
         fused: bool,
     ) -> mx.array:
-        """Write k and v behind each row's `lengths`, attend row by row; returns (N, Hq * D)."""
-        outs = []
-        for r, (keys, values) in enumerate(cache.append(k, v, rows, lengths)):
+        """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
+        outs, rows = [], places.rows
+        for r, (keys, values) in enumerate(cache.append(k, v, places)):
             width = rows.widths[r]
             if width == 0:
                 continue
             queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
             # one token: the head axis and the token axis trade places without moving a byte
             queries = queries.reshape(1, -1, 1, q.shape[2]) if width == 1 else queries.swapaxes(0, 1)[None]
-            out = attend(queries, keys, values, self._scale, fused=fused)  # (1, Hq, w, D)
+            out = attend(
+                queries, keys, values, self._scale, fused=fused, mask=places.masks[r]
+            )  # (1, Hq, w, D)
             outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 

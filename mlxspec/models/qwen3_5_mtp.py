@@ -12,7 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
@@ -58,27 +57,26 @@ class Qwen35Mtp(nn.Module):
         rows: FlatRows,
         cache: ModelCache,
         *,
+        facts: bool = True,
         logits_at: LogitsAt = "last",
     ) -> Output:
-        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open."""
+        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. facts: as in models.base."""
         target, layer = self._target[0], self.layers[0]
-        cache.begin(rows, facts=True)
-        positions = np.concatenate(
-            [np.arange(n, n + w) for n, w in zip(cache.lengths, rows.widths, strict=True)]
-        )
-        cos, sin = self._rotary.table(mx.array(positions.astype(np.int32)))
+        places = cache.begin(rows, facts=facts)
+        cos, sin = self._rotary.table(places.positions)
         x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
             target.embed(tokens), hidden, cos, sin
         )
-        buffers = cache.attention(0)
-        attended = layer.self_attn.core(
-            q, k, v, rows, buffers, cache.lengths, fused=device.backend() != "cpu"
-        )
+        attended = layer.self_attn.core(q, k, v, places, cache.attention(0), fused=device.backend() != "cpu")
         out = self._runners.get("after", self._after, rows)(x, attended, gate)
         seen = out
         if logits_at == "last" and rows.num_tokens > len(rows.active):
             seen = out[rows.last_indices]
-        return Output(logits=None if logits_at == "none" else target.head(seen), hidden=out)
+        return Output(logits=None if logits_at == "none" else self.head(seen), hidden=out)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """The head's own hiddens (N, H) -> logits (N, V)"""
+        return self._target[0].head(hidden)
 
     def _before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array

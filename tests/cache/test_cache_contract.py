@@ -62,6 +62,40 @@ class Driver:
         self.cache.commit(kept)
         self.known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
 
+    def unread(self, pieces: list[list[int]], kept: list[int], more: list[list[int]], less: bool) -> None:
+        """A round whose count only the device knows, a fork and a round on top of it, then the host settles: on that count, or, with the
+        round on top dropped, on a lower one."""
+        pieces = self._fit(pieces)
+        if not all(pieces):
+            return
+        self.run(self.cache, pieces, facts=False)
+        if self.cache.max_rollback is not None and max(map(len, pieces)) - 1 > self.cache.max_rollback:
+            self.cache.abort()
+            return
+        kept = [1 + kept[r % len(kept)] % len(p) for r, p in enumerate(pieces)]
+        self.cache.commit(mx.array(kept, mx.int32) + 0)
+        known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
+        fork = self.cache.fork()
+        for token in (3, 4):
+            self.onward(fork, [[token]] * len(known), known, facts=True)
+            fork.commit()
+            known = [[*k, token] for k in known]
+        self.known, known = [k[:-2] for k in known], self.known
+        more = [(more[r % len(more)] or [1])[: max(1, MAX_LENGTH - len(k))] for r, k in enumerate(self.known)]
+        self.onward(self.cache, more, self.known, facts=False)
+        if less:
+            kept = [max(1, n - 1) for n in kept]
+            self.cache.settle(kept)
+            self.cache.abort()
+            self.known = [k + p[:n] for k, p, n in zip(known, pieces, kept, strict=True)]
+            return
+        self.cache.settle(kept)
+        counts = [len(m) if r % 2 else 1 for r, m in enumerate(more)]
+        if self.cache.max_rollback is not None:
+            counts = [max(n, len(m) - self.cache.max_rollback) for n, m in zip(counts, more, strict=True)]
+        self.cache.commit(counts)
+        self.known = [k + m[:n] for k, m, n in zip(self.known, more, counts, strict=True)]
+
     def facts(self, pieces: list[list[int]], repeat: int, aborted: bool) -> None:
         pieces = self._fit([p * repeat for p in pieces])
         if EXACT:
@@ -137,6 +171,15 @@ class Driver:
             wanted = _reference(self.stack, tuple(tokens))[0]
             close(got[r], wanted, f"logits of row {r} of {[len(k) for k in known]}")
 
+    def onward(
+        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, facts: bool
+    ) -> None:
+        """Run pieces behind known tokens, whose number the host need not know, and look at what each row's last one gives."""
+        got = np.asarray(self.run(cache, pieces, facts=facts))[np.cumsum([len(p) for p in pieces]) - 1]
+        for r, (before, piece) in enumerate(zip(known, pieces, strict=True)):
+            wanted = _last_logits(self.stack, (*before, *piece))
+            close(got[r], wanted, f"logits of row {r} behind {len(before)} tokens")
+
     def check_states(self) -> None:
         self.cache.flush()
         for i, layer in enumerate(self.cache.layers):
@@ -181,6 +224,17 @@ def _reference(stack: str, tokens: tuple[int, ...]) -> tuple[np.ndarray, list[li
     return np.asarray(out.logits[0]), states
 
 
+def _last_logits(stack: str, tokens: tuple[int, ...]) -> np.ndarray:
+    """What plain steps give behind the last of the tokens."""
+    model = tiny_models.stack(stack)
+    cache = model.make_cache(1)
+    for start in range(0, len(tokens), STEPS):
+        piece = tokens[start : start + STEPS]
+        out = model.forward(mx.array(piece), FlatRows((len(piece),)), cache, facts=True, logits_at="last")
+        cache.commit()
+    return np.asarray(out.logits[0])
+
+
 tokens = st.integers(0, tiny_models.VOCAB - 1)
 piece = st.lists(tokens, max_size=6)
 pieces = st.lists(piece, min_size=1, max_size=MAX_ROWS)
@@ -189,6 +243,7 @@ rarely = st.integers(0, 3).map(lambda n: n == 0)
 operation = st.one_of(
     st.tuples(st.just("draft"), pieces, numbers, rarely),
     st.tuples(st.just("draft"), pieces, numbers, st.just(False)),
+    st.tuples(st.just("unread"), pieces, numbers, pieces, st.booleans()),
     st.tuples(st.just("facts"), pieces, st.integers(1, 6), rarely),
     st.tuples(st.just("fork"), pieces, numbers, st.booleans()),
     st.tuples(st.just("flush")),

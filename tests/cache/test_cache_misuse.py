@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.rollback import Snapshots
+from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 from tests import tiny_models
@@ -53,6 +55,75 @@ def test_keeping_more_than_there_is_is_refused_and_the_transaction_stays_open(ke
         cache.commit(kept)
     cache.commit([2, 1])
     assert cache.lengths == [5, 4]
+
+
+def unread(cache: ModelCache, *kept: int) -> None:
+    """Commit what only the device knows."""
+    forward(cache, (3,) * cache.num_rows)
+    cache.commit(mx.array(kept, mx.int32))
+
+
+def test_lengths_are_bounds_until_an_unread_commit_is_settled() -> None:
+    cache = cache_of(2)
+    unread(cache, 1, 3)
+    assert cache.is_unread
+    assert cache.lengths == [6, 6]
+    assert cache.exact is not None
+    assert cache.exact.tolist() == [4, 6]
+    cache.settle([1, 3])
+    assert (cache.lengths, cache.exact, cache.is_unread) == ([4, 6], None, False)
+
+
+@pytest.mark.parametrize("operation", ["flush", "snapshot", "select", "join", "truncate"])
+def test_nothing_but_a_forward_or_a_fork_goes_on_from_an_unread_commit(operation: str) -> None:
+    cache = cache_of(2)
+    unread(cache, 1, 3)
+    arguments = {"snapshot": (0,), "select": ([0],), "join": (cache_of(1),), "truncate": (0, 2)}
+    with pytest.raises(CacheError, match="settle first"):
+        getattr(cache, operation)(*arguments.get(operation, ()))
+    cache.settle([1, 3])
+    assert cache.lengths == [4, 6]
+
+
+def test_one_commit_may_be_unread_at_a_time() -> None:
+    cache = cache_of(1)
+    unread(cache, 2)
+    forward(cache, (2,))
+    for kept in (None, [1], mx.array([1], mx.int32)):
+        with pytest.raises(CacheError, match="has not been settled"):
+            cache.commit(kept)
+    cache.settle([2])
+    cache.commit([1])
+    assert cache.lengths == [6]
+    with pytest.raises(CacheError, match="nothing to settle"):
+        cache.settle([1])
+
+
+@pytest.mark.parametrize("kept", [[4], [-1], [1, 1], []])
+def test_settling_on_what_there_is_not_is_refused(kept: list[int]) -> None:
+    cache = cache_of(1)
+    unread(cache, 2)
+    with pytest.raises(CacheError, match="Cannot keep"):
+        cache.settle(kept)
+    cache.settle([2])
+
+
+def test_what_must_know_its_numbers_refuses_arrays() -> None:
+    one = mx.array([1], mx.int32)
+    cache = cache_of(1)
+    forward(cache, (2,), facts=True)
+    with pytest.raises(CacheError, match="by numbers"):
+        cache.commit(one)
+    cache.commit()
+    few = tiny_models.stack("hybrid").make_cache(1, Snapshots(2))
+    forward(few, (3,))
+    with pytest.raises(CacheError, match="2 tokens might be taken back"):
+        few.commit(one)
+    few.commit([2])
+    windowed = ModelCache([WindowedLayerCache(1, 2, 8, mx.float32, 1)], 1)
+    windowed.begin(FlatRows((2,)))
+    with pytest.raises(CacheError, match="sliding window"):
+        windowed.commit(one)
 
 
 def test_facts_are_committed_whole() -> None:

@@ -49,6 +49,11 @@ class MixerDriver(Driver):
         allowed = self._allowed(pieces, kept)
         super().fork(pieces, allowed, facts)
 
+    def onward(
+        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, facts: bool
+    ) -> None:
+        self.run(cache, pieces, facts=facts, known=known)
+
     def _allowed(self, pieces: list[list[int]], kept: list[int]) -> list[int]:
         """As the contract's driver wants it (a number a row, taken modulo width + 1), within what the rollback takes back."""
         limit = self.rollback.max_rollback

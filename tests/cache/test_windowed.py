@@ -38,12 +38,12 @@ def forward(
 ) -> None:
     """Append pieces to all layers, and look at the views of those rows that have any."""
     rows = FlatRows(tuple(len(p) for p in pieces))
-    cache.begin(rows, facts=facts)
+    written = cache.begin(rows, facts=facts)
     places = [range(n, n + len(p)) for n, p in zip(cache.lengths, pieces, strict=True)]
     pairs = [*zip(chain.from_iterable(pieces), chain.from_iterable(places), strict=True)]
     keys = mx.array(np.asarray(pairs, np.float32)[:, None])
     for i, layer in enumerate(cache.layers):
-        for r, (k, v) in enumerate(cache.attention(i).append(keys, -keys, rows, cache.lengths)):
+        for r, (k, v) in enumerate(cache.attention(i).append(keys, -keys, written)):
             if pieces[r]:
                 whole = [*known[r], *pieces[r]]
                 first = layer.first_seen(len(known[r])) if isinstance(layer, WindowedLayerCache) else 0

@@ -1,0 +1,53 @@
+"""Where a forward's tokens stand in their rows, also while only the device knows.
+
+A round may be built before the one before it has been read. How many of that one's tokens stand is an array then, and lengths on the
+host are bounds: good for shapes (how much of a buffer is looked at), not for values. Whatever must be right (where keys are written,
+what a query sees, the angle of a position) goes by the array. Knows no buffers and no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.kernels.flat import FlatRows
+
+
+class Places:
+    """Row r's tokens stand behind its first lengths[r] ones.
+
+    exact: (B,) int32, those numbers themselves where the host has only bounds (exact[r] <= lengths[r]); None where lengths are exact.
+    """
+
+    def __init__(self, rows: FlatRows, lengths: Sequence[int], exact: mx.array | None = None) -> None:
+        self.rows, self.lengths, self.exact = rows, list(lengths), exact
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """(N,) int32: each token's index in its row."""
+        if self.exact is None:
+            pieces = [np.arange(n, n + w) for n, w in zip(self.lengths, self.rows.widths, strict=True)]
+            return mx.array(np.concatenate(pieces).astype(np.int32))
+        offsets = mx.array(np.concatenate([np.arange(w) for w in self.rows.widths]).astype(np.int32))
+        if self.rows.num_rows == 1:
+            return self.exact + offsets
+        owners = np.repeat(np.arange(self.rows.num_rows), self.rows.widths)
+        return self.exact[mx.array(owners.astype(np.int32))] + offsets
+
+    @cached_property
+    def starts(self) -> list[mx.array] | None:
+        """Of each row (1,) int32, where its first token goes; None where lengths say so."""
+        return None if self.exact is None else mx.split(self.exact, self.rows.num_rows)
+
+    @cached_property
+    def masks(self) -> list[mx.array | None]:
+        """Of each row (width, lengths[r] + width) bool, which of the buffer's tokens each of its own sees; None where "causal" says so."""
+        if self.starts is None:
+            return [None] * self.rows.num_rows
+        return [
+            mx.arange(length + width)[None] <= start + mx.arange(width)[:, None] if width else None
+            for length, width, start in zip(self.lengths, self.rows.widths, self.starts, strict=True)
+        ]
