@@ -71,6 +71,32 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft(0, [])
 
 
+class Unread(NamedTuple):
+    """A verified round that the host has not read: tokens (B, W) int32, what each of B rows chose at its W places; num (B,) int32 in
+    1..W: how many of them the row's history goes on with; hidden (B * W, H): what each was sampled from. All lazy."""
+
+    tokens: mx.array
+    num: mx.array
+    hidden: mx.array
+
+    @property
+    def width(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @property
+    def newest(self) -> mx.array:
+        """(B,) int32: each row's last token."""
+        return mx.take_along_axis(self.tokens, self.num[:, None] - 1, axis=1)[:, 0]
+
+    def select(self, rows: Sequence[int]) -> Unread:
+        """These rows, in this order."""
+        if list(rows) == list(range(self.tokens.shape[0])):
+            return self
+        index = mx.array(list(rows), mx.int32)
+        hidden = self.hidden.reshape(*self.tokens.shape, -1)[index].reshape(-1, self.hidden.shape[1])
+        return Unread(self.tokens[index], self.num[index], hidden)
+
+
 class Drafter(ABC):
     """See the module's invariants. Rows are named by numbers that are never used twice.
 
@@ -91,6 +117,21 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
+
+    def propose_behind(
+        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
+    ) -> list[Draft] | None:
+        """`propose` while only the device knows the last tokens of these rows, in the asks' order: histories end before them, and limits
+        allow for all of them. None where the host must have read them first; most drafters do. Next, every row's tokens are observed, then
+        comes `settle`; `take_back` where the drafts are dropped."""
+        return None
+
+    def settle(self) -> None:  # noqa: B027
+        """What was unread at the last `propose_behind` has been observed."""
+
+    def take_back(self) -> None:  # noqa: B027
+        """Nobody reads what came of the last `propose_behind`: be as though it had not been called, and what has been observed since
+        had been observed without it."""
 
     def prime(self, row: int) -> None:  # noqa: B027  (few need it)
         """The prompt and the first token have been observed and the answer begins: run what has been queued, if anything. Counts as

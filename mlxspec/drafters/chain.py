@@ -20,23 +20,16 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.auto import Auto
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.verify import (
-    NOTHING,
-    DraftOutline,
-    Limits,
-    Submission,
-    submit_for_match,
-    submit_for_rejection,
-)
+from mlxspec.speculation.verify import NOTHING, Limits, Submission
 
 T = TypeVar("T")
-_Submitted = list[tuple[Draft, Submission]]
-_Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], _Submitted]
+_Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]
 
 
 @dataclass(kw_only=True)
@@ -66,6 +59,16 @@ class ChainRow:
     def is_auto(self) -> bool:
         """Whether the controller chooses for it."""
         return self.spec.policy == "auto"
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody needs to see a token of it between drafting and verifying."""
+        return not self.rejects and not self.has_limits and self.sampler.constraints is None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether how sure a drafter was decides on what is verified."""
+        return self.spec.p_min > 0 or self.spec.n_min > 0
 
     @property
     def limits(self) -> Limits:
@@ -175,6 +178,14 @@ class Chain:
         names = [n for n in spec.drafters or self.drafters if n in self.drafters]
         return max((_limit(self.drafters[n], spec) for n in names), default=0)
 
+    def cuts(self, spec: SpecConfig, limit: int | None) -> list[str]:
+        """A sentence where drafts under `spec` may be longer than can be taken back, which is `limit` tokens (None: any)."""
+        if limit is None or self.longest_draft(spec) <= limit or not spec.drafters:
+            return []
+        return [
+            f"drafts are cut to {limit} token{'s' * (limit > 1)}: rollback by snapshots keeps {limit + 1} states"
+        ]
+
     def propose(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
     ) -> dict[int, Proposal]:
@@ -205,6 +216,36 @@ class Chain:
                 won |= self._ask(drafter, asks, vocab_size)
         return won
 
+    def propose_behind(
+        self,
+        rooms: Mapping[int, int],
+        histories: Mapping[int, Sequence[int]],
+        unread: Unread,
+        vocab_size: int,
+    ) -> dict[int, Proposal]:
+        """Drafts of one length behind tokens that only the device knows, for all rows of an unread round in its order; none where somebody
+        must see those tokens first. rooms: what each may verify, whatever stands of them."""
+        states = [self._rows[r] for r in rooms]
+        ways = {tuple(self._of(s)) for s in states}
+        if len(ways) != 1 or self._auto_rows(rooms) or not all(s.is_blind for s in states):
+            return {}
+        drafters = ways.pop()
+        limits = {min(rooms[s.row], _limit(d, s.spec)) for s in states for d in drafters}
+        if len(drafters) != 1 or len(limits) != 1 or min(limits) < 1:
+            return {}
+        asks = [Ask(s.row, histories[s.row], min(limits), s.sampler) for s in states]
+        return self._ask(drafters[0], asks, vocab_size, unread)
+
+    def settle(self) -> None:
+        """What `propose_behind` drafted behind has been observed."""
+        for drafter in self.drafters.values():
+            drafter.settle()
+
+    def take_back(self) -> None:
+        """Nobody reads what came of the last `propose_behind`."""
+        for drafter in self.drafters.values():
+            drafter.take_back()
+
     def rests(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
     ) -> bool:
@@ -234,9 +275,11 @@ class Chain:
         """The longest draft the row takes of this drafter."""
         return _limit(drafter, state.spec)
 
-    def _ask(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> dict[int, Proposal]:
+    def _ask(
+        self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int, unread: Unread | None = None
+    ) -> dict[int, Proposal]:
         """Proposals of one drafter, for the rows for which it has any."""
-        found = self._found(drafter, asks, vocab_size, _submitted)
+        found = self._found(drafter, asks, vocab_size, submitted, unread)
         return {
             ask.row: Proposal(drafter=drafter.name, draft=draft, submission=submission)
             for ask, (draft, submission) in zip(asks, found, strict=bool(found))
@@ -245,19 +288,32 @@ class Chain:
 
     def ask_all(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> list[Draft]:
         """One draft an ask, evaluated and on the host, within the row's own limits and with its confidences; empty where there is none."""
-        found = self._found(drafter, asks, vocab_size, _submitted_on_host)
+        found = self._found(drafter, asks, vocab_size, submitted_on_host)
         return [draft for draft, _ in found] or [NO_DRAFT] * len(asks)
 
-    def _found(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int, submit: _Submit) -> _Submitted:
+    def _found(
+        self,
+        drafter: Drafter,
+        asks: Sequence[Ask],
+        vocab_size: int,
+        submit: _Submit,
+        unread: Unread | None = None,
+    ) -> Submitted:
         """What one drafter proposes and what of it is submitted; nothing if it fails."""
         started = time.perf_counter()
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
 
-        def work() -> _Submitted:
-            return submit(_checked(drafter.propose(asks, sampler), asks, vocab_size), states)
+        def work() -> Submitted:
+            if unread is None:
+                drafts: Sequence[Draft] | None = drafter.propose(asks, sampler)
+            else:
+                drafts = drafter.propose_behind(asks, sampler, unread)
+            return [] if drafts is None else submit(_checked(drafts, asks, vocab_size), states)
 
         found = self._guard(drafter, states, work) or []
+        if unread is not None and not found:
+            return []
         for state, (draft, _) in zip(states, found, strict=bool(found)):
             if draft.ended is not None:
                 self._end(drafter, state, draft.ended)
@@ -311,64 +367,3 @@ def _checked(drafts: Sequence[Draft], asks: Sequence[Ask], vocab_size: int) -> S
             if bad:
                 raise ValueError(f"it drafted {bad[0]!r:.40}, which is no token id of the target")
     return drafts
-
-
-def _submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> _Submitted:
-    """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
-    pairs = list(zip(drafts, states, strict=True))
-    doubted = [d.length > 0 and d.confidences is not None and _has_limits(s) for d, s in pairs]
-    read = [s.sampler.needs_tokens(d.length + 1) for d, s in pairs]
-    mx.eval(
-        [d.confidences for (d, _), yes in zip(pairs, doubted, strict=True) if yes],
-        [d.tokens for (d, _), yes in zip(pairs, read, strict=True) if yes],
-    )
-    return [
-        _submit(_on_host(draft) if reads else draft, state, doubts)
-        for (draft, state), doubts, reads in zip(pairs, doubted, read, strict=True)
-    ]
-
-
-def _submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> _Submitted:
-    """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
-    mx.eval([(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)])
-    out = []
-    for draft, state in zip(drafts, states, strict=True):
-        if draft.length:
-            sure = None if draft.confidences is None else np.asarray(draft.confidences).tolist()
-            whole = _on_host(draft)._replace(confidences=sure)
-            cut, submission = _submit(whole, state, sure is not None and _has_limits(state))
-            out.append((cut._replace(confidences=sure and sure[: cut.length]), submission))
-        else:
-            out.append((draft, NOTHING))
-    return out
-
-
-def _submit(draft: Draft, state: ChainRow, doubted: bool) -> tuple[Draft, Submission]:
-    if not draft.length:
-        return draft, NOTHING
-    tops = tuple(np.asarray(draft.confidences).tolist()) if doubted else None
-    outline = DraftOutline(length=draft.length, tops=tops)
-    if state.rejects:
-        submission: Submission = submit_for_rejection(outline, state.limits)
-    else:
-        submission = submit_for_match(outline, state.limits, _validity(draft, state.sampler))
-    return (draft if submission.length == draft.length else draft.cut(submission.length)), submission
-
-
-def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
-    """How many of a draft's first tokens could stand, where something may be forbidden."""
-    constraints, tokens = sampler.constraints, draft.tokens
-    if constraints is None or not isinstance(tokens, list):
-        return None
-    return lambda length: constraints.validate(tokens[:length])
-
-
-def _has_limits(state: ChainRow) -> bool:
-    return state.spec.p_min > 0 or state.spec.n_min > 0
-
-
-def _on_host(draft: Draft) -> Draft:
-    """Its tokens as a list. They have been evaluated."""
-    return (
-        draft if isinstance(draft.tokens, list) else draft._replace(tokens=np.asarray(draft.tokens).tolist())
-    )

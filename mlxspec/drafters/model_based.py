@@ -15,6 +15,7 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import BatchSampler, confidence
 
 _QUEUE_AT_MOST = (
@@ -200,16 +201,33 @@ class ModelDrafter(Drafter):
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         """Catch up and take the first step in one forward, further steps on a fork. All lazy."""
         cache, out = self._run({a.row: self._rows[a.row].take() for a in asks}, "last")
+        hidden = out.hidden[self._last_rows.last_indices] if out.hidden.shape[0] > len(asks) else out.hidden
+        return self._go_on(cache, asks, out.logits, hidden, sampler, owners)
+
+    def _go_on(
+        self,
+        cache: ModelCache,
+        asks: Sequence[Ask],
+        logits: mx.array | None,
+        hidden: mx.array,
+        sampler: BatchSampler,
+        owners: dict[int, int],
+        shift: tuple[mx.array, int] | None = None,
+    ) -> dict[int, Draft]:
+        """Drafts behind what `cache` has run: logits and hidden (asks, ...) are of each row's last token, in the cache's order of rows.
+
+        shift: how many tokens more than their histories the rows have, (asks,) int32 in the cache's order, and the most of them.
+        """
         fork: ModelCache | None = None
         # the order of logits is the cache's
         active = sorted(asks, key=lambda a: self._order.index(a.row))
         tokens: dict[int, list[mx.array]] = {a.row: [] for a in asks}
         sure: dict[int, list[mx.array]] = {a.row: [] for a in asks}
         kept: dict[int, list[mx.array]] = {a.row: [] for a in asks}
-        hidden = out.hidden[self._last_rows.last_indices] if out.hidden.shape[0] > len(active) else out.hidden
-        logits, depth = out.logits, 0
+        depth = 0
         while logits is not None:
-            positions = [len(a.history) + depth for a in active]
+            first = [len(a.history) + depth for a in active]
+            positions: Positions = first if shift is None else Shifted(first, *shift)
             chosen, scores = sampler.draft(logits, [owners[a.row] for a in active], positions)
             sureness = confidence(logits)
             for i, ask in enumerate(active):
@@ -225,6 +243,7 @@ class ModelDrafter(Drafter):
                 index = mx.array(going)
                 chosen, hidden = chosen[index], hidden[index]
                 active = [active[i] for i in going]
+                shift = None if shift is None else (shift[0][index], shift[1])
             fork = fork or cache.fork()
             names = {a.row for a in active}
             rows = FlatRows(tuple(1 if name in names else 0 for name in self._order))

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.drafters.base import Draft
+from mlxspec.drafters.base import Draft, Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request, described
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
-from mlxspec.sampling.noise import Stream, gumbel, uniform
+from mlxspec.sampling.noise import Positions, Shifted, Stream, gumbel, uniform
 from mlxspec.sampling.processors import Failure, draw, process
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.sampler import BatchSampler
@@ -59,18 +59,17 @@ def choose(
     tokens: mx.array,
     logits: mx.array,
     *,
-    ahead: int = 0,
+    ahead: int | Unread = 0,
 ) -> Choice:
     """Choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
 
-    ahead: how many tokens of each row are on their way but not in its history yet. Raises ValueError where a constraint must know
-    those. A draft on the device is waited for where a constraint must know it.
+    ahead: how many tokens of each row are on their way but not in its history yet, or the round that they come from. Raises ValueError
+    where a constraint must know those. A draft on the device is waited for where a constraint must know it.
     """
     vocab = logits.shape[1]
     sampler = BatchSampler([r.sampler for r in requests], vocab)
     owners = [r for r, width in enumerate(rows.widths) for _ in range(width)]
-    lengths = [len(r.history) + ahead for r in requests]
-    positions = [n + i for n, width in zip(lengths, rows.widths, strict=True) for i in range(width)]
+    positions = _positions(requests, rows, owners, ahead)
     drafts = _drafts_before(rows, tokens, vocab) if sampler.needs_drafts and rows.max_width > 1 else None
     masks = _masks(requests, proposals, rows, ahead)
     failed: dict[int, Failure] = {}
@@ -95,6 +94,16 @@ def choose(
     tops = [r.params.top_logprobs for r in requests if r.params.wants_logprobs]
     found = logprobs(own, sampled, max(tops)) if tops else None
     return Choice(sampled=sampled, vocab_size=vocab, logprobs=found, failed=failed)
+
+
+def _positions(
+    requests: Sequence[Request], rows: FlatRows, owners: Sequence[int], ahead: int | Unread
+) -> Positions:
+    """Where each choice will stand in its row."""
+    behind = 0 if isinstance(ahead, Unread) else ahead
+    lengths = [len(r.history) + behind for r in requests]
+    found = [n + i for n, width in zip(lengths, rows.widths, strict=True) for i in range(width)]
+    return Shifted(found, ahead.num[mx.array(owners)], ahead.width) if isinstance(ahead, Unread) else found
 
 
 def _processed(
@@ -146,7 +155,7 @@ def choose_apart(
     tokens: mx.array,
     logits: mx.array,
     *,
-    ahead: int = 0,
+    ahead: int | Unread = 0,
 ) -> Choice:
     """`choose`, but what goes wrong for one row (a grammar, a processor of ours) is that row's failure and costs the others nothing."""
     try:
@@ -160,7 +169,8 @@ def choose_apart(
     for i, (request, proposal) in enumerate(zip(requests, proposals, strict=True)):
         start, end = rows.starts[i], rows.starts[i + 1]
         own = FlatRows((end - start,))
-        part = choose_apart([request], [proposal], own, tokens[start:end], logits[start:end], ahead=ahead)
+        before = ahead.select([i]) if isinstance(ahead, Unread) else ahead
+        part = choose_apart([request], [proposal], own, tokens[start:end], logits[start:end], ahead=before)
         parts.append(part.sampled)
         if part.failed:
             failures[i] = part.failed[0]
@@ -188,16 +198,17 @@ def _rejected(
 
 
 def _masks(
-    requests: Sequence[Request], proposals: Sequence[Proposal], rows: FlatRows, ahead: int
+    requests: Sequence[Request], proposals: Sequence[Proposal], rows: FlatRows, ahead: int | Unread
 ) -> list[Bits | None] | None:
     """What may come at each position, None where anything may everywhere."""
     found: list[Bits | None] = []
+    most = ahead.width if isinstance(ahead, Unread) else ahead
     for request, proposal, width in zip(requests, proposals, rows.widths, strict=True):
         constraints, draft = request.sampler.constraints, proposal.draft
-        if constraints is None or not constraints.reaches(width + ahead):
+        if constraints is None or not constraints.reaches(width + most):
             found += [None] * width
             continue
-        if ahead:
+        if most:
             raise ValueError("constraints must know the tokens before them")
         known = draft.tokens if isinstance(draft.tokens, list) else np.asarray(draft.tokens).tolist()
         found += constraints.masks(known)

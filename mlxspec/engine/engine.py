@@ -3,7 +3,7 @@
     step():  expire()    requests whose deadline has passed end
              admit()     who waits gets a place
              read()      one chunk of prompts is read; a prompt that is through joins the rows         engine/prefill.py
-             round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py
+             round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py, flight.py
              retire()    rows that ended leave
 
 So whoever decodes waits for one chunk of other prompts at most. Batch-native: one chat and eight rows take the same path. Rows join and
@@ -29,13 +29,13 @@ from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.answers import Answers, Prompt, Result
+from mlxspec.engine.flight import Flight
 from mlxspec.engine.intake import Intake
 from mlxspec.engine.memory import Memory
 from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
-from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.schedule import Queue, Turns
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
@@ -78,6 +78,9 @@ class Engine(Answers):
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         self._rollback = rollback(self.config.rollback, num_states)
         self._widest = self._exact_width() if self.config.exact else None
+        # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
+        overlaps = not self.config.exact
+        self._flight = Flight(self.chain, self.stats, widest=self._widest, overlaps=overlaps)
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
@@ -85,8 +88,6 @@ class Engine(Answers):
         self.prefix = Prefix(self.memory.prefix_budget)
         self._rows: list[Request] = []  # in cache order
         self._cache: ModelCache | None = None
-        # launched and not read: its rows' tokens are in the cache but not in their histories
-        self._ahead: Round | None = None
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
 
     # --- for a scheduler
@@ -125,7 +126,8 @@ class Engine(Answers):
         self.drain()
         for request in self._requests():
             self.cancel(request.number)
-        self._model, self.chain, self._ahead, self._cache = None, Chain(()), None, None
+        self._model, self.chain, self._cache = None, Chain(()), None
+        self._flight = Flight(self.chain, self.stats, widest=None, overlaps=False)
         self.prefix.limit(0)
         self.memory.close()
         gc.collect()  # compiled functions of a model and the model hold each other
@@ -176,12 +178,14 @@ class Engine(Answers):
         with device.private_kernels():
             self._expire()
             self._admit()
+            # rows join a cache only behind a round that has been read
+            is_first = self._flight.is_open and bool(self._prefills)
+            if is_first:
+                self._round(has_read=False)
+                self._retire()
             has_read = self._read_prompts()
-            if self._rows and self._cache is not None:
-                started = time.perf_counter()
-                running, before = list(self._rows), replace(self.stats)
-                self._round(self._cache, has_read=has_read)
-                self._charge(running, time.perf_counter() - started, before)
+            if not is_first:
+                self._round(has_read=has_read)
             self._retire()
 
     def _tell(self, events: Iterable[Event]) -> None:
@@ -211,7 +215,7 @@ class Engine(Answers):
                     begun = self.chain.begin(request.number, request.spec, request.sampler)
                     request.stats.notices = begun.notices
                 prefill = Prefill(request, self.model, self.chain, self.prefix, self._rollback)
-                self._tell_of_cut_drafts(request, prefill.cache.max_rollback)
+                request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
                 self._prefills.append(prefill)
             except Exception as error:
                 request.fail(error)
@@ -256,26 +260,26 @@ class Engine(Answers):
             self._cache.join(prefill.cache)
         self._rows.append(request)
 
-    def _round(self, cache: ModelCache, *, has_read: bool) -> None:
-        started, ahead = time.perf_counter(), self._ahead is not None
+    def _round(self, *, has_read: bool) -> None:
+        """If anybody decodes. has_read: pieces of prompts have been read in this step."""
+        if not self._rows or self._cache is None:
+            return
+        started, ahead, before = time.perf_counter(), self._flight.next is not None, replace(self.stats)
         try:
-            current = self._ahead or launch(
-                self._rows, self.model, cache, self.chain, self.stats, widest=self._widest
-            )
-            self._ahead = None
-            if not self._prefills:
-                self._ahead = launch_behind(current, self._rows, self.model, cache, self.chain, self.stats)
-            self._tell(read(current, cache, self.chain, self.stats))
+            may_follow = not self._prefills
+            current, events = self._flight.advance(self._rows, self.model, self._cache, may_follow=may_follow)
+            self._tell(events)
         except BaseException as error:
-            # nothing is known of what the device did with these rows
-            self._ahead = self._cache = None
+            self._flight.forget()
+            self._cache = None
             for request in self._rows:
                 request.fail(error)
             if not isinstance(error, Exception):
                 self._retire()
                 raise
-            return
+            return self._charge(time.perf_counter() - started, before)
         seconds = time.perf_counter() - started
+        self._charge(seconds, before)
         if not (ahead and has_read):  # else the device was at it while prompts were read
             self.chain.took(
                 [r.number for r in current.requests if r.spec.drafters],
@@ -284,10 +288,10 @@ class Engine(Answers):
                 ahead=ahead,
             )
 
-    def _charge(self, running: Sequence[Request], seconds: float, before: EngineStats) -> None:
-        """A round's time, to every row that was in it."""
+    def _charge(self, seconds: float, before: EngineStats) -> None:
+        """A round's time, to every row."""
         self.stats.round_seconds += seconds
-        for request in running:
+        for request in self._rows:
             request.stats.decode_seconds += seconds
             request.stats.draft_seconds += self.stats.draft_seconds - before.draft_seconds
             request.stats.verify_seconds += self.stats.verify_seconds - before.verify_seconds
@@ -341,12 +345,6 @@ class Engine(Answers):
             self.prepare_auto()
         return request
 
-    def _tell_of_cut_drafts(self, request: Request, limit: int | None) -> None:
-        if limit is not None and request.spec.drafters and self.chain.longest_draft(request.spec) > limit:
-            request.stats.notices.append(
-                f"drafts are cut to {limit} token{'s' * (limit > 1)}: rollback by snapshots keeps {limit + 1} states"
-            )
-
     def _retire(self) -> None:
         """Whoever has ended leaves, wherever it is."""
         for request in self._queue:
@@ -362,10 +360,12 @@ class Engine(Answers):
         staying = [i for i, r in enumerate(self._rows) if r.finish_reason is None]
         if len(staying) == len(self._rows):
             return
+        if self._cache is not None:
+            self._flight.drop(self._cache)
         leaving = [r for r in self._rows if r.finish_reason is not None]
         self._keep_answers(leaving)
         if not staying:
-            self._cache = self._ahead = None
+            self._cache = self._flight.next = None
         elif self._cache is not None:
             self._cache.select(staying)
         self._rows = [self._rows[i] for i in staying]

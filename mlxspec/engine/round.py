@@ -1,8 +1,14 @@
 """One round over all decoding rows: draft, verify in one target forward, accept, commit. The heart of the engine.
 
-A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another); a plain
-round may be launched on the tokens of one that has not been read yet, so that the host builds while the device works. Knows the
-order of things and who must hear of what; knows no queue, no prompts and no events' audience.
+A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another). The next one may
+be launched before, on tokens that only the device knows, so that the host builds while the device works: a plain round on the tokens of
+a plain one, a round with drafts of a fixed length on whatever stands of such a one. Invariants of the second kind:
+    what stands is an array in all that is built (the newest token, ends of keys and values, replay counts, noise's positions);
+    shapes do not depend on it, and the host's lengths are bounds of it until the first round has been read;
+    reading makes lengths exact again, so that at most one commit is unread, and never between two steps of the engine;
+    until it is read itself the second round is an open transaction: aborting it, and drafters taking back, leaves everything as though
+    it had not been launched, which is what happens where a row leaves.
+Knows the order of things and who must hear of what; knows no queue, no prompts and no events' audience.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import numpy as np
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
+from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.engine.choice import Choice, choose_apart
 from mlxspec.engine.request import Request
@@ -40,6 +47,14 @@ class Round:
     choice: Choice
     hidden: mx.array
     is_open: bool
+
+    @property
+    def unread(self) -> Unread:
+        """What its rows, all of one width, go on with: drafts up to the first that is not what was chosen there, and one token more."""
+        shape = self.rows.num_rows, self.rows.max_width
+        given, chosen = self.tokens.reshape(shape), self.choice.sampled.reshape(shape)
+        stands = (given[:, 1:] == chosen[:, :-1]).astype(mx.int32)
+        return Unread(chosen, 1 + mx.cumprod(stands, axis=1).sum(axis=1), self.hidden)
 
 
 def launch(
@@ -65,7 +80,7 @@ def launch(
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    tokens = _flatten(requests, proposals)
+    tokens = _flatten([r.history[-1] for r in requests], proposals)
     device.start(tokens)
     launched = _forward(requests, proposals, tokens, model, cache, ahead=0)
     stats.verify_seconds += time.perf_counter() - drafted
@@ -80,21 +95,23 @@ def launch_behind(
     chain: Chain,
     stats: EngineStats,
 ) -> Round | None:
-    """A plain round on the tokens of a plain one that has not been read; None where the host must see those tokens first.
+    """A round on the tokens of one that has not been read, see above; None where the host must see those tokens first.
 
-    A row that turns out to have ended gets one token more than it needed, which nobody reads; rows do not see each other.
+    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other.
     """
-    if last.is_open or any(not r.sampler.is_plain for r in requests):
+    if any(not r.sampler.is_plain for r in requests):
         return None
-    if any(r.sampler.needs_tokens(2) for r in requests):
+    if any(r.sampler.needs_tokens(2 * last.rows.max_width) for r in requests):
         return None  # what may come there depends on a token that nobody has read
+    started = time.perf_counter()
+    if last.is_open:
+        return _drafted_behind(last, model, cache, chain, stats) if last.requests == tuple(requests) else None
     places = {r.number: i for i, r in enumerate(last.requests)}
     if any(r.number not in places for r in requests) or all(r.room == 0 for r in requests):
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
     rooms = {r.number: r.room for r in requests if r.spec.drafters}
-    started = time.perf_counter()
     rests = not rooms or chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
@@ -108,11 +125,38 @@ def launch_behind(
     return launched
 
 
-def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> list[Event]:
+def _drafted_behind(
+    last: Round, model: Model, cache: ModelCache, chain: Chain, stats: EngineStats
+) -> Round | None:
+    """Drafts and their verify on whatever stands of `last`."""
+    started, requests, width = time.perf_counter(), last.requests, last.rows.max_width
+    limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
+    rooms = {r.number: min(r.room - width, limit) for r in requests}
+    if not last.rows.is_uniform or width - 1 > limit or min(rooms.values()) < 1:
+        return None
+    unread = last.unread
+    won = chain.propose_behind(rooms, {r.number: r.history for r in requests}, unread, model.vocab_size)
+    drafted = time.perf_counter()
+    stats.draft_seconds += drafted - started
+    if not won:
+        return None
+    proposals = tuple(won[r.number] for r in requests)
+    cache.commit(unread.num)
+    tokens = _flatten(unread.newest, proposals)
+    device.start(tokens)
+    launched = _forward(requests, proposals, tokens, model, cache, ahead=unread)
+    stats.verify_seconds += time.perf_counter() - drafted
+    return launched
+
+
+def read(
+    round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats, *, followed: bool = False
+) -> list[Event]:
     """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token, or ends: what goes
     wrong in the host's work for a row ends that row only.
 
-    Committed is what requests took: behind the end of an answer nothing enters the cache.
+    Committed is what requests took: behind the end of an answer nothing enters the cache. followed: the next round is on its way; it must
+    be dropped if a row has ended.
     """
     rows = round_.rows
     started = time.perf_counter()
@@ -141,9 +185,13 @@ def read(round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats) -> 
             if round_.is_open:
                 request.tail = (round_.hidden, start + min(stood, taken))
         kept.append(min(stood, taken) + 1)
-    if round_.is_open:
+    if cache.is_unread:
+        cache.settle(kept)
+        chain.settle()
+    elif round_.is_open:
         cache.commit(kept)
     stats.num_rounds += 1
+    stats.num_synchronised += not followed
     stats.num_plain_rounds += rows.max_width == 1
     stats.num_verified += rows.num_tokens
     return events
@@ -188,9 +236,9 @@ def _forward(
     model: Model,
     cache: ModelCache,
     *,
-    ahead: int,
+    ahead: int | Unread,
 ) -> Round:
-    """ahead: how many tokens of each row are on their way but not in its history yet."""
+    """ahead: as in `choose`."""
     rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
     plain = rows.max_width == 1
     try:
@@ -220,16 +268,18 @@ def _forward(
     )
 
 
-def _flatten(requests: Sequence[Request], proposals: Sequence[Proposal]) -> mx.array:
-    """Each row's last token and its draft, (N,) int32. Drafts still on the device stay there."""
-    if all(isinstance(p.draft.tokens, list) for p in proposals):
-        flat: list[int] = []
-        for request, proposal in zip(requests, proposals, strict=True):
-            flat += [request.history[-1], *proposal.draft.tokens]  # type: ignore[misc]
-        return mx.array(np.asarray(flat, np.int32))
+def _flatten(newest: Sequence[int] | mx.array, proposals: Sequence[Proposal]) -> mx.array:
+    """Each row's newest token (B,) and its draft, (N,) int32. What is still on the device stays there."""
+    if not isinstance(newest, mx.array):
+        if all(isinstance(p.draft.tokens, list) for p in proposals):
+            flat: list[int] = []
+            for token, proposal in zip(newest, proposals, strict=True):
+                flat += [token, *proposal.draft.tokens]  # type: ignore[misc]
+            return mx.array(np.asarray(flat, np.int32))
+        newest = mx.array(list(newest), mx.int32)
     parts = []
-    for request, proposal in zip(requests, proposals, strict=True):
-        parts.append(mx.array([request.history[-1]], mx.int32))
+    for first, proposal in zip(mx.split(newest, len(proposals)), proposals, strict=True):
+        parts.append(first)
         if proposal.draft.length:
             parts.append(mx.array(proposal.draft.tokens).astype(mx.int32))
     return mx.concatenate(parts)

@@ -105,10 +105,16 @@ class RequestStats:
 
 @dataclass
 class EngineStats:
-    """Totals since the engine was made. probe: what the exactness probe found, None where it has not run."""
+    """Totals since the engine was made. probe: what the exactness probe found, None where it has not run.
+
+    num_synchronised: rounds for which the host waited while nothing else was queued; for the others the next one was on its way.
+    num_unread: rounds on their way that were dropped, since a row that left had a part in them.
+    """
 
     num_rounds: int = 0
     num_plain_rounds: int = 0
+    num_synchronised: int = 0
+    num_unread: int = 0
     num_verified: int = 0  # tokens the target ran in rounds, over all rows
     num_emitted: int = 0
     draft_seconds: float = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -23,16 +24,41 @@ class Stream(IntEnum):
     ACCEPT = 0x3B67AE8584CAA73B  # whether a draft stands
 
 
+class Shifted(NamedTuple):
+    """Positions that only the device knows: first[i] + by[i], by (N,) int32 in 0..most."""
+
+    first: Sequence[int]
+    by: mx.array
+    most: int
+
+
+Positions = Sequence[int] | Shifted
+
+
 def gumbel(
-    seeds: Sequence[int], positions: Sequence[int], vocab_size: int, stream: Stream = Stream.TARGET
+    seeds: Sequence[int], positions: Positions, vocab_size: int, stream: Stream = Stream.TARGET
 ) -> mx.array:
-    """(N, V) float32, row i for seeds[i] and positions[i] (the index, in prompt and answer together, of the token to be drawn)."""
-    words = _words(seeds, positions, stream)
-    pairs = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1)
-    keys = mx.array(pairs.astype(np.uint32))
-    if len(words) == 1:
+    """(N, V) float32, row i for seeds[i] and position i (the index, in prompt and answer together, of the token to be drawn)."""
+    keys = _keys(seeds, positions, stream)
+    if len(seeds) == 1:
         return mx.random.gumbel((1, vocab_size), key=keys[0])
     return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
+
+
+def _keys(seeds: Sequence[int], positions: Positions, stream: Stream) -> mx.array:
+    """(N, 2) uint32. Where only the device knows the positions, it picks from the keys of all that are possible."""
+    if not isinstance(positions, Shifted):
+        return _halves(_words(seeds, positions, stream))
+    first, by, most = positions
+    shifts = range(most + 1)
+    words = _words([s for s in seeds for _ in shifts], [p + i for p in first for i in shifts], stream)
+    return _halves(words)[mx.arange(len(first)) * (most + 1) + by]
+
+
+def _halves(words: NDArray[np.uint64]) -> mx.array:
+    return mx.array(
+        np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+    )
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> mx.array:

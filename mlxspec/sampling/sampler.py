@@ -20,7 +20,7 @@ from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.bits import Bits, num_words, unpack
 from mlxspec.sampling.constraints import Constraints
-from mlxspec.sampling.noise import Stream, gumbel
+from mlxspec.sampling.noise import Positions, Stream, gumbel
 
 _COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
 
@@ -96,7 +96,7 @@ class BatchSampler:
         self,
         logits: mx.array,
         owners: Sequence[int],
-        positions: Sequence[int],
+        positions: Positions,
         drafts: mx.array | None = None,
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
@@ -125,7 +125,7 @@ class BatchSampler:
         self,
         scores: mx.array,
         owners: Sequence[int],
-        positions: Sequence[int],
+        positions: Positions,
         stream: Stream = Stream.TARGET,
     ) -> mx.array:
         """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows."""
@@ -135,7 +135,7 @@ class BatchSampler:
             noise = mx.where(_column([r.is_greedy for r in used]), 0.0, noise)
         return mx.argmax(scores + noise, axis=-1).astype(mx.int32)
 
-    def draft(self, logits: mx.array, owners: Sequence[int], positions: Sequence[int]) -> Drawn:
+    def draft(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> Drawn:
         """What drafters take: each row's way of drafting, and the distribution drawn from where acceptance needs it."""
         used = [self.rows[o] for o in owners]
         ways = {r.drafts_by for r in used if not r.is_greedy}

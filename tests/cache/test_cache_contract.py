@@ -66,13 +66,13 @@ class Driver:
         """A round whose count only the device knows, a fork and a round on top of it, then the host settles: on that count, or, with the
         round on top dropped, on a lower one."""
         pieces = self._fit(pieces)
-        if not all(pieces):
+        if not any(pieces):
             return
         self.run(self.cache, pieces, facts=False)
         if self.cache.max_rollback is not None and max(map(len, pieces)) - 1 > self.cache.max_rollback:
             self.cache.abort()
             return
-        kept = [1 + kept[r % len(kept)] % len(p) for r, p in enumerate(pieces)]
+        kept = [1 + kept[r % len(kept)] % len(p) if p else 0 for r, p in enumerate(pieces)]
         self.cache.commit(mx.array(kept, mx.int32) + 0)
         known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
         fork = self.cache.fork()
@@ -84,7 +84,7 @@ class Driver:
         more = [(more[r % len(more)] or [1])[: max(1, MAX_LENGTH - len(k))] for r, k in enumerate(self.known)]
         self.onward(self.cache, more, self.known, facts=False)
         if less:
-            kept = [max(1, n - 1) for n in kept]
+            kept = [max(0, n - 1) for n in kept]
             self.cache.settle(kept)
             self.cache.abort()
             self.known = [k + p[:n] for k, p, n in zip(known, pieces, kept, strict=True)]

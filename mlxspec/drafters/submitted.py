@@ -1,0 +1,81 @@
+"""What of a draft is verified: cut by the row's limits (p_min, n_min) and by what it forbids. Knows drafts and rows; knows no drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.drafters.base import Draft
+from mlxspec.sampling.sampler import RowSampler
+from mlxspec.speculation.verify import (
+    NOTHING,
+    DraftOutline,
+    Submission,
+    submit_for_match,
+    submit_for_rejection,
+)
+
+if TYPE_CHECKING:
+    from mlxspec.drafters.chain import ChainRow
+
+Submitted = list[tuple[Draft, Submission]]
+
+
+def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
+    """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
+    pairs = list(zip(drafts, states, strict=True))
+    doubted = [d.length > 0 and d.confidences is not None and s.has_limits for d, s in pairs]
+    read = [s.sampler.needs_tokens(d.length + 1) for d, s in pairs]
+    mx.eval(
+        [d.confidences for (d, _), yes in zip(pairs, doubted, strict=True) if yes],
+        [d.tokens for (d, _), yes in zip(pairs, read, strict=True) if yes],
+    )
+    return [
+        _submit(_on_host(draft) if reads else draft, state, doubts)
+        for (draft, state), doubts, reads in zip(pairs, doubted, read, strict=True)
+    ]
+
+
+def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
+    """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
+    mx.eval([(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)])
+    out = []
+    for draft, state in zip(drafts, states, strict=True):
+        if draft.length:
+            sure = None if draft.confidences is None else np.asarray(draft.confidences).tolist()
+            whole = _on_host(draft)._replace(confidences=sure)
+            cut, submission = _submit(whole, state, sure is not None and state.has_limits)
+            out.append((cut._replace(confidences=sure and sure[: cut.length]), submission))
+        else:
+            out.append((draft, NOTHING))
+    return out
+
+
+def _submit(draft: Draft, state: ChainRow, doubted: bool) -> tuple[Draft, Submission]:
+    if not draft.length:
+        return draft, NOTHING
+    tops = tuple(np.asarray(draft.confidences).tolist()) if doubted else None
+    outline = DraftOutline(length=draft.length, tops=tops)
+    if state.rejects:
+        submission: Submission = submit_for_rejection(outline, state.limits)
+    else:
+        submission = submit_for_match(outline, state.limits, _validity(draft, state.sampler))
+    return (draft if submission.length == draft.length else draft.cut(submission.length)), submission
+
+
+def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
+    """How many of a draft's first tokens could stand, where something may be forbidden."""
+    constraints, tokens = sampler.constraints, draft.tokens
+    if constraints is None or not isinstance(tokens, list):
+        return None
+    return lambda length: constraints.validate(tokens[:length])
+
+
+def _on_host(draft: Draft) -> Draft:
+    """Its tokens as a list. They have been evaluated."""
+    return (
+        draft if isinstance(draft.tokens, list) else draft._replace(tokens=np.asarray(draft.tokens).tolist())
+    )

@@ -1,0 +1,56 @@
+"""The round that is on its way while the one before it is read.
+
+Its rows' tokens are not in their histories. A plain one's are in the cache; one with drafts is an open transaction (see round.py), so
+before rows join or leave it has to be read or dropped. Knows rounds and when they may overlap; knows no queue, no prompts and no events'
+audience.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.chain import Chain
+from mlxspec.engine.request import Request
+from mlxspec.engine.round import Round, launch, launch_behind, read
+from mlxspec.engine.stats import EngineStats
+from mlxspec.events import Event
+from mlxspec.models.base import Model
+
+
+class Flight:
+    """At most one round. next: it, None where nothing is on its way."""
+
+    def __init__(self, chain: Chain, stats: EngineStats, *, widest: int | None, overlaps: bool) -> None:
+        """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another."""
+        self.next: Round | None = None
+        self._chain, self._stats, self._widest, self._overlaps = chain, stats, widest, overlaps
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round with drafts is on its way."""
+        return self.next is not None and self.next.is_open
+
+    def advance(
+        self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
+    ) -> tuple[Round, list[Event]]:
+        """Read the round that is on its way, or one launched now; the next one is put on its way before, where that may be."""
+        stats, chain = self._stats, self._chain
+        current = self.next or launch(rows, model, cache, chain, stats, widest=self._widest)
+        self.next = None
+        if may_follow and (self._overlaps or not current.is_open):
+            self.next = launch_behind(current, rows, model, cache, chain, stats)
+        return current, read(current, cache, chain, stats, followed=self.next is not None)
+
+    def drop(self, cache: ModelCache) -> None:
+        """If it is one with drafts, leave rows and drafters as though it had not been launched."""
+        if self.is_open:
+            cache.abort()
+            self._chain.take_back()
+            self._stats.num_unread += 1
+            self.next = None
+
+    def forget(self) -> None:
+        """Nothing is known of what the device did with its rows."""
+        self._chain.take_back()
+        self.next = None
