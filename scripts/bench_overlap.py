@@ -25,11 +25,15 @@ WORKLOADS = ("edit", "explain", "continue", "ask")
 def main() -> int:
     options = _options()
     device.compile_kernels()
-    engine = load("demo", draft=("mtp",), spec=SpecConfig(policy="fixed"), config=EngineConfig(prefix_budget=0))
+    engine = load(
+        "demo", draft=("mtp",), spec=SpecConfig(policy="fixed"), config=EngineConfig(prefix_budget=0)
+    )
     params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
     drafted = SpecConfig(drafters=("mtp",), policy="fixed", n_max=options.depth)
     ways = {"plain": (SpecConfig(), True), "waiting": (drafted, False), "overlapped": (drafted, True)}
-    print(f"{'workload':10} {'plain':>7} {'waiting':>8} {'overlapped':>10}  ratio  tokens/round  synchronised")
+    print(
+        f"{'workload':10} {'plain':>7} {'waiting':>8} {'overlapped':>10}  ratio  tokens/round  synchronised"
+    )
     ratios = []
     for work in read_workloads(engine, WORKLOADS):
         prompts = [list(p) for p in (work.prompts * options.rows)[: options.rows]]

@@ -1,0 +1,385 @@
+"""Rounds with MTP drafts that are launched before the one before them has been read: nothing is waited for in between, and texts, caches
+and drafters are those of rounds that wait for each other."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.recurrent import RecurrentLayerCache
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine.engine import Engine, Result
+from tests import tiny_models
+from tests.engine import equality
+from tests.engine.equality import prompts, same, spec
+
+MTP = spec("mtp", n_max=3)
+PROMPTS = prompts(6, 3)
+
+
+def engine(*, overlaps: bool = True, model=None, **config) -> Engine:
+    target = model or tiny_models.target()
+    made = Engine(
+        target,
+        tiny_models.tokenizer(),
+        drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
+        config=equality.EngineConfig(**config),
+    )
+    made._flight._overlaps = overlaps
+    return made
+
+
+@cache
+def bare() -> Engine:
+    return equality.engine([], prefix_budget=0)
+
+
+plainly: dict[str, Result] = {}
+
+
+def plain(number: int, params: SamplingParams) -> Result:
+    key = f"{number} {params}"
+    if key not in plainly:
+        plainly[key] = bare().generate(PROMPTS[number], params)
+    return plainly[key]
+
+
+def asked(number: int, max_tokens: int = 40, **more) -> SamplingParams:
+    more = {"ignore_eos": True, **more}
+    return SamplingParams(max_tokens=max_tokens, temperature=0.8 * (number % 2), seed=number, **more)
+
+
+def check(number: int, params: SamplingParams, got: Result, what: str) -> None:
+    same(plain(number, params), got, PROMPTS[number], params, what)
+    assert not got.stats.notices, got.stats.notices
+
+
+def finished(own: Engine) -> None:
+    while not own.is_idle:
+        own.step()
+    own.step()
+
+
+# ---- nothing is waited for
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Everything that makes the host wait for an array, in order; tests add what else they want to see."""
+    log: list[str] = []
+
+    def watch(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            arrays = [a for a in args if isinstance(a, mx.array) or (name == "eval" and a)]
+            if arrays:
+                log.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, names in ((mx, ("eval", "synchronize")), (np, ("asarray", "array"))):
+        for name in names:
+            watch(owner, name)
+    for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__array__"):
+        if hasattr(mx.array, name):
+            watch(mx.array, name)
+    return log
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_whenever_the_host_waits_another_round_is_queued(
+    waits: list[str], num_rows: int, temperature: float
+) -> None:
+    own = engine()
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=1, ignore_eos=True)
+    own.generate(PROMPTS[:num_rows], params, spec=MTP)
+    real = own.model.forward
+
+    class Watched:
+        def __getattr__(self, name: str):
+            return getattr(tiny_models.target(), name)
+
+        def forward(self, tokens, rows, cache, **more):
+            out = real(tokens, rows, cache, **more)
+            if not more.get("facts"):
+                waits.append("queued")
+            return out
+
+    for prompt in PROMPTS[:num_rows]:
+        own.submit(prompt, params, spec=MTP)
+    while own.num_running < num_rows or own._prefills:
+        own.step()
+    own._model = Watched()
+    before, synchronised = own.stats.num_rounds, own.stats.num_synchronised
+    waits.clear()
+    for _ in range(6):
+        waits.append("step")
+        own.step()
+    assert own.num_running == num_rows
+    assert own.stats.num_rounds - before == 6
+    assert own.stats.num_synchronised == synchronised
+    # each step queues a round, then reads the one before it, which is one evaluation and two looks at what it gave
+    steps = " ".join(waits).split("step")[1:]
+    assert [s.split() for s in steps] == [["queued", "eval", "asarray", "asarray"]] * 6
+    own.cancel(own._rows[0].number)
+    own._model = tiny_models.target()
+    finished(own)
+
+
+def test_a_drafted_round_that_is_read_first_counts_as_a_wait() -> None:
+    own = engine(overlaps=False)
+    own.generate(PROMPTS[0], asked(0), spec=MTP)
+    assert own.stats.num_synchronised == own.stats.num_rounds > 5
+    ahead = engine()
+    ahead.generate(PROMPTS[0], asked(0), spec=MTP)
+    assert ahead.stats.num_rounds == own.stats.num_rounds
+    assert (
+        0 < ahead.stats.num_synchronised <= 4
+    )  # the first, and those near the end, whose drafts are shorter
+    assert ahead.stats.num_unread == 0
+
+
+# ---- the same text
+
+
+@pytest.mark.parametrize(
+    ("depth", "rollback"), [(1, "tape"), (3, "tape"), (6, "tape"), (3, "snapshots"), (2, "checkpoint")]
+)
+def test_texts_are_those_of_plain_decoding(depth: int, rollback: str) -> None:
+    own = engine(rollback=rollback, **({"num_states": 8} if rollback == "snapshots" else {}))
+    wish = spec("mtp", n_max=depth)
+    for number in range(4):
+        check(number, asked(number), own.generate(PROMPTS[number], asked(number), spec=wish), f"row {number}")
+    assert own.stats.num_synchronised < own.stats.num_rounds / 2
+    numbers = range(2, 6)
+    params = [asked(n, 30 + 5 * n) for n in numbers]
+    results = own.generate([PROMPTS[n] for n in numbers], params, spec=wish)
+    for number, wanted, got in zip(numbers, params, results, strict=True):
+        check(number, wanted, got, f"row {number} of four")
+    assert own.nbytes == own.prefix.store.nbytes == 0 or own._cache is None
+
+
+def test_an_answer_that_ends_inside_a_round_drops_the_next_and_harms_nobody() -> None:
+    """Ends that only the text tells: what the device ran behind them is never seen."""
+    own = engine()
+    dropped = 0
+    for first in (0, 2):
+        numbers = range(first, first + 4)
+        params = []
+        for n in numbers:
+            text = plain(n, asked(n, 60)).text
+            params.append(asked(n, 60, stop=(text[20 + 5 * n : 23 + 5 * n],)))
+        before = own.stats.num_unread
+        for number, wanted in zip(numbers, params, strict=True):
+            check(number, wanted, own.generate(PROMPTS[number], wanted, spec=MTP), f"row {number} alone")
+        results = own.generate([PROMPTS[n] for n in numbers], params, spec=MTP)
+        for number, wanted, got in zip(numbers, params, results, strict=True):
+            assert got.finish_reason == "stop"
+            check(number, wanted, got, f"row {number} of four")
+        dropped += own.stats.num_unread - before
+    assert dropped >= 8
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 20))])
+def test_rows_that_come_and_go_while_rounds_overlap(seed: int) -> None:
+    own, rng = engine(max_rows=4), np.random.default_rng(seed)
+    order = [int(n) for n in rng.permutation([*range(6), *range(6)])]
+    requests, cancelled = [], 0
+    while order or not own.is_idle:
+        if order and rng.random() < 0.25:
+            number = order.pop()
+            requests.append((number, own.submit(PROMPTS[number], asked(number), spec=MTP)))
+        own.step()
+        running = [r for _, r in requests if r.finish_reason is None]
+        if running and rng.random() < 0.04:
+            cancelled += own.cancel(running[int(rng.integers(len(running)))].number)
+    for number, request in requests:
+        tokens = tuple(request.history[len(request.prompt) :])
+        wanted = plain(number, asked(number))
+        if request.finish_reason == "cancelled":
+            assert equality.excused or wanted.tokens[: len(tokens)] == tokens
+            continue
+        got = Result(
+            text=request.answer.text, tokens=tokens, finish_reason=request.finish_reason, stats=request.stats
+        )
+        check(number, asked(number), got, f"seed {seed}")
+    assert own.stats.num_synchronised < own.stats.num_rounds
+    assert own.nbytes == 0
+
+
+def test_up_to_the_end_of_the_context() -> None:
+    config = {"max_context": 64, "prefix_budget": 0}
+    wanted = equality.engine([], **config).generate(PROMPTS[1], asked(1, 500))
+    own = engine(**config)
+    got = own.generate(PROMPTS[1], asked(1, 500), spec=MTP)
+    assert (wanted.finish_reason, len(PROMPTS[1]) + len(wanted.tokens)) == ("length", 64)
+    same(wanted, got, PROMPTS[1], asked(1, 500), "to the end")
+    assert own.stats.num_synchronised < own.stats.num_rounds
+
+
+# ---- the same caches and drafters
+
+
+def kept(cache: ModelCache) -> list[np.ndarray]:
+    """What stands, of all rows and layers."""
+    cache.flush()
+    found = []
+    for layer in cache.layers:
+        for row, length in enumerate(cache.lengths):
+            if isinstance(layer, RecurrentLayerCache):
+                found += [np.asarray(layer.current.state[row]), np.asarray(layer.current.window[row])]
+            else:
+                found += [np.asarray(x[row][0, :, :length]) for x in (layer.keys, layer.values)]
+    return found
+
+
+@pytest.mark.parametrize("rollback", ["tape", "checkpoint"])
+@pytest.mark.parametrize("num_steps", [2, 3, 6])
+def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int, rollback: str) -> None:
+    """Both ways stop after as many rounds, the round on its way is dropped, and both go on."""
+    engines = [engine(overlaps=overlaps, rollback=rollback) for overlaps in (True, False)]
+    requests = [[own.submit(PROMPTS[n], asked(n, 60), spec=MTP) for n in (1, 4, 5)] for own in engines]
+    for own in engines:
+        while own._prefills or not own._rows:
+            own.step()
+        for _ in range(num_steps):
+            own.step()
+    ahead, waiting = engines
+    assert [r.history for r in requests[0]] == [r.history for r in requests[1]]
+    assert ahead._flight.is_open
+    assert not waiting._flight.is_open
+    ahead._flight.drop(ahead._cache)
+    heads = [own.chain.drafters["mtp"] for own in engines]
+    assert ahead._cache.lengths == waiting._cache.lengths
+    assert heads[0]._cache.lengths == heads[1]._cache.lengths
+    for one, other in zip(*(h._rows.values() for h in heads), strict=True):
+        assert one.tokens == other.tokens
+        assert sum(h.shape[0] for h in one.hidden) == len(one.tokens)
+    found = [[*kept(own._cache), *kept(head._cache)] for own, head in zip(engines, heads, strict=True)]
+    for got, wanted in zip(*found, strict=True):
+        if equality.EXACT:
+            assert np.array_equal(got, wanted)
+        else:
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    for own in engines:
+        finished(own)
+    assert [r.history for r in requests[0]] == [r.history for r in requests[1]]
+    assert ahead.stats.num_unread == 1
+
+
+def test_what_the_prefix_store_keeps_behind_an_answer_is_the_text() -> None:
+    """An answer that ended inside a round, and a second question behind it."""
+    text = plain(4, asked(4, 60)).text
+    stopped = asked(4, 60, stop=(text[30:33],))
+    stories = []
+    for overlaps in (True, False):
+        own = engine(overlaps=overlaps)
+        first = own.generate(PROMPTS[4], stopped, spec=MTP)
+        more = [*PROMPTS[4], *first.tokens[:-2], 3, 1, 4]
+        again = own.generate(more, asked(4), spec=MTP)
+        stories.append((first.tokens, again.tokens, again.stats.num_cached))
+        cold = equality.engine([]).generate(more, asked(4))
+        same(cold, again, more, asked(4), f"overlaps {overlaps}")
+    assert stories[0] == stories[1]
+
+
+# ---- where rounds have to wait, and what fails
+
+
+@pytest.mark.parametrize(
+    ("params", "wish"),
+    [
+        ({"repetition_penalty": 1.2}, MTP),
+        ({"logit_bias": {5: 3.0}}, MTP),
+        ({"bad_words": ("a",)}, MTP),
+        ({}, spec("mtp", n_max=3, p_min=0.2)),
+        ({}, spec("mtp", n_max=3, n_min=1)),
+        ({"temperature": 0.8}, spec("mtp", n_max=3, acceptance="rejection")),
+    ],
+    ids=str,
+)
+def test_what_must_be_seen_is_waited_for(params: dict, wish: SpecConfig) -> None:
+    own = engine()
+    given = SamplingParams(max_tokens=20, seed=3, ignore_eos=True, **params)
+    own.generate(PROMPTS[2], given, spec=wish)
+    assert own.stats.num_synchronised == own.stats.num_rounds - own.stats.num_plain_rounds > 0 or (
+        own.stats.num_synchronised == own.stats.num_rounds
+    )
+
+
+def test_exact_texts_are_not_drafted_ahead() -> None:
+    own = Engine(
+        tiny_models.target(),
+        drafters=[Mtp(tiny_models.mtp_head(), 2048)],
+        config=equality.EngineConfig(exact=True),
+    )
+    assert not own._flight._overlaps
+
+
+def test_logprobs_are_those_of_plain_decoding() -> None:
+    given = asked(2, 20, logprobs=True, top_logprobs=2)
+    own = engine()
+    got = own.generate(PROMPTS[2], given, spec=MTP)
+    check(2, given, got, "with log-probabilities")
+    assert own.stats.num_synchronised < own.stats.num_rounds
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_forward_that_fails_ends_its_rows_and_the_engine_goes_on(at: int) -> None:
+    own, left = engine(), [at]
+
+    class Failing:
+        def __getattr__(self, name: str):
+            return getattr(tiny_models.target(), name)
+
+        def forward(self, tokens, rows, cache, **more):
+            if not more.get("facts"):
+                left[0] -= 1
+                if left[0] == 0:
+                    raise MemoryError("no memory for that")
+            return tiny_models.target().forward(tokens, rows, cache, **more)
+
+    own._model = Failing()
+    results = own.generate(PROMPTS[:2], asked(0), spec=MTP)
+    assert {r.error for r in results} == {"MemoryError: no memory for that."}
+    assert own._flight.next is None
+    assert own.nbytes == 0
+    check(1, asked(1), own.generate(PROMPTS[1], asked(1), spec=MTP), "after a failure")
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_head_that_fails_ends_for_its_rows_and_the_text_goes_on(when: str) -> None:
+    own = engine()
+    drafter = own.chain.drafters["mtp"]
+    real, left = drafter._go_on, [4]
+
+    def failing(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("no head")
+        return real(*args)
+
+    def failing_before(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("no head")
+        return run(*args)
+
+    run = drafter._run_behind
+    if when == "behind":
+        drafter._go_on = failing
+    else:
+        drafter._run_behind = failing_before
+    got = own.generate(PROMPTS[3], asked(3), spec=MTP)
+    same(plain(3, asked(3)), got, PROMPTS[3], asked(3), "without a head")
+    assert got.stats.notices == ["mtp drafting ended: RuntimeError: no head"]
+    assert left[0] == 0
+    check(2, asked(2), own.generate(PROMPTS[2], asked(2), spec=MTP), "after a failure")
