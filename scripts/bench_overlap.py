@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What it brings to queue a round with MTP drafts before the one before it has been read: tokens a second with and without, side by side.
 
-    python scripts/bench_overlap.py [--rounds 7] [--tokens 128] [--rows 1] [--depth 3]
+    python scripts/bench_overlap.py [--rounds 7] [--tokens 128] [--rows 1] [--depth 3] [--context 0]
 
 One engine, the demo model's workloads, prefix store off; the two ways take turns, medians of each workload's ratio. Plain decoding beside
 them. Texts must be equal, or the command fails. Synchronised: rounds for which the host waited with nothing queued behind them. Needs an
@@ -37,6 +37,7 @@ def main() -> int:
     ratios = []
     for work in read_workloads(engine, WORKLOADS):
         prompts = [list(p) for p in (work.prompts * options.rows)[: options.rows]]
+        prompts = [(p * (options.context // len(p) + 1))[-max(options.context, len(p)) :] for p in prompts]
         found: dict[str, list[float]] = {way: [] for way in ways}
         texts, counts = set(), (0, 0, 0.0)
         for turn in range(options.rounds + 2):
@@ -79,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--context", type=int, default=0, help="repeat prompts up to so many tokens")
     return parser.parse_args()
 
 

@@ -151,12 +151,12 @@ def test_a_drafted_round_that_is_read_first_counts_as_a_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "rollback"), [(1, "tape"), (3, "tape"), (6, "tape"), (3, "snapshots"), (2, "checkpoint")]
+    ("depth", "rollback"), [(1, "tape"), (6, "tape"), (3, "snapshots"), (2, "checkpoint")]
 )
 def test_texts_are_those_of_plain_decoding(depth: int, rollback: str) -> None:
     own = engine(rollback=rollback, **({"num_states": 8} if rollback == "snapshots" else {}))
     wish = spec("mtp", n_max=depth)
-    for number in range(4):
+    for number in (0, 3):
         check(number, asked(number), own.generate(PROMPTS[number], asked(number), spec=wish), f"row {number}")
     assert own.stats.num_synchronised < own.stats.num_rounds / 2
     numbers = range(2, 6)
@@ -170,22 +170,17 @@ def test_texts_are_those_of_plain_decoding(depth: int, rollback: str) -> None:
 def test_an_answer_that_ends_inside_a_round_drops_the_next_and_harms_nobody() -> None:
     """Ends that only the text tells: what the device ran behind them is never seen."""
     own = engine()
-    dropped = 0
-    for first in (0, 2):
-        numbers = range(first, first + 4)
-        params = []
-        for n in numbers:
-            text = plain(n, asked(n, 60)).text
-            params.append(asked(n, 60, stop=(text[20 + 5 * n : 23 + 5 * n],)))
-        before = own.stats.num_unread
-        for number, wanted in zip(numbers, params, strict=True):
-            check(number, wanted, own.generate(PROMPTS[number], wanted, spec=MTP), f"row {number} alone")
-        results = own.generate([PROMPTS[n] for n in numbers], params, spec=MTP)
-        for number, wanted, got in zip(numbers, params, results, strict=True):
-            assert got.finish_reason == "stop"
-            check(number, wanted, got, f"row {number} of four")
-        dropped += own.stats.num_unread - before
-    assert dropped >= 8
+    numbers, params = range(1, 5), []
+    for n in numbers:
+        text = plain(n, asked(n, 50)).text
+        params.append(asked(n, 50, stop=(text[15 + 4 * n : 18 + 4 * n],)))
+    for number, wanted in list(zip(numbers, params, strict=True))[:2]:
+        check(number, wanted, own.generate(PROMPTS[number], wanted, spec=MTP), f"row {number} alone")
+    results = own.generate([PROMPTS[n] for n in numbers], params, spec=MTP)
+    for number, wanted, got in zip(numbers, params, results, strict=True):
+        assert got.finish_reason == "stop"
+        check(number, wanted, got, f"row {number} of four")
+    assert own.stats.num_unread >= 4
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 20))])
@@ -241,12 +236,11 @@ def kept(cache: ModelCache) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("rollback", ["tape", "checkpoint"])
-@pytest.mark.parametrize("num_steps", [2, 3, 6])
+@pytest.mark.parametrize(("num_steps", "rollback"), [(2, "tape"), (3, "checkpoint"), (5, "tape")])
 def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int, rollback: str) -> None:
     """Both ways stop after as many rounds, the round on its way is dropped, and both go on."""
     engines = [engine(overlaps=overlaps, rollback=rollback) for overlaps in (True, False)]
-    requests = [[own.submit(PROMPTS[n], asked(n, 60), spec=MTP) for n in (1, 4, 5)] for own in engines]
+    requests = [[own.submit(PROMPTS[n], asked(n, 50), spec=MTP) for n in (1, 4, 5)] for own in engines]
     for own in engines:
         while own._prefills or not own._rows:
             own.step()
