@@ -29,14 +29,13 @@ class Snapshot(NamedTuple):
     """One row's committed state behind its first `length` tokens; arrays are copies, so it outlives the cache.
 
     segments: of consecutive stretches of tokens from `start` to `length`, each the keys and values of every layer that keeps them token
-    by token. point: the states of all other layers. first: tokens before it were never run (drafters begin behind a prompt at times).
+    by token. point: the states of all other layers.
     """
 
     length: int
     segments: list[list[KV]]
     point: list[tuple[mx.array, ...]]
     start: int = 0
-    first: int = 0
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -258,7 +257,7 @@ class ModelCache:
         """Become one row that stands where `snapshot` was taken. Only on a fresh cache of one row, and from a snapshot of all tokens."""
         if self.lengths != [0] or self.pending is not None:
             raise CacheError("A snapshot is restored into a fresh cache of one row.")
-        if snapshot.start != snapshot.first:
+        if snapshot.start:
             raise CacheError(f"This snapshot lacks the tokens before {snapshot.start}.")
         pieces = zip(*snapshot.segments, strict=True)
         states = iter(snapshot.point)
@@ -267,7 +266,7 @@ class ModelCache:
                 layer.restore(*next(pieces))
             else:
                 layer.restore(next(states))  # type: ignore[arg-type]
-        self.lengths = [snapshot.length - snapshot.first]
+        self.lengths = [snapshot.length]
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -343,9 +343,6 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
         return SpecConfig(**given)
 
 
-_MEASURING = ("demo", "bench", "bench_mtp", "tune")
-
-
 def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None) -> Engine:
     """The engine these options ask for. Raises MlxspecError subclasses."""
     for flag in ("--model", "--draft-model"):
@@ -353,8 +350,6 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
             raise ConfigError(f"{flag} must not be empty.")
     with named_by_flags():
         sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
-        if getattr(args, "command", "") in _MEASURING:
-            sizes.setdefault("prefix_budget", 0)  # each run reads its prompt anew, its drafters too
         config = EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
     from mlxspec.cli.progress_bar import shown_progress
     from mlxspec.engine.load import load

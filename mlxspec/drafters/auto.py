@@ -112,6 +112,22 @@ class Auto:
             row.queued[drafter.name] = 0
         return True
 
+    def resumes(self, state: ChainRow, drafter: Drafter, num_tokens: int) -> bool:
+        """Whether a drafter goes on behind a beginning that the prefix store had: not where it would first have to run many tokens
+        of it and does not promise to draft, for the answer is to begin at once. It is done with this row then."""
+        row = self._rows[state.row]
+        if drafter.name not in row.queued:
+            return True
+        if num_tokens <= _CATCH_UP:
+            row.queued[drafter.name] = num_tokens
+            return True
+        row.queued[drafter.name] = 1  # it runs them at once
+        if state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name):
+            return True
+        state.ended.add(drafter.name)
+        drafter.close(state.row)
+        return False
+
     def close(self, row: int) -> None:
         found = self._rows.pop(row, None)
         if found is not None:

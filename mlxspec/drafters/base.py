@@ -28,7 +28,13 @@ class Needs:
     """What a drafter wants to see of the target besides tokens."""
 
     hidden: bool = False  # the final hidden each token was sampled from
+    newest: bool = False  # of those, the newest token's alone
     cache: bool = False  # its keys and values
+
+    @property
+    def every_hidden(self) -> bool:
+        """Whether a text of which it has not seen all hiddens is of no use to it."""
+        return self.hidden and not self.newest
 
 
 class Ask(NamedTuple):
@@ -145,14 +151,15 @@ class Drafter(ABC):
         observed; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
         return None
 
-    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
+    def resume(
+        self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
+    ) -> None:
         """Called behind `begin` where a row's text begins with `tokens` that the prefix store had: they are not observed. state: what
-        `snapshot` gave behind just these tokens, if it did and it is still there. Raises ValueError where nothing can be drafted so."""
-        if self.needs.hidden:
-            raise ValueError(
-                "it needs to see what the target makes of every token, and the prefix store kept nothing for it"
-            )
-        self.observe(row, tokens, None)
+        `snapshot` gave behind the first `state.length` of them, if it did and it is still there. hidden (n, H): what the n tokens behind
+        those were sampled from, given if `needs.every_hidden` and still there. Raises ValueError where nothing can be drafted so."""
+        if self.needs.every_hidden and hidden is None:
+            raise ValueError("the prefix store has let go of what it needs to go on behind this beginning")
+        self.observe(row, tokens, hidden)
 
     def truncate(self, row: int, length: int) -> None:  # noqa: B027
         """The row's history is now its first `length` tokens."""

@@ -137,11 +137,27 @@ class Chain:
                 found[drafter.name] = kept
         return found
 
-    def resume(self, row: int, tokens: Sequence[int], kept: Mapping[str, Snapshot]) -> None:
-        """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind those."""
+    def resume(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        kept: Mapping[str, Snapshot],
+        hiddens: Callable[[int], mx.array | None],
+    ) -> None:
+        """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind all or some of those.
+        hiddens(n): what the tokens behind the first n were sampled from, (len(tokens) - n, H), if that is known."""
         state = self._rows[row]
         for drafter in self._of(state):
-            self._guard(drafter, [state], partial(drafter.resume, row, tokens, kept.get(drafter.name)))
+            found = kept.get(drafter.name)
+            known = 0 if found is None else found.length
+            if (
+                self.auto is not None
+                and state.is_auto
+                and not self.auto.resumes(state, drafter, len(tokens) - known)
+            ):
+                continue
+            hidden = hiddens(known) if drafter.needs.every_hidden and known < len(tokens) else None
+            self._guard(drafter, [state], partial(drafter.resume, row, tokens, found, hidden))
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
         """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""

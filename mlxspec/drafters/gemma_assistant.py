@@ -43,7 +43,7 @@ class GemmaAssistant(ModelDrafter):
     """Named as the heads of other families are. `attach` must have told of the target's cache before `propose`."""
 
     name = "mtp"
-    needs = Needs(hidden=True, cache=True)
+    needs = Needs(hidden=True, newest=True, cache=True)
 
     def __init__(self, assistant: Gemma4Assistant, max_context: int) -> None:
         super().__init__(max_context)
@@ -66,7 +66,9 @@ class GemmaAssistant(ModelDrafter):
     def snapshot(self, row: int, length: int, start: int) -> None:
         """The hidden it goes by comes with the next token."""
 
-    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
+    def resume(
+        self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
+    ) -> None:
         """What it reads of the prompt is the target's."""
 
     def truncate(self, row: int, length: int) -> None:

@@ -24,11 +24,9 @@ _QUEUE_AT_MOST = (
 
 
 class _Row:
-    """A row's place in the cache and the tokens its model has not run yet, with their hiddens. first: tokens before it are not in the
-    cache and never were."""
+    """The tokens of a row that its model has not run yet, with their hiddens."""
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self.hidden: list[mx.array] = []
 
@@ -78,15 +76,15 @@ class ModelDrafter(Drafter):
         """Run tokens (N,) as facts and leave the transaction open."""
 
     def begin(self, row: int) -> None:
-        self._add(row, self._make_cache(1), 0)
+        self._add(row, self._make_cache(1))
 
-    def _add(self, row: int, cache: ModelCache, first: int) -> None:
+    def _add(self, row: int, cache: ModelCache) -> None:
         if self._cache is None:
             self._cache = cache
         else:
             self._cache.join(cache)
         self._order.append(row)
-        self._rows[row] = _Row(first)
+        self._rows[row] = _Row()
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows.get(row)
@@ -128,15 +126,12 @@ class ModelDrafter(Drafter):
             joined = mx.concatenate(state.hidden)[: length - done] if state.hidden else None
             state.hidden = [] if joined is None or length == done else [joined]
             return
-        if length < state.first:
-            self._give_up(row, "the text was cut to where it had not begun")
-            return
         if self._cache is not None and self._cache.has_recurrent:
             self._give_up(row, "its recurrent state cannot go back to a shorter text")
             return
         state.take()
         if self._cache is not None:
-            self._cache.truncate(self._order.index(row), length - state.first)
+            self._cache.truncate(self._order.index(row), length)
 
     def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
         """Behind catching up with what is queued of these tokens: they would have to be run before the next draft anyway."""
@@ -148,24 +143,30 @@ class ModelDrafter(Drafter):
             return None  # it has run further: never so where the target's length is asked for
         if behind:
             self._run({row: state.take_first(behind)}, "none")
-        start = max(start, state.first)
-        found = self._cache.snapshot(self._order.index(row), start - state.first)
-        return found._replace(length=length, start=start, first=state.first)
+        return self._cache.snapshot(self._order.index(row), start)
 
-    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
-        """Without a state a model that needs only tokens runs them; an MTP head goes on behind them, where it sees less than it might."""
+    def resume(
+        self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
+    ) -> None:
+        """What the state lacks is run, as a prompt is that is read: what is drafted behind it is what a cold request would draft."""
+        known = 0 if state is None else state.length
         if len(tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
-        elif state is not None:
+            return
+        if known < len(tokens) and self.needs.hidden and hidden is None:
+            self._give_up(row, "the prefix store has let go of what it needs to go on behind this beginning")
+            return
+        if state is not None:
             self.close(row)
             cache = self._make_cache(1)
             cache.restore(state)
-            self._add(row, cache, state.first)
-        elif self.needs.hidden:
-            self._rows[row].first = len(tokens)
-        else:
-            for begin in range(0, len(tokens), _QUEUE_AT_MOST):
-                self.observe(row, tokens[begin : begin + _QUEUE_AT_MOST], None)
+            self._add(row, cache)
+        for begin in range(known, len(tokens), _QUEUE_AT_MOST):
+            end = min(begin + _QUEUE_AT_MOST, len(tokens))
+            given = None if hidden is None else hidden[begin - known : end - known]
+            self.observe(row, tokens[begin:end], given)
+        if len(tokens) - known > _QUEUE_AT_MOST:
+            self.prime(row)
 
     def close(self, row: int) -> None:
         self._ended.pop(row, None)
@@ -193,10 +194,8 @@ class ModelDrafter(Drafter):
         self._ended[row] = why
 
     def _length(self, row: int) -> int:
-        """Tokens of the row that have been run, or never will be."""
-        return (
-            0 if self._cache is None else self._rows[row].first + self._cache.lengths[self._order.index(row)]
-        )
+        """Tokens of the row that have been run."""
+        return 0 if self._cache is None else self._cache.lengths[self._order.index(row)]
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         """Catch up and take the first step in one forward, further steps on a fork. All lazy."""

@@ -13,6 +13,8 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import bytes_of, machine_memory
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
+from mlxspec.engine.hiddens import missing
+from mlxspec.engine.prefix import STRIDE
 from mlxspec.engine.request import Request
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.models.base import Model
@@ -50,7 +52,11 @@ class Memory:
         """Of a row for all tokens the request may come to have, its drafters' included."""
         length = _most_tokens(request)
         found = row_bytes(self._model.make_cache(0), length, self._config.prefill_chunk, self._verify)
-        return found + sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
+        found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
+        if self.prefix_budget and missing(self._drafters, request.spec):
+            held = STRIDE + self._config.prefill_chunk + request.params.max_tokens
+            found += 4 * self._model.hidden_size * min(length, held)
+        return found
 
     def check(self, request: Request) -> None:
         """Raises MemoryBudgetError where it does not fit even alone."""

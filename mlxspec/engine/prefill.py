@@ -99,10 +99,11 @@ class Prefill:
             raise
         self.cache.commit()
         mx.eval(out.logits if last else out.hidden, self.cache.arrays)
+        before = None
+        if request.hiddens is not None or chain.needs_hidden:
+            before = mx.concatenate([self.carry.astype(out.hidden.dtype), out.hidden[:-1]])
+        request.hear(before)
         if request.spec.drafters:
-            before = None
-            if chain.needs_hidden:
-                before = mx.concatenate([self.carry.astype(out.hidden.dtype), out.hidden[:-1]])
             chain.observe(request.number, piece, before)
         self.carry, self._logits = out.hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
@@ -128,6 +129,7 @@ class Prefill:
         events = request.accept(new, logprobs=request.read_logprobs(choice.logprobs, new, 0))
         if failure is not None:
             request.fail(failure)
+        request.hear(self.carry)
         if request.spec.drafters and request.finish_reason is None:
             chain.observe(request.number, [first], self.carry if chain.needs_hidden else None)
             chain.prime(request.number)

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.drafters.chain import Chain
+from mlxspec.engine.hiddens import Hiddens, missing
 from mlxspec.engine.prefix_store import TARGET, Hit, PrefixStore
 from mlxspec.engine.request import Request, described
 
@@ -52,11 +53,16 @@ class Prefix:
 
     def find(self, request: Request, chain: Chain) -> Hit | None:
         """The longest beginning of the request's prompt that is known; its drafters are told of it."""
-        hit = self.store.find(request.prompt) if self.is_on else None
+        if not self.is_on:
+            return None
+        hit = self.store.find(request.prompt)
+        known = 0 if hit is None else hit.length
+        if missing(chain.drafters.values(), request.spec):
+            request.hiddens = Hiddens(known)
         if hit is not None:
-            request.stats.num_cached = hit.length
+            request.stats.num_cached = known
             if request.spec.drafters:
-                chain.resume(request.number, request.prompt[: hit.length], hit.parts)
+                chain.resume(request.number, request.prompt[:known], hit.parts, hit.sources_from)
         return hit
 
     def keep(
@@ -94,4 +100,11 @@ class Prefix:
         parts = {TARGET: cache.snapshot(row, starts[TARGET])}
         if request.spec.drafters:
             parts |= chain.snapshot(request.number, len(tokens), starts)
-        self.store.put(tokens, parts, hidden)
+        lacking = [d.name for d in chain.drafters.values() if d.needs.every_hidden and d.name not in parts]
+        heard = request.hiddens
+        sources = heard.until(len(tokens)) if heard is not None and lacking else None
+        # rather no state than one behind which a drafter could not begin
+        if heard is None or self.store.covers(tokens, lacking, 0 if sources is None else len(sources)):
+            self.store.put(tokens, parts, hidden, sources)
+        if heard is not None:
+            heard.drop(len(tokens))

@@ -1,8 +1,9 @@
 """The prefix store: what was computed for texts, kept by their tokens in a radix tree, within a budget of bytes.
 
 An edge holds a stretch of tokens with the keys and values of just these, so texts that begin alike share them. A node may hold a state:
-what cannot be cut (recurrent states, windows, a drafter's place), right for the text that ends there and for no other. Only a node with
-a state can be gone on from. Parts are named: the target's, and each drafter's own.
+what cannot be cut (recurrent states, windows), right for the text that ends there and for no other. Only a node with a state can be gone
+on from. Parts are named: the target's, and each drafter's own. A drafter may have been there for the first tokens of a text only, or not
+at all; for the others an edge can hold the target's hiddens, from which a drafter that wants those catches up without the target.
 
 Invariants (a property test holds them): nbytes is the sum over what is in the tree and never above the budget; every leaf has a state, so
 nothing is kept that no state needs. Least recently used states go first. Knows snapshots; knows no rows, no requests and no model.
@@ -10,7 +11,7 @@ nothing is kept that no state needs. Least recently used states go first. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,44 +24,55 @@ TARGET = "target"
 _TOKEN_BYTES = 16  # of a token in an edge, about
 
 
-class Place(NamedTuple):
-    """One part's state at a node: what is not kept token by token, and the token before which the part never ran."""
-
-    point: list[tuple[mx.array, ...]]
-    first: int
+Point = list[tuple[mx.array, ...]]  # of one part at a node: what is not kept token by token
 
 
 @dataclass(kw_only=True, eq=False)
 class Node:
-    """tokens: of the edge that leads here. segments: keys and values of those, by part and layer; a part may lack. hidden (1, H): the
-    target's final hidden of the last token, with a state only. used: when it was last gone on from or put."""
+    """tokens: of the edge that leads here. segments: keys and values of those, by part and layer; a part may lack. sources (n, H): the
+    target's final hiddens that these tokens were sampled from, if kept. state: by part, the target's always. hidden (1, H): the target's
+    of the last token, with a state only. used: when it was last gone on from or put."""
 
     tokens: tuple[int, ...] = ()
     parent: Node | None = None
     children: dict[int, Node] = field(default_factory=dict)
     segments: dict[str, list[KV]] = field(default_factory=dict)
-    state: dict[str, Place] | None = None
+    sources: mx.array | None = None
+    state: dict[str, Point] | None = None
     hidden: mx.array | None = None
     used: int = 0
 
     @property
     def edge_bytes(self) -> int:
         kept = sum(x.nbytes for segment in self.segments.values() for kv in segment for x in kv)
-        return kept + _TOKEN_BYTES * len(self.tokens)
+        return kept + _bytes(self.sources) + _TOKEN_BYTES * len(self.tokens)
 
     @property
     def state_bytes(self) -> int:
-        places = (self.state or {}).values()
-        own = 0 if self.hidden is None else self.hidden.nbytes
-        return own + sum(x.nbytes for place in places for arrays in place.point for x in arrays)
+        points = (self.state or {}).values()
+        return _bytes(self.hidden) + sum(x.nbytes for point in points for arrays in point for x in arrays)
 
 
 class Hit(NamedTuple):
-    """What is known of a text's first `length` tokens: snapshots to restore by part, and hidden (1, H) of the last of them."""
+    """What is known of a text's first `length` tokens: by part, a snapshot to restore, the target's of all of them and a drafter's of as
+    many as there are; hidden (1, H) of the last of them. sources: by edge, see Node."""
 
     length: int
     parts: dict[str, Snapshot]
     hidden: mx.array
+    sources: list[mx.array | None]
+
+    def sources_from(self, start: int) -> mx.array | None:
+        """The hiddens that tokens `start` to `length` were sampled from, (n, H); None where some are not known."""
+        found: list[mx.array] = []
+        for edge in reversed(self.sources):
+            missing = self.length - start - sum(len(x) for x in found)
+            if not missing:
+                break
+            if edge is None or len(edge) > missing:
+                return None
+            found.append(edge)
+        return mx.concatenate(found[::-1]) if found else None
 
 
 class PrefixStore:
@@ -71,6 +83,9 @@ class PrefixStore:
         self.nbytes = 0
         self._root = Node()
         self._clock = 0
+        self._cuttable: set[str] = (
+            set()
+        )  # parts that have nothing but keys and values: any beginning of them will do
 
     @property
     def num_states(self) -> int:
@@ -85,14 +100,11 @@ class PrefixStore:
             return None
         node, length = path[-1], sum(len(n.tokens) for n in path)
         self._touch(node)
-        parts = {}
-        for name, place in (node.state or {}).items():
-            segments = _joinable(path, name, place.first)
-            if segments is not None:
-                parts[name] = Snapshot(length, segments, place.point, place.first, place.first)
-        if node.hidden is None or TARGET not in parts:
+        names = dict.fromkeys(name for n in path for name in n.segments)
+        parts = {name: found for name in names if (found := self._longest(path, name)) is not None}
+        if node.hidden is None or parts[TARGET].length != length:
             raise RuntimeError("a state without its target is in no tree")
-        return Hit(length, parts, node.hidden)
+        return Hit(length, parts, node.hidden, [n.sources for n in path])
 
     def depth(self, tokens: Sequence[int]) -> int:
         """Length of the longest beginning that has a state."""
@@ -116,29 +128,48 @@ class PrefixStore:
                 at += len(node.tokens)
         return found
 
-    def put(self, tokens: Sequence[int], parts: Mapping[str, Snapshot], hidden: mx.array) -> bool:
+    def covers(self, tokens: Sequence[int], names: Iterable[str], num_sources: int) -> bool:
+        """Whether each of these parts could catch up to the end of `tokens`, if the last `num_sources` came with their sources."""
+        heard = len(tokens) - num_sources
+        end, unheard = 0, 0  # from `unheard` on there would be sources
+        path, common = self._with_branch(tokens)
+        for node in path:
+            begin, end = end, min(end + len(node.tokens), common)
+            if node.sources is None and begin < heard:
+                unheard = end
+        if common < min(heard, len(tokens)):
+            unheard = len(tokens)
+        return all(known >= unheard for known in self.starts(tokens, list(names)).values())
+
+    def put(
+        self,
+        tokens: Sequence[int],
+        parts: Mapping[str, Snapshot],
+        hidden: mx.array,
+        sources: mx.array | None = None,
+    ) -> bool:
         """Keep the state behind `tokens`; False where it does not fit. parts: snapshots from `starts` on, not yet evaluated at best; one
-        that lacks the tokens it should begin with is left out. Nothing is computed for what does not fit."""
+        that lacks the tokens it should begin with is left out. sources (n, H): what the last n of the tokens were sampled from. Nothing is
+        computed for what does not fit."""
         if not tokens or TARGET not in parts:
             return False
-        path, common = self._walk(tokens)
-        at = sum(len(n.tokens) for n in path)
-        if common > at:
-            path.append((path[-1] if path else self._root).children[tokens[at]])
+        path, common = self._with_branch(tokens)
         starts = self.starts(tokens, list(parts))
-        parts = {n: s for n, s in parts.items() if s.start <= min(common, max(starts[n], s.first))}
-        needed = hidden.nbytes + _TOKEN_BYTES * len(tokens) + sum(s.nbytes for s in parts.values())
+        parts = {n: s for n, s in parts.items() if s.start <= min(common, starts[n])}
+        needed = hidden.nbytes + _bytes(sources) + _TOKEN_BYTES * len(tokens)
+        needed += sum(s.nbytes for s in parts.values())
         if TARGET not in parts or needed > self.budget or not self._make_room(needed, path):
             return False
-        node = self._reach(tokens, parts)
+        self._cuttable |= {name for name, s in parts.items() if not any(s.point)}
+        node = self._reach(tokens, parts, sources)
         self.nbytes -= node.state_bytes
-        node.state = {name: Place(s.point, s.first) for name, s in parts.items()}
+        node.state = {name: s.point for name, s in parts.items()}
         node.hidden = hidden
         self.nbytes += node.state_bytes
         self._touch(node)
         for other in path:  # one may have lost its state, and its end be needed by nobody
             self._prune(other)
-        mx.eval([x for place in node.state.values() for state in place.point for x in state], node.hidden)
+        mx.eval([x for point in node.state.values() for state in point for x in state], node.hidden)
         return True
 
     def shrink(self, nbytes: int) -> int:
@@ -188,8 +219,34 @@ class PrefixStore:
             node = child
         return path, at
 
-    def _reach(self, tokens: Sequence[int], parts: Mapping[str, Snapshot]) -> Node:
-        """The node behind `tokens`, its edges filled from `parts`; made where it is not there."""
+    def _with_branch(self, tokens: Sequence[int]) -> tuple[list[Node], int]:
+        """The same, the edge included that `tokens` leaves or ends in."""
+        path, common = self._walk(tokens)
+        at = sum(len(n.tokens) for n in path)
+        if common > at:
+            path.append((path[-1] if path else self._root).children[tokens[at]])
+        return path, common
+
+    def _longest(self, path: Sequence[Node], name: str) -> Snapshot | None:
+        """Of a part, the snapshot of the longest beginning of the path's text that there is."""
+        segments: list[list[KV]] = []
+        best: tuple[int, int, Point] | None = None  # edges, tokens
+        length = 0
+        for node in path:
+            if name not in node.segments:
+                break
+            segments.append(node.segments[name])
+            length += len(node.tokens)
+            if node.state is not None and name in node.state:
+                best = len(segments), length, node.state[name]
+            elif name in self._cuttable:
+                best = len(segments), length, []
+        return None if best is None else Snapshot(best[1], segments[: best[0]], best[2])
+
+    def _reach(
+        self, tokens: Sequence[int], parts: Mapping[str, Snapshot], sources: mx.array | None = None
+    ) -> Node:
+        """The node behind `tokens`, its edges filled from `parts` and `sources`; made where it is not there."""
         path, common = self._walk(tokens)
         at = sum(len(n.tokens) for n in path)
         node = path[-1] if path else self._root
@@ -202,9 +259,13 @@ class PrefixStore:
             node = leaf
             path.append(leaf)
             self.nbytes += leaf.edge_bytes
-        end = 0
+        end, heard = 0, len(tokens) - (0 if sources is None else len(sources))
         for step in path:
             begin, end = end, end + len(step.tokens)
+            if sources is not None and step.sources is None and heard <= begin:
+                step.sources = copied(sources[begin - heard : end - heard])
+                mx.eval(step.sources)
+                self.nbytes += step.sources.nbytes
             for name, snapshot in parts.items():
                 if name not in step.segments and snapshot.start <= begin:
                     before = step.edge_bytes
@@ -224,6 +285,9 @@ class PrefixStore:
             upper.segments[name] = [(copied(k[:, :, :at]), copied(v[:, :, :at])) for k, v in layers]
             node.segments[name] = [(copied(k[:, :, at:]), copied(v[:, :, at:])) for k, v in layers]
             mx.eval(upper.segments[name], node.segments[name])
+        if node.sources is not None:
+            upper.sources, node.sources = copied(node.sources[:at]), copied(node.sources[at:])
+            mx.eval(upper.sources, node.sources)
         node.tokens, node.parent = node.tokens[at:], upper
         upper.children[node.tokens[0]] = node
         parent.children[upper.tokens[0]] = upper
@@ -273,18 +337,8 @@ def _num_same(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:
     return next((i for i, (a, b) in enumerate(zip(edge, given, strict=False)) if a != b), len(given))
 
 
-def _joinable(path: Sequence[Node], name: str, first: int) -> list[list[KV]] | None:
-    """A part's segments from token `first` to the end of the path; None where an edge lacks them."""
-    found, at = [], 0
-    for node in path:
-        if at >= first:
-            if name not in node.segments:
-                return None
-            found.append(node.segments[name])
-        at += len(node.tokens)
-        if at > first and not found:
-            return None  # `first` is no longer where an edge begins
-    return found
+def _bytes(x: mx.array | None) -> int:
+    return 0 if x is None else x.nbytes
 
 
 def _cut(snapshot: Snapshot, begin: int, end: int) -> list[KV]:

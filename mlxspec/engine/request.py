@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.hiddens import Hiddens
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
 from mlxspec.errors import MlxspecError
@@ -24,7 +25,8 @@ class Request:
     history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
     while running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked.
     marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
-    of the answer. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache.
+    of the answer. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
+    sampled from, None where nobody will need that.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Request:
         self.error: str | None = None
         self.end_token: int | None = None
         self.tail: tuple[mx.array, int] | None = None
+        self.hiddens: Hiddens | None = None
         self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
@@ -98,6 +101,11 @@ class Request:
         """End it because of `error`, unless it has ended; what has been said stays."""
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error if isinstance(error, str) else described(error)
+
+    def hear(self, hidden: mx.array | None) -> None:
+        """hidden (n, H): what its next n tokens were sampled from."""
+        if self.hiddens is not None and hidden is not None:
+            self.hiddens.add(hidden)
 
     def rest(self) -> list[TokensEvent]:
         """Behind its end: text that was held back, where nothing has given it yet."""

@@ -169,7 +169,8 @@ def read(
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     kept = []
-    hiddens = _by_row(round_) if chain.needs_hidden else None
+    wanted = chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
+    hiddens = _by_row(round_) if wanted else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
         stood = match(given[start + 1 : end], chosen[start:end])
@@ -211,7 +212,7 @@ def _take(
     chain: Chain,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
-    """Give a row its tokens, and the drafters those that count. hiddens: each row's, if any drafter wants them."""
+    """Give a row its tokens, and the drafters those that count. hiddens: each row's, if anybody wants them."""
     proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
     stood = len(chosen) - 1
     new, failure = round_.choice.take(place, chosen)
@@ -221,10 +222,11 @@ def _take(
     if failure is not None:
         request.fail(failure)
     heard = new[: len(request.history) - before + (request.end_token is not None)]
+    hidden = None if hiddens is None else hiddens[place]
+    if hidden is not None and len(heard) < hidden.shape[0]:
+        hidden = hidden[: len(heard)]
+    request.hear(hidden)
     if request.spec.drafters and request.error is None:
-        hidden = None if hiddens is None else hiddens[place]
-        if hidden is not None and len(heard) < hidden.shape[0]:
-            hidden = hidden[: len(heard)]
         chain.observe(request.number, heard, hidden)
     return events
 

@@ -136,6 +136,29 @@ def test_who_promises_to_draft_has_read_the_prompt_when_the_answer_begins(
     assert made.is_idle
 
 
+@pytest.mark.parametrize(
+    ("widths", "step", "resumes"), [(FLAT, 0.001, True), (LINEAR, 0.5, False)], ids=["flat", "linear"]
+)
+def test_behind_a_long_known_beginning_who_does_not_promise_to_draft_is_left_out(
+    widths: dict[int, float], step: float, resumes: bool
+) -> None:
+    """A plain row's beginning is 600 tokens that no drafter has run: catching up would hold the answer up for nothing."""
+    text, few = [i * i % 90 for i in range(600)], SamplingParams(max_tokens=40, ignore_eos=True)
+    wanted = Engine(tiny_models.target()).generate([*text, 5], few)
+    made = engine(widths, step=step)
+    first = made.generate(text, few, spec=SpecConfig())  # rows 0, 8, ... are primed anyway
+    assert first.stats.num_cached == 0
+    request = made.submit([*text, 5], few)
+    made.step()
+    assert request.stats.num_cached == 600
+    there = [n for n in ("mtp", "draft-model") if request.number in made.chain.drafters[n]._rows]  # type: ignore
+    assert there == (["mtp", "draft-model"] if resumes else [])
+    while not made.is_idle:
+        made.step()
+    assert request.stats.notices == []
+    assert tuple(request.history[601:]) == wanted.tokens
+
+
 def test_statistics_tell_calls_times_and_what_plain_decoding_would_do() -> None:
     made = engine(FLAT)
     stats = made.generate(PROMPTS[0], PARAMS["greedy"]).stats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 
@@ -42,3 +42,20 @@ def test_turn_two_of_a_long_conversation_reads_little(engine: Engine, cold: Engi
         if wanted.stats.num_drafted > 20:
             assert warm.stats.num_accepted >= 0.8 * wanted.stats.num_accepted
     engine.prefix.store.check()
+
+
+def test_a_head_drafts_behind_plain_turns_as_in_a_cold_run(engine: Engine, cold: Engine) -> None:
+    """Turns without drafting leave the head what it needs: as many of its tokens stand, and no prompt is read again."""
+    text = engine.chat_prompt([{"role": "user", "content": QUESTION[:1500]}])
+    for _ in range(2):
+        answer = engine.generate(text, PARAMS, spec=SpecConfig())
+        text = [*text, *answer.tokens, *engine.chat_prompt([{"role": "user", "content": "Explain it."}])]
+    warm, wanted = (e.generate(text, PARAMS, spec=SpecConfig(drafters=("mtp",))) for e in (engine, cold))
+    assert len(text) - warm.stats.num_cached < 60
+    assert warm.tokens == wanted.tokens
+    assert wanted.stats.num_accepted > 10
+    assert (warm.stats.num_drafted, warm.stats.num_accepted) == (
+        wanted.stats.num_drafted,
+        wanted.stats.num_accepted,
+    )
+    assert warm.stats.notices == []

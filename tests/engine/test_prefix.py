@@ -14,6 +14,8 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix import NEAR, SPACING, STRIDE, Prefix
 from mlxspec.events import PrefillEvent
+from mlxspec.speculation.controller import Controller
+from mlxspec.speculation.cost import CostModel, DraftCost
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, asked, same, spec
@@ -98,7 +100,7 @@ def test_the_same_prompt_is_not_read_again(params: SamplingParams) -> None:
     ],
 )
 def test_whoever_drafted_before(first: int, then: int) -> None:
-    """A drafter that has no state for a prompt is primed with it or begins behind it; the text does not notice."""
+    """A drafter that has no state for a prompt is primed with it; the text does not notice."""
     warm, text = engine(), words(40, 11)
     answer = warm.generate(text, GREEDY, spec=SPECS[first])
     longer = [*text, *answer.tokens, *text[:9]]
@@ -123,6 +125,74 @@ def test_drafters_go_on_as_if_they_had_heard_it_all() -> None:
         if got.tokens == wanted.tokens:
             figures = [{n: d.by_position for n, d in r.stats.drafters.items()} for r in (wanted, got)]
             assert figures[0] == figures[1]
+
+
+TURNS = {
+    "never": (None, None, None),
+    "then not": ("mtp", None, None),
+    "now and then": (None, "mtp", None),
+    "another": ("ngram-simple", "draft-model", "ngram-simple"),
+}
+
+
+@pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS)
+def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple[str | None, ...]) -> None:
+    """Its keys and values behind a conversation of which it drafted none or some are those of a cold run."""
+    warm, text = engine(prefill_chunk=16), words(40, 71)
+    for turn, name in enumerate(turns):
+        answer = warm.generate(text, SAMPLED, spec=spec(*([name] if name else [])))
+        text = [*text, *answer.tokens, *words(9, turn)]
+    got = {}
+    for which, made in (("cold", engine(0)), ("warm", warm)):
+        request = made.submit(text, SAMPLED, spec=spec("mtp"))
+        while not made.num_running or made._prefills:
+            made.step()
+        head = made.chain.drafters["mtp"]
+        length = head._cache.lengths[0]
+        got[which] = [np.asarray(x) for x in head.snapshot(request.number, length, 0).arrays]
+        assert length == len(text) + request.num_generated - 1
+        assert (request.stats.num_cached > 100) == (which == "warm")
+        while not made.is_idle:
+            made.step()
+        assert request.stats.notices == []
+        got[which].append([d.by_position for d in request.stats.drafters.values()])
+        made.prefix.store.check()
+    for wanted, found in zip(got["cold"][:-1], got["warm"][:-1], strict=True):
+        num = min(wanted.shape[2], found.shape[2])
+        np.testing.assert_allclose(found[:, :, :num], wanted[:, :, :num], atol=2e-4)
+    assert got["cold"][-1] == got["warm"][-1]
+
+
+def test_hiddens_are_kept_where_a_head_may_miss_them_only() -> None:
+    warm = engine()
+    warm.chain.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {"mtp": DraftCost(step=0.1)})))
+    for wish, kept in ((spec("mtp"), False), (spec(), True), (spec("mtp", policy="auto"), True)):
+        request = warm.submit(words(40, 5), GREEDY, spec=wish)
+        warm.step()
+        assert (request.hiddens is not None) == kept
+        assert warm.cancel(request.number)
+    off = engine(0).submit(words(40, 5), GREEDY, spec=spec())
+    assert off.hiddens is None
+    without = equality.engine([NgramSimple(3, 12)], prefix_budget=BUDGET)
+    request = without.submit(words(40, 5), GREEDY, spec=spec())
+    without.step()
+    assert request.hiddens is None
+
+
+def test_no_state_is_kept_behind_which_a_head_could_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row goes on from may be let go of while it runs: what it saw itself is then too little for a head."""
+    warm, text = engine(), words(60, 73)
+    warm.generate(text, GREEDY, spec=spec())
+    request = warm.submit([*text, 1, 2, 3], GREEDY, spec=spec())
+    warm.step()
+    assert request.stats.num_cached >= 60
+    warm.prefix.store.clear()
+    while not warm.is_idle:
+        warm.step()
+    assert warm.prefix.store.num_states == 0
+    again = warm.generate([*text, 1, 2, 3, 4], GREEDY, spec=spec("mtp"))
+    assert again.stats.num_cached == 0
+    assert again.stats.notices == []
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (0, *range(2, 8)))])

@@ -1,0 +1,62 @@
+"""The hiddens that a row's tokens were sampled from, until the prefix store has them: from these a drafter that was not there catches up.
+
+Kept only for rows whose own drafters may leave nothing behind. Knows arrays and lengths; knows no rows and no tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+
+from mlxspec.config import SpecConfig
+from mlxspec.drafters.base import Drafter
+
+_JOINED = 64  # pieces that become one array: each holds on to the hiddens of its whole round
+
+
+class Hiddens:
+    """Of the tokens from `start` on; `end` is behind the newest."""
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = start
+        self._pieces: list[mx.array] = []
+
+    def add(self, hidden: mx.array) -> None:
+        """hidden (n, H), of the next n tokens."""
+        self._pieces.append(hidden)
+        self.end += len(hidden)
+        if len(self._pieces) >= _JOINED:
+            self._join()
+            mx.async_eval(self._pieces)
+
+    def until(self, end: int) -> mx.array | None:
+        """Those of tokens `start` to `end`; None where there are none, or not so many."""
+        if not self.start < end <= self.end:
+            return None
+        return self._join()[: end - self.start]
+
+    def drop(self, end: int) -> None:
+        """Those of the first `end` tokens are needed no more."""
+        num = min(end, self.end) - self.start
+        if num > 0:
+            left = self._join()[num:]
+            self._pieces = [mx.concatenate([left, left[:0]])] if len(left) else []
+            self.start += num
+            mx.async_eval(self._pieces)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self._pieces)
+
+    def _join(self) -> mx.array:
+        self._pieces = [mx.concatenate(self._pieces)]
+        return self._pieces[0]
+
+
+def missing(drafters: Iterable[Drafter], spec: SpecConfig) -> bool:
+    """Whether a row drafted by `spec` may leave a later one without what one of the engine's drafters needs: where it does not use that
+    drafter, or the controller may leave it asleep."""
+    return any(
+        d.needs.every_hidden and (d.name not in spec.drafters or spec.policy == "auto") for d in drafters
+    )
