@@ -16,6 +16,7 @@ import mlxspec
 from mlxspec.cli import terminal
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams
+from mlxspec.events import TokensEvent
 
 PROMPT = "abcabcabcabcab"
 LINE = re.compile(
@@ -304,3 +305,65 @@ def test_nothing_prints_three_examples(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert len(re.findall(r"(?m)^  mlxspec \w+", shown)) == 3
     assert "--help" in shown
+
+
+# ---- --show-draft
+
+
+def shown(output: str) -> list[tuple[str, bool]]:
+    """Each character of a terminal's output, and whether it is green."""
+    found, green = [], False
+    for part in re.split(r"(\x1b\[[0-9;]*m)", output):
+        if part.startswith("\x1b"):
+            green = part == "\x1b[32m"
+        else:
+            found += [(c, green) for c in part]
+    assert not green  # whatever was coloured has ended
+    return found
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_what_was_drafted_and_stood_is_green(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, num_prompts: int
+) -> None:
+    """By the events: of this tokenizer every token is one character, so the first `num_drafted` of each event's text."""
+    from mlxspec.cli import generate
+
+    follow, events = generate.follow, []
+
+    def listened(*arguments):
+        for event in follow(*arguments):
+            events.append(event)
+            yield event
+
+    monkeypatch.setattr(generate, "follow", listened)
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stdout)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    prompts = [PROMPT, "the same, the same, the same"][:num_prompts]
+    options = ["--model", model, "--ngram-n", "2", "--max-tokens", "40", "--show-draft"]
+    ran = run("generate", *(word for p in prompts for word in ("-p", p)), *options)
+    assert ran.code == 0
+    wanted: dict[int, list[tuple[str, bool]]] = {}
+    for event in events:
+        if isinstance(event, TokensEvent):
+            assert len(event.text) == len(event.tokens)
+            answer = wanted.setdefault(event.request, [])
+            answer += [(c, i < event.num_drafted) for i, c in enumerate(event.text)]
+    everything = shown(ran.out)
+    for answer in wanted.values():
+        text, place = "".join(c for c, _ in answer), "".join(c for c, _ in everything)
+        assert everything[place.index(text) : place.index(text) + len(text)] == answer
+    assert {green for answer in wanted.values() for _, green in answer} == {True, False}
+    assert sum(green for _, green in everything) == sum(green for a in wanted.values() for _, green in a)
+    plain = run("generate", "-p", PROMPT, *options[:-1])
+    assert "\x1b" not in plain.out
+
+
+def test_green_is_for_terminals_that_show_it(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["generate", "-p", PROMPT, "--model", model, "--max-tokens", "20", "--show-draft"]
+    piped = run(*arguments)
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(*arguments).out == piped.out
+    assert "\x1b" not in piped.out
