@@ -23,6 +23,7 @@ LAYERS = (
     ("events",),
     ("folders", "resources", "bundled_blas", "blas", "jit"),
     ("device",),
+    ("parsers",),
     ("loading",),
     ("kernels",),
     ("cache",),
@@ -31,7 +32,6 @@ LAYERS = (
     ("sampling",),
     ("speculation", "drafters"),
     ("engine",),
-    ("parsers",),
     ("server", "cli", "bench", "demo", "compat"),
     ("__init__", "__main__"),
 )

@@ -1,13 +1,14 @@
 """Text to token ids and back, as the model's own tokenizer.json says; whole or token by token.
 
-Knows special tokens and when a character is complete; knows no chat format (template.py) and no model.
+Knows special tokens and when a character is complete; knows no model. Special tokens are no text, but for those with which the chat format
+writes thinking and calls: a parser must see them, as it sees the tags of models whose vocabulary spells them with common tokens.
 The `tokenizers` library does the work; importing transformers for the same would take a second.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from mlxspec.errors import TokenizerError
 from mlxspec.loading.template import ChatTemplate
+from mlxspec.parsers.formats import detect
 
 
 class Tokenizer:
@@ -29,6 +31,7 @@ class Tokenizer:
         self.eos_ids = eos_ids
         self.template = template
         self.vocab_size = inner.get_vocab_size()
+        self._hidden: tuple[str | None, frozenset[int]] | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -50,8 +53,9 @@ class Tokenizer:
         return list(self._inner.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of whole tokens, special tokens left out."""
-        return str(self._inner.decode(list(tokens), skip_special_tokens=True))
+        """Text of whole tokens, special tokens left out but for the chat format's tags."""
+        hidden = self._hidden_ids()
+        return str(self._inner.decode([t for t in tokens if t not in hidden], skip_special_tokens=False))
 
     def token_text(self, token: int) -> str | None:
         """The vocabulary's own spelling of an id, None for an id it does not know."""
@@ -67,20 +71,33 @@ class Tokenizer:
         return b"{}" if decoder is None else bytes(decoder.__getstate__())
 
     def stream(self) -> TextStream:
-        return TextStream(self._inner)
+        return TextStream(self._inner, self._hidden_ids())
+
+    def _hidden_ids(self) -> frozenset[int]:
+        """Special tokens that are no text."""
+        source = None if self.template is None else self.template.source
+        if self._hidden is None or self._hidden[0] != source:
+            tags = detect(source).tags
+            added = self._inner.get_added_tokens_decoder().items()
+            hidden = (i for i, t in added if t.special and not any(t.content in tag for tag in tags))
+            self._hidden = source, frozenset(hidden)
+        return self._hidden[1]
 
 
 class TextStream:
     """Text of a growing row of tokens; hands out only whole characters."""
 
-    def __init__(self, inner: _Tokenizer) -> None:
-        self._inner = inner
-        self._stream = DecodeStream(skip_special_tokens=True)
+    def __init__(self, inner: _Tokenizer, hidden: Set[int]) -> None:
+        """hidden: ids that are no text."""
+        self._inner, self._hidden = inner, hidden
+        self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
         self._given = ""
 
     def push(self, token: int) -> str:
         """The text this token completes, possibly none."""
+        if token in self._hidden:
+            return ""
         self._tokens.append(token)
         piece = self._stream.step(self._inner, token) or ""
         self._given += piece
@@ -88,7 +105,7 @@ class TextStream:
 
     def rest(self) -> str:
         """What is left when no more tokens come: an incomplete character, shown as the replacement character."""
-        whole = str(self._inner.decode(self._tokens, skip_special_tokens=True))
+        whole = str(self._inner.decode(self._tokens, skip_special_tokens=False))
         left = whole[len(self._given) :] if whole.startswith(self._given) else ""
         self._given += left
         return left

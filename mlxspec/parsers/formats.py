@@ -33,6 +33,13 @@ class ChatFormat:
     def call_tags(self) -> CallTags | None:
         return None if self.tools is None else _TAGS[self.tools]
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All that a parser must see in the text."""
+        calls = self.call_tags
+        found = () if calls is None else (calls.open, calls.close, calls.mark)
+        return tuple(tag for tag in (*(self.thinking or ()), *found) if tag)
+
     def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerParser:
         """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text."""
         return AnswerParser(self, prompt, tools)

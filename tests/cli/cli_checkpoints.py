@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ TEMPLATE = (
 CONTEXT = 256
 
 
-def byte_tokenizer(first: str = "") -> Tokenizer:
-    """Every byte is a token, then SPECIAL. `first`: a character whose id is swapped with that of `a`, for another vocabulary."""
+def byte_tokenizer(first: str = "", special: Sequence[str] = SPECIAL) -> Tokenizer:
+    """Every byte is a token, then `special`. `first`: a character whose id is swapped with that of `a`, for another vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if first:
         i, j = alphabet.index("a"), alphabet.index(first)
@@ -35,15 +36,15 @@ def byte_tokenizer(first: str = "") -> Tokenizer:
     made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(list(SPECIAL))
+    made.add_special_tokens(list(special))
     return made
 
 
-def shape(num_layers: int, hidden: int, *, mtp: bool) -> dict[str, Any]:
+def shape(num_layers: int, hidden: int, *, mtp: bool, num_special: int = len(SPECIAL)) -> dict[str, Any]:
     """config.json of a tiny hybrid: every second layer is attention."""
     return {
         "model_type": "qwen3_5",
-        "vocab_size": 256 + len(SPECIAL),
+        "vocab_size": 256 + num_special,
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
         "num_hidden_layers": num_layers,
@@ -62,18 +63,28 @@ def shape(num_layers: int, hidden: int, *, mtp: bool) -> dict[str, Any]:
 
 
 def write_checkpoint(
-    folder: Path, *, num_layers: int = 2, hidden: int = 48, mtp: bool = True, seed: int = 0, first: str = ""
+    folder: Path,
+    *,
+    num_layers: int = 2,
+    hidden: int = 48,
+    mtp: bool = True,
+    seed: int = 0,
+    first: str = "",
+    special: Sequence[str] = SPECIAL,
+    template: str = TEMPLATE,
 ) -> Path:
     """A model folder as mlx-lm would write it. Its answers are printable ASCII: other bytes get no weight in the head."""
     folder.mkdir(parents=True)
-    config, tokenizer = shape(num_layers, hidden, mtp=mtp), byte_tokenizer(first)
+    config = shape(num_layers, hidden, mtp=mtp, num_special=len(special))
+    tokenizer = byte_tokenizer(first, special)
     parsed, rng = Qwen35Config.from_dict(config), np.random.default_rng(seed)
     model = Qwen35(parsed)
     tensors = dict(tree_flatten(model.parameters()))
     if mtp:
         tensors |= {"mtp." + k: v for k, v in tree_flatten(Qwen35Mtp(parsed, model).parameters())}
     printable = np.array(
-        [32 <= ord(c) < 127 for c in map(tokenizer.decode, [[i] for i in range(256)])] + [False] * 3
+        [32 <= ord(c) < 127 for c in map(tokenizer.decode, [[i] for i in range(256)])]
+        + [False] * len(special)
     )
     for name, value in tensors.items():
         if value.ndim == 1:
@@ -89,6 +100,6 @@ def write_checkpoint(
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+        json.dumps({"eos_token": "<|im_end|>", "chat_template": template})
     )
     return folder
