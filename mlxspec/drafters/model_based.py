@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.kernels.flat import FlatRows
@@ -234,6 +235,7 @@ class ModelDrafter(Drafter):
                 sure[ask.row].append(sureness[i : i + 1])
                 if scores is not None and ask.sampler.keeps_drafts:
                     kept[ask.row].append(scores[i : i + 1])
+            device.start(chosen, sureness)
             depth += 1
             going = [i for i, a in enumerate(active) if a.limit > depth]
             if not going:

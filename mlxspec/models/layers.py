@@ -41,11 +41,14 @@ class FusedLinear(nn.Module):
         self._is_split_by_panels = (
             all(s % _PANEL == 0 for s in self._splits) and sum(self._sizes) % _PANEL == 0
         )
-        self._fused: nn.Module | None = None
         if all(type(p) is nn.Linear for p in parts):
             weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
             if device.backend() == "cpu" and weight.dtype == mx.float32:
                 self.panels = _in_panels(weight)
+                self._all = (
+                    mx.arange(len(self.panels), dtype=mx.uint32),
+                    mx.zeros(len(self.panels), mx.uint32),
+                )
             else:
                 self.weight = weight
         elif _same_format(parts):
@@ -58,9 +61,17 @@ class FusedLinear(nn.Module):
         if "weight" in self:
             return x @ self.weight.T
         if "panels" in self:
-            return _panels_matmul(x, self.panels)[:, : sum(self._sizes)]
+            if x.shape[0] > _PANELS_AT_MOST:
+                num_in = self.panels.shape[1]
+                return (x @ self.panels.swapaxes(0, 1).reshape(num_in, -1))[:, : sum(self._sizes)]
+            return _side_by_side(self._by_panels(x))[:, : sum(self._sizes)]
         outs = [_project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
+
+    def _by_panels(self, x: mx.array) -> mx.array:
+        """(N, in) -> (P, N, _PANEL), as one operation."""
+        every, same = self._all
+        return mx.gather_mm(x, self.panels, lhs_indices=same, rhs_indices=every)
 
     @property
     def quantized(self) -> list[QuantizedWeight]:
@@ -71,11 +82,9 @@ class FusedLinear(nn.Module):
     def split(self, x: mx.array) -> list[mx.array]:
         """(N, in) -> one (N, out) for each projection."""
         if "panels" in self and self._is_split_by_panels and x.shape[0] <= _PANELS_AT_MOST:
-            whole = x[None] @ self.panels  # (P, N, _PANEL)
-            parts = mx.split(whole, [s // _PANEL for s in self._splits])
-            return [
-                _side_by_side(part) for part in parts
-            ]  # each in memory of its own, unlike columns of one array
+            parts = mx.split(self._by_panels(x), [s // _PANEL for s in self._splits])
+            # each in memory of its own, unlike columns of one array
+            return [_side_by_side(part) for part in parts]
         return mx.split(self(x), self._splits, axis=-1)
 
 
@@ -88,14 +97,6 @@ def _in_panels(weight: mx.array) -> mx.array:
     num_panels = -(-num_out // _PANEL)
     padded = mx.pad(weight, [(0, num_panels * _PANEL - num_out), (0, 0)])
     return mx.contiguous(padded.reshape(num_panels, _PANEL, num_in).swapaxes(1, 2))
-
-
-def _panels_matmul(x: mx.array, panels: mx.array) -> mx.array:
-    """(N, in) -> (N, P * _PANEL)"""
-    num_in = panels.shape[1]
-    if x.shape[0] > _PANELS_AT_MOST:
-        return x @ panels.swapaxes(0, 1).reshape(num_in, -1)
-    return _side_by_side(x[None] @ panels)
 
 
 def _side_by_side(panels: mx.array) -> mx.array:
