@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.speculation.controller import PLAIN, Choice, Controller, Offer, RowControl
+from mlxspec.speculation.controller import PLAIN, Choice, Controller, Offer
 from mlxspec.speculation.cost import Curve, bucket
+from mlxspec.speculation.row import RowControl
 from mlxspec.speculation.verify import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
 if TYPE_CHECKING:

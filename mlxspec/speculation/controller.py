@@ -18,20 +18,18 @@ from typing import NamedTuple
 
 from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
 from mlxspec.speculation.estimate import Calibration, RowEstimate
+from mlxspec.speculation.row import FIRST_GAP, Bursts, Promise, RowControl
 
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
 PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
 # lengths a draft is cut to: each width a round may have is compiled once
 DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
-FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing, until they are as rare as ALLOWANCE wants
-CREDIT, ALLOWANCE = 1.5, 0.005  # probes may cost so many plain steps, and this part of a row's time besides
+CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
+LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
 _CUTS = frozenset(DEPTHS)
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
-_KEPT = 4.0  # drafts that a new row takes what earlier rows have shown for
 _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
-_FOLLOW = 0.08  # how far one draft moves what a drafter promises
-_RATE_FOLLOW = 0.05
 
 
 class Offer(NamedTuple):
@@ -56,61 +54,6 @@ class Choice(NamedTuple):
 PLAIN = Choice()
 
 
-class _Promise:
-    """What one model drafter is worth to a row by depth limit, learned from its drafts, each cut at its best place: tokens gained
-    beyond the round's own, and seconds beyond a plain round's. gap, rest: probing; spent: seconds of probes."""
-
-    __slots__ = ("count", "gained", "gap", "rest", "spent", "taken")
-
-    def __init__(self, gained: list[float], taken: list[float], count: float, gap: int) -> None:
-        self.gained, self.taken, self.count, self.gap = gained, taken, count, gap
-        self.rest, self.spent = (
-            gap,
-            0.0,
-        )  # the first look is due at once: nothing is cheaper to catch up on than nothing
-
-    def copy(self) -> _Promise:
-        """For a new row."""
-        return _Promise(list(self.gained), list(self.taken), min(self.count, _KEPT), FIRST_GAP)
-
-    def best(self, limit: int, rate: float) -> tuple[float, int]:
-        """Highest value and its depth, among depths 1 to `limit`."""
-        best, depth = -1.0, 0
-        for i in range(min(limit, len(self.gained))):
-            value = self.gained[i] - rate * self.taken[i]
-            if value > best:
-                best, depth = value, i + 1
-        return best, depth
-
-    def follow(self, gained: Sequence[float], taken: Sequence[float]) -> None:
-        self.count += 1.0
-        part = max(_FOLLOW, 1.0 / (self.count + 1.0))
-        for i in range(len(gained)):
-            self.gained[i] += part * (gained[i] - self.gained[i])
-            self.taken[i] += part * (taken[i] - self.taken[i])
-
-
-class RowControl:
-    """One row's part of the controller's memory. Make it with `Controller.open`."""
-
-    __slots__ = ("_time", "_tokens", "bucket", "estimates", "kind", "promises", "rate", "seconds")
-
-    def __init__(self, kind: str, context_bucket: int, rate: float) -> None:
-        self.kind, self.bucket, self.rate = kind, context_bucket, rate
-        self.estimates: dict[str, RowEstimate] = {}
-        self.promises: dict[str, _Promise] = {}
-        self.seconds = 0.0
-        self._tokens, self._time = rate, 1.0 if rate else 0.0
-
-    def follow(self, num_tokens: int, seconds: float) -> None:
-        """The going rate: tokens over seconds, both fading."""
-        fade = 1.0 - _RATE_FOLLOW
-        if self._time > 0 and self.seconds == 0.0:  # what came from an earlier row counts for a dozen rounds
-            self._tokens, self._time = self._tokens * 12 * seconds, self._time * 12 * seconds
-        self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
-        self.rate = self._tokens / self._time
-
-
 class Controller:
     """One for an engine; what it learns survives its rows. max_depth: longest draft ever asked of a model."""
 
@@ -118,18 +61,23 @@ class Controller:
         self.costs, self.max_depth = costs, max_depth
         self.pause = 0.0  # seconds a plain round takes longer where it could not run ahead, as behind a look
         self._calibrations: dict[tuple[str, str, int], Calibration] = {}
-        self._promises: dict[tuple[str, str, int], _Promise] = {}
+        self._promises: dict[tuple[str, str, int], Promise] = {}
         self._rates: dict[tuple[str, int], float] = {}
+        self._bursts: dict[tuple[str, int], Bursts] = {}
 
     def open(self, kind: str, context_bucket: int) -> RowControl:
         """A new row. kind: rows whose drafts fare alike, such as greedy ones; knowledge is shared within a kind and context bucket."""
-        return RowControl(kind, context_bucket, self._rates.get((kind, context_bucket), 0.0))
+        key = kind, context_bucket
+        lookups = self._bursts[key].copy() if key in self._bursts else Bursts()
+        return RowControl(kind, context_bucket, self._rates.get(key, 0.0), lookups)
 
     def close(self, row: RowControl) -> None:
         """The row has ended: what its drafters promised it is where the next row of its kind begins."""
         for name, promise in row.promises.items():
+            promise.end(is_promising=row.best(name, self.max_depth, row.rate)[0] > MARGIN)
             self._promises[row.kind, name, row.bucket] = promise.copy()
         self._rates[row.kind, row.bucket] = row.rate
+        self._bursts[row.kind, row.bucket] = row.lookups
 
     def move(self, row: RowControl, context_bucket: int) -> None:
         """The row has grown into another bucket: what is known there counts from now on."""
@@ -143,7 +91,8 @@ class Controller:
         """Whether a model drafter is expected to draft for a row that decodes alone."""
         curve = self.costs.curve(row.bucket)
         rate = max(row.rate, 1.0 / curve.seconds(1))
-        return self._promise(row, name, curve, 1).best(self.max_depth, rate)[0] > MARGIN
+        self._promise(row, name, curve, 1)
+        return row.best(name, self.max_depth, rate)[0] > MARGIN
 
     # --- before drafting
 
@@ -183,9 +132,9 @@ class Controller:
             if depth and gained > max(best.value, MARGIN):
                 best = Choice(offer=i, value=gained)
         for name, (limit, queued) in models.items():
-            promise = self._promise(row, name, curve, num_rows)
-            value, depth = promise.best(min(limit, self.max_depth), rate)
-            value -= rate * self.costs.draft(name).queued * max(0, queued - 2)
+            self._promise(row, name, curve, num_rows)
+            value, depth = row.best(name, min(limit, self.max_depth), rate)
+            value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
             if depth and value > max(best.value, MARGIN):
                 best = Choice(model=name, depth=depth, value=value)
         if best.offer is not None:
@@ -226,7 +175,11 @@ class Controller:
     def can_afford(self, row: RowControl, price: float, share: float) -> bool:
         """Whether a row may pay so many seconds for a look at a drafter."""
         spent = sum(p.spent for p in row.promises.values())
-        return spent + price <= CREDIT * share + ALLOWANCE * row.seconds
+        credit = max(
+            p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step)
+            for n, p in row.promises.items()
+        )
+        return spent + price <= credit + ALLOWANCE * row.seconds
 
     # --- with drafts at hand
 
@@ -283,8 +236,8 @@ class Controller:
             promise.count = min(promise.count, _OLD)
         promise.follow(*self._values(row, name, reaches, curve, num_rows))
         rate = max(row.rate, num_rows / curve.seconds(num_rows))
-        others = (p.best(self.max_depth, rate)[0] for n, p in row.promises.items() if n != name)
-        if promise.best(self.max_depth, rate)[0] > max(MARGIN, *others, MARGIN):
+        others = (row.best(n, self.max_depth, rate)[0] for n in row.promises if n != name)
+        if row.best(name, self.max_depth, rate)[0] > max(MARGIN, *others, MARGIN):
             promise.gap = max(FIRST_GAP, promise.gap // 2)
         else:
             plain = curve.seconds(num_rows)
@@ -306,6 +259,7 @@ class Controller:
         out of the going rate."""
         for promise in row.promises.values():
             promise.rest += num_tokens
+        row.lookups.follow(num_tokens, seconds, looked_up=looked_up)
         if not looked_up and seconds > 0:
             row.follow(num_tokens, seconds)
         row.seconds += seconds
@@ -320,13 +274,13 @@ class Controller:
             found = row.estimates[name] = RowEstimate(shared)
         return found
 
-    def _promise(self, row: RowControl, name: str, curve: Curve, num_rows: int) -> _Promise:
+    def _promise(self, row: RowControl, name: str, curve: Curve, num_rows: int) -> Promise:
         found = row.promises.get(name)
         if found is None:
             kept = self._promises.get((row.kind, name, row.bucket))
             if kept is None:
                 guess = [_FIRST_GUESS ** (i + 1) for i in range(self.max_depth)]
-                kept = _Promise(*self._values(row, name, guess, curve, num_rows), 0.0, FIRST_GAP)
+                kept = Promise(*self._values(row, name, guess, curve, num_rows))
             found = row.promises[name] = kept.copy()
         return found
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxspec.speculation.controller import Choice, Controller, Offer, RowControl
+from mlxspec.speculation.controller import Choice, Controller, Offer
 from mlxspec.speculation.cost import CostModel, Curve, DraftCost
+from mlxspec.speculation.row import RowControl
 from mlxspec.speculation.traces import Answer, Said, join
 
 MODELS = ("mtp", "draft-model")  # drafters that run a model; all others look up
@@ -106,16 +107,21 @@ class Rounds:
     def seconds(self, requests: Sequence[Request], machine: Machine, *, lookups: bool) -> np.ndarray:
         """Time of each request, in plain steps."""
         curve = Curve(machine.widths)
-        out = np.zeros(len(requests))
-        for r, place, width, model, depth, queued in zip(*vars(self).values(), strict=True):
-            request = requests[r]
-            time = verify_time(curve, request, place, width)
-            if model in MODELS:
-                time += machine.drafts[model].seconds(depth, queued) * request.noise[place]
-            out[r] += time
-            if lookups:
-                out[r] += machine.lookup
-        return out
+        request, width = np.array(self.request), np.array(self.width)
+        begins = np.cumsum([0, *(len(r) for r in requests)])[request] + np.array(self.place)
+        noise = np.concatenate([r.noise for r in requests])[begins]
+        tilt = np.concatenate([r.tilt for r in requests])[begins]
+        verify = np.array([curve.seconds(w) for w in range(int(width.max()) + 1)])[width]
+        plain = curve.seconds(1)
+        time = noise * (plain + (verify - plain) * tilt)
+        depth, queued, model = np.array(self.depth), np.array(self.queued), np.array(self.model)
+        for name in {m for m in self.model if m in MODELS}:
+            cost, asked = machine.drafts[name], model == name
+            drafting = cost.call + cost.step * depth + cost.queued * np.maximum(0, queued - 1)
+            time += np.where(asked, drafting * noise, 0.0)
+        if lookups:
+            time += machine.lookup
+        return np.bincount(request, weights=time, minlength=len(requests))
 
 
 def verify_time(curve: Curve, request: Request, place: int, width: int) -> float:

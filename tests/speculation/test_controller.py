@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.speculation.controller import ALLOWANCE, CREDIT, FIRST_GAP, PLAIN, Controller, Offer, RowControl
+from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
 from mlxspec.speculation.cost import CostModel, DraftCost
+from mlxspec.speculation.row import FIRST_GAP, RowControl
 
 FLAT = {1: 1.0, 2: 1.0}
 LINEAR = {1: 1.0, 2: 2.0}
@@ -84,7 +85,48 @@ def test_catching_up_is_charged_to_who_needs_it() -> None:
     row = control.open("", 0)
     taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
     assert control.choose([row], [[]], [{"mtp": (8, 2)}])[0].model == "mtp"
-    assert control.choose([row], [[]], [{"mtp": (8, 200)}])[0].model is None
+    assert control.choose([row], [[]], [{"mtp": (8, 2000)}])[0].model is None
+
+
+def test_catching_up_is_shared_by_the_drafts_until_lookup_comes_again() -> None:
+    control = controller(APPLE, mtp=DraftCost(step=0.05, queued=0.05))
+    for num_rounds, drafts in ((12, True), (1, False)):
+        row = control.open(str(num_rounds), 0)
+        taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
+        for _ in range(30):  # a burst of lookup behind so many rounds without
+            for _ in range(num_rounds):
+                control.spent(row, 1, 1.0, looked_up=False)
+            control.spent(row, 2, 2.0, looked_up=True)
+        assert (control.choose([row], [[]], [{"mtp": (8, 60)}])[0].model is not None) == drafts
+
+
+def test_a_model_does_not_draft_what_lookup_is_about_to_find() -> None:
+    control = controller(FLAT, mtp=DraftCost(step=0.3))
+    for found, drafts in ((1, True), (16, False)):
+        row = control.open(str(found), 0)
+        taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
+        for _ in range(30):
+            control.spent(row, 1, 1.0, looked_up=False)
+            control.spent(row, found, 1.0, looked_up=True)
+        choice = control.choose([row], [[]], [MODELS])[0]
+        assert (choice.model is not None and not choice.probe) == drafts
+
+
+def test_looks_are_allowed_less_where_rows_never_gained_by_them() -> None:
+    def affords(price: float) -> bool:
+        row = control.open("", 0)
+        control.choose([row], [[]], [MODELS])
+        return control.can_afford(row, price, 1.0)
+
+    for matched, widths, keeps in ((0, LINEAR, False), (8, FLAT, True)):
+        control = controller(widths, mtp=HEAD)
+        assert affords(1.0)
+        for _ in range(30):
+            row = control.open("", 0)
+            taught(control, row, Offer("mtp", 8, [0.9] * 8), matched, times=5)
+            control.close(row)
+        assert affords(1.0) == keeps
+        assert affords(HEAD.seconds(1, 1))  # one look is always possible
 
 
 def test_a_draft_is_cut_where_it_becomes_doubtful() -> None:

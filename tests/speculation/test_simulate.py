@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 from mlxspec.errors import ConfigError
-from mlxspec.speculation.cost import DraftCost
+from mlxspec.speculation.cost import Curve, DraftCost
 from mlxspec.speculation.machines import MACHINES
 from mlxspec.speculation.report import Cell, run_cells
-from mlxspec.speculation.simulate import Auto, Machine, first, fixed, make_requests, oracle, plain_seconds
+from mlxspec.speculation.simulate import (
+    Auto,
+    Machine,
+    first,
+    fixed,
+    make_requests,
+    oracle,
+    plain_seconds,
+    verify_time,
+)
 from mlxspec.speculation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
 
 TRACES = Path(__file__).parent / "traces.npz"
@@ -51,6 +60,25 @@ def test_fixed_depths_take_what_their_rounds_take() -> None:
     assert rounds.queued[:2] == [1, 3]
     expected = (2.0 + 0.2) * noise[0] + (2.0 + 0.2 + 0.02) * noise[3] + (1.0 + 0.02) * noise[5]
     assert rounds.seconds(requests, EVEN, lookups=False)[0] == pytest.approx(expected, rel=0.02)
+
+
+def test_rounds_add_up_one_by_one() -> None:
+    rng = np.random.default_rng(4)
+    answer = {
+        "mtp": said(rng.integers(0, 5, 200).tolist(), sure=0.6),
+        "ngram-simple": said(rng.integers(0, 3, 200).tolist()),
+    }
+    requests = make_requests([answer], 90, 3, rng)
+    rounds, curve, expected = (
+        first(requests, [("ngram-simple", 2), ("mtp", 3)]),
+        Curve(EVEN.widths),
+        [0.0] * 3,
+    )
+    for r, place, width, model, depth, queued in zip(*vars(rounds).values(), strict=True):
+        expected[r] += verify_time(curve, requests[r], place, width) + EVEN.lookup
+        if model == "mtp":
+            expected[r] += EVEN.drafts["mtp"].seconds(depth, queued) * requests[r].noise[place]
+    assert rounds.seconds(requests, EVEN, lookups=True) == pytest.approx(expected)
 
 
 def test_the_first_that_offers_anything_wins() -> None:

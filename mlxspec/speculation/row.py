@@ -1,0 +1,138 @@
+"""What the controller remembers of one row: how fast it goes, when lookup finds something, what each model drafter promises.
+
+Plain numbers that follow what they are told; decides nothing and knows no costs. Rates are tokens a second, values are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxspec.speculation.estimate import RowEstimate
+
+FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing
+HORIZON = 8.0  # most drafts that share what catching up costs
+_WAIT = 8.0  # tokens and rounds without lookup that every row is taken to begin with
+_CARRIED = 0.5  # how much of what one row knows of lookup counts for the next
+_FADE = 0.95  # of what is known of lookup, a round
+_KEPT = 4.0  # drafts that a new row takes what earlier rows have shown for
+_FOLLOW = 0.04  # how far one draft moves what a drafter promises
+_HOPE, _LEAST_HOPE = 0.1, 0.2  # how far one row moves it, and what stays
+_RATE_FOLLOW = 0.05
+
+
+class Promise:
+    """What one model drafter is worth to a row by depth limit, learned from its drafts, each cut at its best place.
+
+    gained, taken: tokens beyond the round's own, and seconds beyond a plain round's. count: drafts it rests on; asked: whether this row
+    has seen any. gap, rest: tokens between looks, and since the drafter was asked; spent: seconds of looks. hope: how often it ended a
+    row promising something, lately: where it never does, looks are allowed less.
+    """
+
+    __slots__ = ("asked", "count", "gained", "gap", "hope", "rest", "spent", "taken")
+
+    def __init__(
+        self, gained: list[float], taken: list[float], count: float = 0.0, hope: float = 1.0
+    ) -> None:
+        self.gained, self.taken, self.count, self.hope = gained, taken, count, hope
+        self.asked = False
+        self.gap = self.rest = (
+            FIRST_GAP  # the first look is due at once: nothing is cheaper to catch up on than nothing
+        )
+        self.spent = 0.0
+
+    def copy(self) -> Promise:
+        """For a new row."""
+        return Promise(list(self.gained), list(self.taken), min(self.count, _KEPT), self.hope)
+
+    def best(self, limit: int, rate: float, worth: Sequence[float]) -> tuple[float, int]:
+        """Highest value and its depth, among depths 1 to `limit`. worth: of each token of a draft."""
+        best, depth, value, before = -1.0, 0, 0.0, 0.0
+        for i in range(min(limit, len(self.gained))):
+            gained = self.gained[i]
+            value += worth[i] * (gained - before)
+            before = gained
+            if value - rate * self.taken[i] > best:
+                best, depth = value - rate * self.taken[i], i + 1
+        return best, depth
+
+    def follow(self, gained: Sequence[float], taken: Sequence[float]) -> None:
+        """A draft was worth that."""
+        self.count += 1.0
+        self.asked = True
+        part = max(_FOLLOW, 1.0 / (self.count + 1.0))
+        for i in range(len(gained)):
+            self.gained[i] += part * (gained[i] - self.gained[i])
+            self.taken[i] += part * (taken[i] - self.taken[i])
+
+    def end(self, *, is_promising: bool) -> None:
+        """The row has ended."""
+        if self.asked:
+            self.hope = max(_LEAST_HOPE, self.hope + _HOPE * (is_promising - self.hope))
+
+
+class Bursts:
+    """Lookup finds text in bursts: how long it stays away between them, and how fast they are. All counts fade."""
+
+    __slots__ = ("_bursts", "_found", "_is_on", "_rounds", "_seconds", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = self._rounds = _WAIT  # between bursts
+        self._bursts = 0.0
+        self._found, self._seconds = 0.0, 0.0  # tokens within bursts, and what they took
+        self._is_on = False
+
+    def copy(self) -> Bursts:
+        """For a new row."""
+        new = Bursts()
+        for name in ("_tokens", "_rounds", "_bursts", "_found", "_seconds"):
+            setattr(new, name, _CARRIED * getattr(self, name))
+        return new
+
+    def follow(self, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
+        """A round gave so many tokens."""
+        if looked_up:
+            self._found, self._seconds = _FADE * self._found + num_tokens, _FADE * self._seconds + seconds
+            self._bursts += not self._is_on
+        else:
+            self._bursts *= _FADE
+            self._tokens = _FADE * self._tokens + num_tokens
+            self._rounds = _FADE * self._rounds + 1.0
+        self._is_on = looked_up
+
+    def horizon(self) -> float:
+        """Drafts of a model that share what catching up costs: those up to the next burst, behind which it has to catch up again."""
+        return max(1.0, min(HORIZON, self._rounds / self._bursts)) if self._bursts else HORIZON
+
+    def worth(self, depth: int, rate: float) -> list[float]:
+        """By place in a model's draft, what a token is worth: less where lookup would have found it before long, for less than a token
+        costs at `rate`."""
+        if self._found <= rate * self._seconds:
+            return [1.0] * depth
+        stays = 1.0 - min(1.0, self._bursts / self._tokens)
+        rest = rate * self._seconds / self._found
+        return [rest + (1.0 - rest) * stays**i for i in range(1, depth + 1)]
+
+
+class RowControl:
+    """One row's part of the controller's memory. Make it with `Controller.open`."""
+
+    __slots__ = ("_time", "_tokens", "bucket", "estimates", "kind", "lookups", "promises", "rate", "seconds")
+
+    def __init__(self, kind: str, context_bucket: int, rate: float, lookups: Bursts) -> None:
+        self.kind, self.bucket, self.rate, self.lookups = kind, context_bucket, rate, lookups
+        self.estimates: dict[str, RowEstimate] = {}
+        self.promises: dict[str, Promise] = {}
+        self.seconds = 0.0
+        self._tokens, self._time = rate, 1.0 if rate else 0.0
+
+    def follow(self, num_tokens: int, seconds: float) -> None:
+        """The going rate: tokens over seconds, both fading."""
+        fade = 1.0 - _RATE_FOLLOW
+        if self._time > 0 and self.seconds == 0.0:  # what came from an earlier row counts for a dozen rounds
+            self._tokens, self._time = self._tokens * 12 * seconds, self._time * 12 * seconds
+        self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
+        self.rate = self._tokens / self._time
+
+    def best(self, name: str, limit: int, rate: float) -> tuple[float, int]:
+        """Highest value of a draft of up to `limit` tokens by a model drafter, and its depth, beside a going rate."""
+        return self.promises[name].best(limit, rate, self.lookups.worth(limit, rate))
