@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,22 +24,45 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
 from mlxspec.engine.engine import Engine
 from mlxspec.models.base import Model
+from mlxspec.models.runners import FUSED_IS_EXACT, HOT_AFTER
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.controller import DEPTHS
-from mlxspec.speculation.cost import CostModel, DraftCost, read_costs, write_costs
+from mlxspec.speculation.cost import CostModel, Curve, DraftCost, read_costs, write_costs
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
-_PROMPT, _QUEUE = 48, 32  # tokens
+READY = 2.0  # seconds in which a small model is loaded and measured
+SHARE = 0.05  # of the time it took to load, for larger ones
+_PATIENT = 60.0  # seconds, where measuring is what was asked for: all widths fit, or something is wrong
+_PROMPT, _QUEUE = 24, 32  # tokens
 _ANSWER = 4096  # tokens: more than all rounds together give
-_SECONDS = 1.0  # for rounds, as far as a few of each width fit into it
-_FIRST = (
-    2,
-    5,
-    17,
-)  # widths without which there is no curve; the others are timed while there are seconds left
-_COMPILING = 2  # rounds of a new width compile, and so does the first that undoes one
-_MOST = 8  # rounds of each width
+_ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first
+_FOR_ROUNDS = 0.75  # of the seconds; the others are for drafts
+_WARM = 2  # rounds of a new width compile, and so does the first that undoes one
+_SHORT = 0.02  # seconds of a plain round, below which it shows whether a round was compiled
+_MOST = 5  # rounds of each width that count
 _NAME = "ngram-simple"
+LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
+LIKELY_DRAFT = 0.2  # plain rounds a token
+
+
+def allowance(load_seconds: float) -> float:
+    """Seconds that measuring may take behind a load of so many: loading and measuring are through in READY, or measuring takes SHARE of
+    what loading took."""
+    return max(READY - load_seconds, SHARE * load_seconds)
+
+
+class Budget:
+    """Seconds that may be spent on measuring. What is begun cannot be stopped, so nothing is begun that is not expected to end in time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.perf_counter() + seconds
+
+    def allows(self, seconds: float) -> bool:
+        return time.perf_counter() + seconds <= self._ends
+
+    def part(self, share: float) -> Budget:
+        """That share of what is left, beginning now."""
+        return Budget(share * (self._ends - time.perf_counter()))
 
 
 class _Worthless(NgramRow):
@@ -71,41 +94,82 @@ class _WorthlessDrafter(NgramDrafter):
         super().__init__(lambda: _Worthless(self.width))
 
 
-def calibrate(model: Model, drafters: Mapping[str, Drafter], config: EngineConfig) -> CostModel:
-    """Costs of this model on this machine, for short contexts. Takes about two seconds, longer where a round takes longer than 30 ms."""
-    with device.private_kernels():
-        verify = _rounds(model, config)
-        return CostModel({0: verify}, _draft_costs(drafters.values(), model, verify[1]))
+def calibrate(
+    model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, seconds: float = READY
+) -> CostModel:
+    """Costs of this model on this machine, for short contexts, measured within `seconds` as far as they go. What they do not reach is
+    guessed, and learned when it is met; only the first plain round runs at any price."""
+    return _with_guesses(_measure(model, drafters, config, Budget(seconds), None), drafters)
 
 
-def kept_costs(model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str) -> CostModel:
-    """Costs from the cache folder; what is not there is measured now and put there."""
+def kept_costs(
+    model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str, seconds: float = READY
+) -> CostModel:
+    """Costs from the cache folder. What is not there is measured within `seconds` and put there, so what one load has no time for the
+    next ones add."""
     path = _path(model, config, name)
-    found = read_costs(path)
-    if found is None:
-        return measured_costs(model, drafters, config, name)[0]
-    missing = [d for d in drafters.values() if isinstance(d, ModelDrafter) and d.name not in found.drafts]
-    if missing:
-        with device.private_kernels():
-            found.drafts |= _draft_costs(missing, model, found.curve(0).seconds(1))
-        write_costs(path, found)
-    return found
+    known = read_costs(path)
+    missing = [d for d in _models(drafters) if known is None or d not in known.drafts]
+    if known is None or missing or not set(_widths(model)) <= known.measured:
+        known = _measure(model, drafters, config, Budget(seconds), known)
+        write_costs(path, known)
+    return _with_guesses(known, drafters)
 
 
 def measured_costs(
     model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str
 ) -> tuple[CostModel, Path]:
     """Costs measured now, in place of what the cache folder has; and the file they are in."""
-    path, found = _path(model, config, name), calibrate(model, drafters, config)
-    before = read_costs(path)
+    path = _path(model, config, name)
+    found, before = _measure(model, drafters, config, Budget(_PATIENT), None), read_costs(path)
     if before is not None:
         found.drafts = before.drafts | found.drafts
     write_costs(path, found)
-    return found, path
+    return _with_guesses(found, drafters), path
 
 
-def _draft_costs(drafters: Iterable[Drafter], model: Model, plain: float) -> dict[str, DraftCost]:
-    return {d.name: _draft_cost(d, model, plain) for d in drafters if isinstance(d, ModelDrafter)}
+def _models(drafters: Mapping[str, Drafter]) -> list[str]:
+    return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]
+
+
+def _with_guesses(costs: CostModel, drafters: Mapping[str, Drafter]) -> CostModel:
+    """The same, with a cost for every model drafter: guesses are not kept."""
+    guess = DraftCost(step=LIKELY_DRAFT * costs.curve(0).seconds(1))
+    costs.drafts = dict.fromkeys(_models(drafters), guess) | costs.drafts
+    return costs
+
+
+def _measure(
+    model: Model,
+    drafters: Mapping[str, Drafter],
+    config: EngineConfig,
+    budget: Budget,
+    known: CostModel | None,
+) -> CostModel:
+    """What `known` lacks, as far as the budget goes, in its measure of a plain round."""
+    done = known.measured if known is not None else frozenset[int]()
+    with device.private_kernels():
+        verify: dict[int, float] = {}
+        warm = set(done)
+        if known is None or not set(_widths(model)) <= done:
+            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done)
+        plain = verify[1] if known is None else known.curve(0).seconds(1)
+        found: dict[str, DraftCost] = {}
+        for name, drafter in drafters.items():
+            if isinstance(drafter, ModelDrafter) and (known is None or name not in known.drafts):
+                cost = _draft_cost(drafter, model, plain, budget)
+                found |= {} if cost is None else {name: cost}
+    if known is not None:
+        factor = plain / verify.get(1, plain)
+        before = known.curve(0)
+        verify = {w: factor * s for w, s in verify.items()} | {w: before.seconds(w) for w in done}
+        found = known.drafts | found
+    return CostModel({0: _with_likely(verify)}, found, measured=warm | done)
+
+
+def _with_likely(verify: Mapping[int, float]) -> dict[int, float]:
+    """A curve where there is only its first point."""
+    return dict(verify) if len(verify) > 1 else {w: verify[1] * cost for w, cost in LIKELY.knots().items()}
 
 
 def _path(model: Model, config: EngineConfig, name: str) -> Path:
@@ -126,35 +190,66 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
     return folders.private_folder("costs")[0] / f"{digest}.json"
 
 
-def _rounds(model: Model, config: EngineConfig) -> dict[int, float]:
-    """Width -> seconds of a round. Plain ones run ahead of the host, as they do where nothing is drafted."""
-    junk = _WorthlessDrafter()
+def _widths(model: Model) -> list[int]:
+    """Those that are measured, the most telling first."""
     room = model.max_context - _PROMPT - 2
-    widths = [w for w in WIDTHS if w <= room]
-    fixed = SpecConfig(drafters=(_NAME,), ngram_m=WIDTHS[-1])
-    params = SamplingParams(max_tokens=max(1, min(room, _ANSWER)), ignore_eos=True)
-    prompt = [i % model.vocab_size for i in range(1, _PROMPT + 1)]
-    engines = {}
-    for name, spec in (("plain", SpecConfig()), ("drafts", fixed)):
-        alone = replace(config, prefix_budget=0)
-        engines[name] = Engine(model, drafters=[junk], spec=spec, config=alone)
-        engines[name].submit(prompt, params)
-        engines[name].step()
-    found: dict[int, float] = {}
-    ends = time.perf_counter() + _SECONDS
-    for width in (1, *sorted(widths, key=lambda w: (w not in _FIRST, w))):
-        if len(found) > len(_FIRST) and time.perf_counter() > ends:
-            break  # a slow machine: the others lie on lines between these, and are refined when they are met
-        engine = engines["plain" if width == 1 else "drafts"]
+    rest = (w for w in WIDTHS if w not in _ORDER)
+    return [w for w in (*_ORDER, *rest) if w == 1 or w <= room]
+
+
+def _rounds(
+    model: Model, config: EngineConfig, budget: Budget, done: Collection[int] = ()
+) -> tuple[dict[int, float], set[int]]:
+    """Width -> seconds of a round, of plain ones and of those not in `done` that the budget has room for; and which of them were warm.
+    Plain ones run ahead of the host, as they do where nothing is drafted."""
+    junk = _WorthlessDrafter()
+    engine = _engine(model, config, junk, SpecConfig())
+    found, warm = {1: _low(_times(engine, budget, 0.0, _WARM)[0])}, {1}
+    wanted = [w for w in _widths(model) if w not in done and w != 1]
+    if not wanted or not budget.allows(2 * _likely(_PROMPT) * found[1]):
+        return found, warm
+    engine = _engine(model, config, junk, SpecConfig(drafters=(_NAME,), ngram_m=WIDTHS[-1]))
+    for width in wanted:
         junk.width[0] = width
-        taken: list[float] = []
-        while len(taken) < _MOST and not engine.is_idle:
-            taken.append(_seconds(engine.step))
-            if len(taken) > _COMPILING + 1 and time.perf_counter() > ends:
-                break
-        if len(taken) > _COMPILING:
-            found[width] = _low(taken[_COMPILING:])
-    return _rising(found)
+        taken, is_warm = _times(engine, budget, _likely(width) * found[1], _warm(width, found[1]))
+        if taken:
+            found[width] = _low(taken)
+        if is_warm:
+            warm.add(width)
+    return _rising(found), warm
+
+
+def _engine(model: Model, config: EngineConfig, drafter: Drafter, spec: SpecConfig) -> Engine:
+    """One that decodes junk, its prompt read."""
+    engine = Engine(model, drafters=[drafter], spec=spec, config=replace(config, prefix_budget=0))
+    room = model.max_context - _PROMPT - 2
+    params = SamplingParams(max_tokens=max(1, min(room, _ANSWER)), ignore_eos=True)
+    engine.submit([i % model.vocab_size for i in range(1, _PROMPT + 1)], params)
+    engine.step()
+    return engine
+
+
+def _times(engine: Engine, budget: Budget, likely: float, warm: int) -> tuple[list[float], bool]:
+    """Seconds of rounds as they are drafted next, and whether they were warm: of a budget that ends before it is the last one that is
+    told, and none where not even the first is likely to end in time. likely: seconds of the first, 0 to run it at any price."""
+    taken: list[float] = []
+    while len(taken) < warm + _MOST and not engine.is_idle:
+        if (taken or likely) and not budget.allows(taken[-1] if taken else likely):
+            break
+        taken.append(_seconds(engine.step))
+    return taken[warm:] or taken[-1:], len(taken) > warm
+
+
+def _likely(width: int) -> float:
+    """Plain rounds."""
+    return LIKELY.seconds(width)
+
+
+def _warm(width: int, plain: float) -> int:
+    """Rounds of a new width that do not count: compiling it, the first that undoes one, and where compiling comes late all before it,
+    unless a plain round takes so long that it matters little."""
+    late = width > 1 and device.backend() == "cpu" and FUSED_IS_EXACT and plain < _SHORT
+    return _WARM + (HOT_AFTER if late else 0)
 
 
 def _low(times: Sequence[float]) -> float:
@@ -170,8 +265,8 @@ def _rising(found: Mapping[int, float]) -> dict[int, float]:
     return out
 
 
-def _draft_cost(drafter: ModelDrafter, model: Model, plain: float) -> DraftCost:
-    """By drafting for a row of its own. A drafter that cannot is taken to cost a fifth of a plain step a token, and learns from there."""
+def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: Budget) -> DraftCost | None:
+    """By drafting for a row of its own; None where there is no time for that, or the drafter cannot."""
     row = -1
     try:
         sampler = RowSampler(SamplingParams(), [1], model.vocab_size)
@@ -191,14 +286,18 @@ def _draft_cost(drafter: ModelDrafter, model: Model, plain: float) -> DraftCost:
             return _seconds(work)
 
         drafter.begin(row)
+        if not budget.allows(LIKELY_DRAFT * (4 + 1 + 4 + 1) * plain):
+            return None
         draft(_QUEUE, 4)
-        times = [(draft(2, 1), draft(2, 4), draft(_QUEUE, 1)) for _ in range(6)]
-        one, four, late = (_low([t[i] for t in times[1:]]) for i in range(3))
+        times: list[tuple[float, float, float]] = []
+        while len(times) < 6 and (not times or budget.allows(sum(times[-1]))):
+            times.append((draft(2, 1), draft(2, 4), draft(_QUEUE, 1)))
+        one, four, late = (_low([t[i] for t in times[1:] or times]) for i in range(3))
         step = max((four - one) / 3, 0.1 * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
         return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting)
     except Exception:  # whatever it is, the drafter will say so when it drafts for a request
-        return DraftCost(step=plain / 5)
+        return None
     finally:
         drafter.close(row)
 

@@ -140,14 +140,14 @@ class Engine(Answers):
             raise EngineStoppedError("The engine has been closed.")
         return self._model
 
-    def prepare_auto(self, *, keep: bool = False) -> None:
-        """Measure what rounds and drafts cost here, which policy auto decides by; the first such request does it otherwise. keep: use and
-        keep figures in the user's cache folder."""
+    def prepare_auto(self, *, keep: bool = False, seconds: float = 2.0) -> None:
+        """Measure within so many seconds what rounds and drafts cost here, which policy auto decides by; the first such request does it
+        otherwise. keep: use and keep figures in the user's cache folder."""
         if self.chain.auto is None:
-            from mlxspec.engine import calibrate  # builds on this module
+            from mlxspec.engine.calibrate import calibrate, kept_costs  # builds on this module
 
             args = self.model, self.chain.drafters, self.config
-            costs = calibrate.kept_costs(*args, self.name) if keep else calibrate.calibrate(*args)
+            costs = kept_costs(*args, self.name, seconds) if keep else calibrate(*args, seconds)
             self.chain.follow(Controller(costs))
 
     @property

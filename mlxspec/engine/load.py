@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
 from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.drafters.ngram_table import NgramTable
+from mlxspec.engine.calibrate import allowance
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.kernels import races
@@ -71,6 +73,7 @@ def load(
         if draft_model is None or asked == ()
         else ModelFolder(hub.resolve(draft_model, judge=check_fits))
     )
+    started = time.perf_counter()  # whatever had to be downloaded is here
     with device.private_kernels():
         races.prepare()
         target = assemble(folder.config(), folder.read, _DTYPES.get(dtype or ""))
@@ -92,7 +95,7 @@ def load(
     )
     device.wire(engine.memory.budget)
     if names and spec.policy == "auto":
-        engine.prepare_auto(keep=True)
+        engine.prepare_auto(keep=True, seconds=allowance(time.perf_counter() - started))
     return engine
 
 

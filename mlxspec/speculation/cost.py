@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ _KNOT_GAIN = 0.03
 _UNMEASURED = 1.5  # times what drafts cost in one row is what they are taken to cost in several, until it has been measured
 _GUESS_CLIP, _GUESS_TRIES = 0.7, 4  # the same for a width nobody has measured, and how often it stays one
 _DRAFT_GAIN = 0.10
-_FORMAT = 1
+_FORMAT = 2
 
 
 def bucket(context: int) -> int:
@@ -158,11 +158,21 @@ class DraftCost:
 class CostModel:
     """All that is known of costs, by context bucket and number of rows. What nobody measured is guessed from the nearest that was."""
 
-    def __init__(self, verify: Mapping[int, Mapping[int, float]], drafts: Mapping[str, DraftCost]) -> None:
-        """verify: context bucket -> width -> seconds, of one row. Raises ConfigError where there is none."""
+    def __init__(
+        self,
+        verify: Mapping[int, Mapping[int, float]],
+        drafts: Mapping[str, DraftCost],
+        *,
+        measured: Collection[int] | None = None,
+    ) -> None:
+        """verify: context bucket -> width -> seconds, of one row. measured: widths that are no guesses, by default all of them; where plain
+        rounds alone are none, the first that come of other widths count for much. Raises ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
-        self._curves = {(b, 1): Curve(points) for b, points in verify.items()}
+        everything = (w for points in verify.values() for w in points)
+        self.measured = frozenset(everything if measured is None else measured)
+        guessed = measured is not None and self.measured <= {1}
+        self._curves = {(b, 1): Curve(points, guessed=guessed) for b, points in verify.items()}
         self._measured = sorted(verify)
         self.drafts = dict(drafts)
 
@@ -203,6 +213,7 @@ class CostModel:
                 if rows == 1
             },
             "drafts": {n: vars(d) for n, d in self.drafts.items()},
+            "measured": sorted(self.measured),
         }
 
     @classmethod
@@ -215,9 +226,10 @@ class CostModel:
             drafts = {
                 str(n): DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()
             }
+            measured = [int(w) for w in data["measured"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError("These costs cannot be read.") from error
-        return cls(verify, drafts)
+        return cls(verify, drafts, measured=measured)
 
 
 _FREE = DraftCost()

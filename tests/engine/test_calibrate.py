@@ -1,32 +1,110 @@
-"""What measuring at load may take: a number of rounds, whatever a round takes."""
+"""What measuring at load may take, on a clock that only rounds and drafts move, and what is made of it."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
+from mlxspec import device
 from mlxspec.config import EngineConfig
+from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import calibrate
 from mlxspec.engine.engine import Engine
 from tests import tiny_models
 
+HEAD = 0.1  # plain rounds a draft's token
 
-@pytest.mark.parametrize(("seconds", "most"), [(10.0, 4 * 3 + 4), (0.001, 10 * 8)], ids=["slow", "fast"])
-def test_a_slow_machine_is_measured_at_few_widths(
-    seconds: float, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, rounds, step = [0.0], [0], Engine.step
+
+class Clock:
+    """plain: seconds of a plain round; each further token of a round costs a tenth of that. spent: seconds so far; rounds: how many."""
+
+    def __init__(self) -> None:
+        self.plain, self.spent, self.rounds = 1.0, 0.0, 0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found, step, propose = Clock(), Engine.step, Mtp.propose
 
     def slow_step(self: Engine) -> list:
-        now[0] += seconds
-        rounds[0] += 1
-        return step(self)
+        events = step(self)
+        found.spent += found.plain * (0.9 + 0.1 * self.chain.drafters["ngram-simple"].width[0])
+        found.rounds += 1
+        return events
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    def slow_propose(self: Mtp, asks, sampler) -> list:
+        found.spent += found.plain * HEAD * asks[0].limit
+        return propose(self, asks, sampler)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: found.spent)
     monkeypatch.setattr(Engine, "step", slow_step)
-    found = calibrate._rounds(tiny_models.target(), EngineConfig())
-    assert {1, 2, 5, 17} <= set(found)
-    assert rounds[0] <= most + 2  # two read the prompts
-    assert (len(found) == 10) == (seconds < 1)
-    assert all(s == pytest.approx(seconds) for s in found.values())
+    monkeypatch.setattr(Mtp, "propose", slow_propose)
+    return found
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple:
+    target = tiny_models.target()
+    return target, {"mtp": Mtp(tiny_models.mtp_head(), target.max_context)}, EngineConfig()
+
+
+@pytest.mark.parametrize("plain", [5.0, 0.3, 0.04, 0.01])
+@pytest.mark.parametrize("seconds", [0.2, 2.0])
+def test_no_more_seconds_than_allowed(plain: float, seconds: float, clock: Clock, parts: tuple) -> None:
+    """Whatever a round takes: beside the budget only the prompt and one plain round, without which nothing is known."""
+    clock.plain = plain
+    costs = calibrate.calibrate(*parts, seconds)
+    assert clock.spent <= max(seconds, 2 * plain) + 1e-9
+    curve = costs.curve(0)
+    assert curve.seconds(1) == pytest.approx(plain)
+    for width in costs.measured:
+        assert curve.seconds(width) == pytest.approx(plain * (0.9 + 0.1 * width), rel=0.05)
+    assert 1.0 < curve.seconds(5) / plain < 5.0  # a guess is no reason never to try
+    step = costs.draft("mtp").step / plain
+    assert step == pytest.approx(HEAD if "mtp" in costs.drafts and step < 0.15 else calibrate.LIKELY_DRAFT)
+
+
+def test_with_time_enough_everything_is_measured(clock: Clock, parts: tuple) -> None:
+    clock.plain = 0.001
+    costs = calibrate.calibrate(*parts)
+    assert costs.measured == {1, *calibrate.WIDTHS}
+    assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
+    assert clock.spent < 2.0
+
+
+def test_what_one_load_has_no_time_for_the_next_ones_add(
+    clock: Clock, parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    clock.plain, known = 0.04, set()
+    for _ in range(20):
+        before = clock.spent
+        costs = calibrate.kept_costs(*parts, "tiny", 1.5)
+        assert clock.spent - before <= 1.5
+        assert costs.measured >= known
+        known = set(costs.measured)
+        if clock.spent == before:  # nothing was left to measure
+            break
+    assert known == {1, *calibrate.WIDTHS}
+    for width in (1, 2, 5, 17):
+        assert costs.curve(0).seconds(width) == pytest.approx(clock.plain * (0.9 + 0.1 * width))
+    assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
+
+
+def test_verifies_are_measured_as_they_are_once_compiled(
+    clock: Clock, parts: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an x86-64 CPU that is after some rounds of a shape: those before say nothing."""
+    for is_hot_later in (True, False):
+        monkeypatch.setattr(calibrate, "FUSED_IS_EXACT", is_hot_later)
+        clock.plain, clock.rounds = 0.001, 0
+        calibrate._rounds(parts[0], parts[2], calibrate.Budget(60.0))
+        each = clock.rounds / (1 + len(calibrate.WIDTHS))
+        assert (each > calibrate.HOT_AFTER + 2) == (is_hot_later and device.backend() == "cpu")
+
+
+@pytest.mark.parametrize(("load", "most"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1), (10.0, 0.5), (60.0, 3.0)])
+def test_two_seconds_with_the_load_or_a_twentieth_of_it(load: float, most: float) -> None:
+    assert calibrate.allowance(load) == pytest.approx(most)

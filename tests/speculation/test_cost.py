@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -127,13 +128,13 @@ def test_costs_survive_their_file(tmp_path: Path) -> None:
         "[]",
         "null",
         "{}",
-        '{"format": 0, "verify": {}, "drafts": {}}',
         '{"format": 1, "verify": {}, "drafts": {}}',
-        '{"format": 1, "verify": {"0": {"2": 1.0}}, "drafts": {}}',
-        '{"format": 1, "verify": {"0": {"1": "x"}}, "drafts": {}}',
-        '{"format": 1, "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"step": -1}}}',
-        '{"format": 1, "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"stride": 1}}}',
-        '{"format": 1, "verify": {"0": {"1": NaN}}, "drafts": {}}',
+        '{"format": 2, "measured": [1], "verify": {}, "drafts": {}}',
+        '{"format": 2, "measured": [1], "verify": {"0": {"2": 1.0}}, "drafts": {}}',
+        '{"format": 2, "measured": [1], "verify": {"0": {"1": "x"}}, "drafts": {}}',
+        '{"format": 2, "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"step": -1}}}',
+        '{"format": 2, "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"stride": 1}}}',
+        '{"format": 2, "measured": [1], "verify": {"0": {"1": NaN}}, "drafts": {}}',
     ],
 )
 def test_a_file_that_cannot_be_used_is_as_good_as_none(tmp_path: Path, text: str) -> None:
@@ -166,3 +167,14 @@ def test_what_was_guessed_yields_to_a_few_measurements() -> None:
     for _ in range(8):
         rows.refine(12, 6.0)
     assert rows.seconds(12) == pytest.approx(6.0, rel=0.15)
+
+
+def test_what_was_measured_is_told_from_what_was_guessed() -> None:
+    likely = {1: 1.0, 2: 1.2, 4: 1.6}
+    for measured, first in (([1], 2.4), ([1, 2, 4], 1.35)):
+        costs = CostModel({0: likely}, {}, measured=measured)
+        again = CostModel.from_data(json.loads(json.dumps(costs.as_data())))
+        assert again.measured == costs.measured == set(measured)
+        for _ in range(4):
+            again.curve(0).refine(2, 2.6)
+        assert (again.curve(0).seconds(2) > 2.0) == (first > 2.0)
