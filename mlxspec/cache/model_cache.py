@@ -274,6 +274,11 @@ class ModelCache:
         return [x for layer in self.layers for x in layer.arrays]
 
     @property
+    def states(self) -> list[mx.array]:
+        """Those of recurrent layers."""
+        return [x for layer in self.layers if layer.is_recurrent for x in layer.arrays]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all live copies. A fork counts its own recurrent state only: its buffers are the parent's."""
         layers = [x for x in self.layers if x.is_recurrent] if self._is_fork else self.layers

@@ -191,6 +191,11 @@ def read(
         chain.settle()
     elif round_.is_open:
         cache.commit(kept)
+        if device.backend() == "cpu":
+            # while the host is busy with what was read; and the next forward's shape is its own, not that of a pair of forwards, so that
+            # it comes up often enough to be compiled. A GPU's kernel does it in passing
+            cache.flush()
+            device.start(*cache.states)
     stats.num_rounds += 1
     stats.num_synchronised += not followed
     stats.num_plain_rounds += rows.max_width == 1
