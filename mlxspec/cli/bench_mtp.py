@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
 # What a server decides for itself, and what is not about these tasks.
 _SERVERS: tuple[str, ...] = ("draft", "policy", "acceptance", "draft_model", "draft_max", "draft_min")
-_SERVERS += ("draft_p_min", "ngram_n", "ngram_m", "max_context", "dtype", "exact", "rollback", "trace")
+_SERVERS += (
+    "draft_p_min",
+    "ngram_n",
+    "ngram_m",
+    "max_context",
+    "dtype",
+    "exact",
+    "rollback",
+    "trace",
+    "revision",
+)
 _OTHERS = ("workloads", "items", "rows", "repeat", "plot")
 
 

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     def load(model: str):  # type: ignore[no-untyped-def]  # an Engine
         chosen = copy.copy(args)
         chosen.model = model
+        chosen.revision = args.revision if model == args.model else None
         return options.load_engine(chosen, spec)
 
     engine = load(args.model)

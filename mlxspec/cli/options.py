@@ -25,7 +25,7 @@ from mlxspec.config import (
     SamplingParams,
     SpecConfig,
 )
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, MemoryBudgetError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -198,6 +198,9 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
     else:
         group.add_argument("--model", default=DEMO, metavar="M", help=text)
     group.add_argument(
+        "--revision", metavar="R", help="branch, tag or commit of a Hugging Face id (default: the newest)"
+    )
+    group.add_argument(
         "--max-context",
         type=number("--max-context", int),
         metavar="N",
@@ -316,6 +319,14 @@ def named_by_flags() -> Iterator[None]:
         raise ConfigError(said) from error
 
 
+@contextmanager
+def _budget_by_flag() -> Iterator[None]:
+    try:
+        yield
+    except MemoryBudgetError as error:
+        raise MemoryBudgetError(str(error).replace("memory_budget", "--memory-budget")) from error
+
+
 def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams:
     """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
     given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SAMPLING.items()}
@@ -354,9 +365,10 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
     from mlxspec.cli.progress_bar import shown_progress
     from mlxspec.engine.load import load
 
-    with shown_progress():  # of a download, if there is one
+    with shown_progress(), _budget_by_flag():  # of a download, if there is one
         engine = load(
             args.model,
+            revision=args.revision,
             draft=args.draft if draft is None else draft,
             draft_model=args.draft_model,
             spec=spec,

@@ -42,6 +42,7 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 def load(
     model: str = hub.DEMO,
     *,
+    revision: str | None = None,
     draft: str | Sequence[str] = "auto",
     draft_model: str | None = None,
     drafters: Sequence[Drafter] = (),
@@ -51,12 +52,13 @@ def load(
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, `demo-gemma`, a folder, or a Hugging Face id. draft: "off", "auto" (everything this model has: n-gram lookup, then
-    an MTP head, else the draft model), or names in the order in which they are asked. draft_model: folder or id of a small model of the
-    same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last two are the drafter `mtp`); the demo brings its own.
-    drafters: objects of your own (docs/drafters.md); "auto" asks them first, a list in `draft` names them where it wants them.
-    spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some). dtype: "float32",
-    "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 on a CPU.
+    model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; revision: a branch, tag or commit of the latter. draft: "off", "auto"
+    (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which they are asked.
+    draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last
+    two are the drafter `mtp`); the demo brings its own. drafters: objects of your own (docs/drafters.md); "auto" asks them first, a
+    list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is
+    "auto" and spec names some). dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32
+    on a CPU.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded.
     """
@@ -67,7 +69,7 @@ def load(
     asked = _asked(draft, spec, own)
     if draft_model is None and model in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
-    folder = ModelFolder(hub.resolve(model, judge=check_fits))
+    folder = ModelFolder(hub.resolve(model, revision=revision, judge=check_fits))
     beside = (
         None
         if draft_model is None or asked == ()

@@ -30,10 +30,16 @@ class Memory:
     """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row."""
 
     def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
+        """Raises MemoryBudgetError where the weights alone do not fit: no request ever would."""
         self._model, self._drafters, self._config, self._verify = model, tuple(drafters), config, verify
         self.budget = config.memory_budget or default_budget()
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters)
-        left = max(0, self.budget - self.weights)
+        left = self.budget - self.weights
+        if left <= 0:
+            raise MemoryBudgetError(
+                f"The weights take {_shown(self.weights)}, drafters included, and memory_budget is {_shown(self.budget)}: raise it, or "
+                "take a smaller model or fewer drafters."
+            )
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
         self._reserved: dict[int, tuple[int, int]] = {}  # request -> bytes, tokens

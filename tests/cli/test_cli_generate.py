@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -305,6 +306,25 @@ def test_nothing_prints_three_examples(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert len(re.findall(r"(?m)^  mlxspec \w+", shown)) == 3
     assert "--help" in shown
+
+
+def test_a_revision_of_a_repository(
+    run: Run, model: Path, plain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tag in the local cache, whose newest commit is another, damaged one."""
+    home, commits = tmp_path / "models--owner--tiny", {"v1": 40 * "a", "main": 40 * "b"}
+    (home / "refs").mkdir(parents=True)
+    for name, commit in commits.items():
+        (home / "refs" / name).write_text(commit)
+        shutil.copytree(model, home / "snapshots" / commit)
+    (home / "snapshots" / commits["main"] / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    given = ["generate", "-p", PROMPT, "--model", "owner/tiny", "--max-tokens", 40]
+    for revision in commits["v1"], "v1":
+        assert run(*given, "--revision", revision).out == plain + "\n"
+    assert run(*given).code == 2
+    for missing in (["chat", "-p", "x"], ["generate", "-p", "x"]):
+        assert run(*missing, "--model", "owner/tiny", "--revision", "main").code == 2
 
 
 # ---- --show-draft

@@ -39,6 +39,8 @@ def least(**config) -> int:
 def test_what_can_never_fit_is_refused_with_figures_and_the_setting() -> None:
     tight = equality.engine(memory_budget=least() + MIB)
     assert tight.generate([1, 2, 3], FEW).finish_reason == "length"
+    with pytest.raises(MemoryBudgetError, match=r"weights take .* MiB.* memory_budget is .* MiB: raise it"):
+        equality.engine(memory_budget=tight.memory.weights)
     with pytest.raises(MemoryBudgetError, match=r"1903 tokens .* MiB .* memory_budget is .* MiB"):
         tight.submit([1, 2, 3], SamplingParams(max_tokens=1900))
     with pytest.raises(MemoryBudgetError):
