@@ -87,14 +87,8 @@ class Answers(ABC):
         params: one for all prompts, or one each. A string is continued as it stands; see `chat` for the model's chat format. Raises
         MlxspecError subclasses before any work; what goes wrong later ends its own answer, with finish_reason "error".
         """
-        if not isinstance(prompts, Sequence) or len(prompts) == 0:
-            raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
-        single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
-        several: Sequence[Any] = [prompts] if single else prompts
-        each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
-        if len(each) != len(several):
-            raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
-        requests = [self._make(p, s, spec) for p, s in zip(several, each, strict=True)]
+        asked, single = paired(prompts, params)
+        requests = [self._make(prompt, each, spec) for prompt, each in asked]
         self._run_until(requests)
         results = [Result.of(r) for r in requests]
         return results[0] if single else results
@@ -199,3 +193,17 @@ class Answers(ABC):
             for request in requests:
                 self.cancel(request.number)
                 self._inboxes.pop(request.number, None)
+
+
+def paired(
+    prompts: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None
+) -> tuple[list[tuple[Any, Any]], bool]:
+    """Each prompt with its parameters, and whether it was one prompt rather than a list. Raises ConfigError where that cannot be told."""
+    if not isinstance(prompts, Sequence) or len(prompts) == 0:
+        raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
+    single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
+    several: Sequence[Any] = [prompts] if single else prompts
+    each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
+    if len(each) != len(several):
+        raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
+    return list(zip(several, each, strict=True)), single

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any, Literal, overload
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.engine.answers import Message, Prompt, Prompts, Result
+from mlxspec.engine.answers import Message, Prompt, Prompts, Result, paired
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
-from mlxspec.errors import CancelledError, ConfigError
+from mlxspec.errors import CancelledError
 from mlxspec.events import Event, FinishEvent
 
 
@@ -76,14 +76,8 @@ class AsyncEngine:
         spec: SpecConfig | None = None,
     ) -> Result | list[Result]:
         """Answer one prompt (a Result) or several together (a list, in order). Raises MlxspecError subclasses."""
-        if not isinstance(prompts, Sequence) or len(prompts) == 0:
-            raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
-        single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
-        several: Sequence[Any] = [prompts] if single else prompts
-        each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
-        if len(each) != len(several):
-            raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
-        streams = [self.worker.submit(p, s, spec=spec) for p, s in zip(several, each, strict=True)]
+        asked, single = paired(prompts, params)
+        streams = [self.worker.submit(p, s, spec=spec) for p, s in asked]
         try:
             for stream in streams:  # if one is refused, none is answered
                 await stream.accepted()

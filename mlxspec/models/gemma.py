@@ -27,6 +27,7 @@ from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.gemma_layers import DecoderLayer
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.runners import Runners
+from mlxspec.models.text_model import TextModel
 
 
 class TextStack(nn.Module):
@@ -44,35 +45,27 @@ class TextStack(nn.Module):
             self.per_layer_projection_norm = nn.RMSNorm(c.per_layer_size)
 
 
-class LanguageModel(nn.Module):
-    def __init__(self, c: GemmaConfig) -> None:
-        super().__init__()
-        self.model = TextStack(c)
-        if not c.tied:
-            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-
-
-class Gemma(nn.Module):
+class Gemma(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: GemmaConfig) -> None:
-        super().__init__()
+        super().__init__(
+            TextStack(config),
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            max_context=config.max_context,
+            tied=config.tied,
+        )
         self.config = config
-        self.language_model = LanguageModel(config)
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
         self._runners = Runners()
-        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
-        self.max_context = config.max_context
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
+        super().fuse()
         stack = self.language_model.model
-        for layer in stack.layers:
-            layer.fuse()
         if "per_layer_model_projection" in stack:
             stack.per_layer_model_projection = FusedLinear([stack.per_layer_model_projection])
-        if "lm_head" in self.language_model:
-            self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
 
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         """One layer cache for each layer that has keys and values of its own, in order."""
@@ -87,27 +80,13 @@ class Gemma(nn.Module):
                 layers.append(WindowedLayerCache(*heads, shape.window, self.dtype, num_rows))
         return ModelCache(layers, num_rows, rollback)
 
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype: that of the embedding's output."""
-        embedding = self.language_model.model.embed_tokens
-        if "scales" not in embedding:
-            return embedding.weight.dtype
-        # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
-        kept = embedding.scales.dtype
-        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
-
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H), scaled as the first layer and a drafter's input want it."""
-        x = self.language_model.model.embed_tokens(tokens)
+        x = super().embed(tokens)
         return x * mx.array(self.config.embed_scale, x.dtype)
 
     def head(self, hidden: mx.array) -> mx.array:
-        if self.config.tied:
-            logits = self.language_model.model.embed_tokens.as_linear(hidden)
-        else:
-            logits = self.language_model.lm_head(hidden)
-        cap = self.config.softcap
+        logits, cap = super().head(hidden), self.config.softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def forward(
@@ -142,13 +121,6 @@ class Gemma(nn.Module):
         if last in taps:
             found[last] = x
         return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
-
-    def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
-        if logits_at == "none":
-            return None
-        if logits_at == "last" and rows.num_tokens > len(rows.active):
-            hidden = hidden[rows.last_indices]
-        return self.head(hidden)
 
     def _embed_per_layer(self, tokens: mx.array) -> mx.array | None:
         """(N,) -> (N, L * P)"""

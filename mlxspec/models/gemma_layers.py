@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlxspec.kernels.activations import gated
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape
 from mlxspec.models.layers import FusedLinear, rms_norm, rotate
+from mlxspec.models.mlp import GatedMlp
 
 _GELU = 2.0 * math.sqrt(2.0 / math.pi)
 
@@ -27,6 +28,11 @@ def _gelu_inner(x: mx.array) -> mx.array:
 def gelu(x: mx.array) -> mx.array:
     """The tanh form: 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3) is x sigmoid(2 u)."""
     return gated(x, _gelu_inner(x))
+
+
+def geglu(gate: mx.array, up: mx.array) -> mx.array:
+    """gelu(gate) up"""
+    return gelu(gate) * up
 
 
 def add(x: mx.array, y: mx.array) -> mx.array:
@@ -72,26 +78,6 @@ class Attention(nn.Module):
             v = mx.fast.rms_norm(v, None, eps)
         k = rotate(mx.fast.rms_norm(k, self.k_norm.weight, eps), cos, sin)
         return q, k.astype(x.dtype), v
-
-
-class Mlp(nn.Module):
-    """Gated by GELU."""
-
-    def __init__(self, hidden_size: int, size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, size, bias=False)
-        self.down_proj = nn.Linear(size, hidden_size, bias=False)
-
-    def fuse(self) -> None:
-        self.gate_up = FusedLinear([self.gate_proj, self.up_proj])
-        self.down = FusedLinear([self.down_proj])
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            delattr(self, name)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        gate, up = self.gate_up.split(x)
-        return self.down(gelu(gate) * up)
 
 
 class Router(nn.Module):
@@ -141,7 +127,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self._c = c
         self.self_attn = Attention(c, shape)
-        self.mlp = Mlp(c.hidden_size, shape.intermediate_size)
+        self.mlp = GatedMlp(c.hidden_size, shape.intermediate_size, geglu)
         norms = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
         for name in norms:
             self[f"{name}_layernorm"] = nn.RMSNorm(c.hidden_size)

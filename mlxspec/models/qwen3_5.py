@@ -24,10 +24,11 @@ from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
+from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
 from mlxspec.models.runners import Runners
+from mlxspec.models.text_model import TextModel
 
 
 class Segment:
@@ -63,33 +64,21 @@ class TextStack(nn.Module):
         self.norm = nn.RMSNorm(c.hidden_size)
 
 
-class LanguageModel(nn.Module):
-    def __init__(self, c: Qwen35Config) -> None:
-        super().__init__()
-        self.model = TextStack(c)
-        if not c.tied:
-            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-
-
-class Qwen35(nn.Module):
+class Qwen35(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: Qwen35Config) -> None:
-        super().__init__()
+        super().__init__(
+            TextStack(config),
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            max_context=config.max_context,
+            tied=config.tied,
+        )
         self._config = config
-        self.language_model = LanguageModel(config)
         self._segments = Segment.cut(config.is_linear)
         self._rotary = Rotary(config.rope_dims, config.rope_theta)
         self._runners = Runners()
-        self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
-        self.max_context = config.max_context
-
-    def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once."""
-        for layer in self.language_model.model.layers:
-            layer.fuse()
-        if "lm_head" in self.language_model:
-            self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
 
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         c, dtype = self._config, self.dtype
@@ -105,25 +94,6 @@ class Qwen35(nn.Module):
             num_rows,
             rollback,
         )
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype: that of the embedding's output."""
-        embedding = self.language_model.model.embed_tokens
-        if "scales" not in embedding:
-            return embedding.weight.dtype
-        kept = (
-            embedding.scales.dtype
-        )  # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
-        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
-
-    def embed(self, tokens: mx.array) -> mx.array:
-        return self.language_model.model.embed_tokens(tokens)
-
-    def head(self, hidden: mx.array) -> mx.array:
-        if self._config.tied:
-            return self.language_model.model.embed_tokens.as_linear(hidden)
-        return self.language_model.lm_head(hidden)
 
     def forward(
         self,
@@ -158,13 +128,6 @@ class Qwen35(nn.Module):
                 device.start(attended)
         hidden = out[0]
         return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
-
-    def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
-        if logits_at == "none":
-            return None
-        if logits_at == "last" and rows.num_tokens > len(rows.active):
-            hidden = hidden[rows.last_indices]
-        return self.head(hidden)
 
     def _runner(
         self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache

@@ -20,6 +20,7 @@ from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate
+from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
 
@@ -156,25 +157,6 @@ class GatedDeltaNet(nn.Module):
         return self.out(gated_norm(y, z, self.norm.weight, self._c.rms_eps))
 
 
-class Mlp(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, hidden_size: int, size: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, size, bias=False)
-        self.down_proj = nn.Linear(size, hidden_size, bias=False)
-
-    def fuse(self) -> None:
-        self.gate_up = FusedLinear([self.gate_proj, self.up_proj])
-        self.down = FusedLinear([self.down_proj])
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            delattr(self, name)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.down(swiglu(*self.gate_up.split(x)))
-
-
 class SparseMlp(nn.Module):
     """Top-k of many small MLPs, and one shared by all tokens behind a sigmoid gate."""
 
@@ -185,7 +167,7 @@ class SparseMlp(nn.Module):
         self._c = c
         self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
         self.switch_mlp = SwitchGLU(c.hidden_size, c.expert_size, c.num_experts)
-        self.shared_expert = Mlp(c.hidden_size, c.shared_expert_size)
+        self.shared_expert = GatedMlp(c.hidden_size, c.shared_expert_size, swiglu)
         self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
 
     def fuse(self) -> None:
@@ -214,7 +196,7 @@ class DecoderLayer(nn.Module):
             self.self_attn = Attention(c)
         self.input_layernorm = nn.RMSNorm(c.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
-        self.mlp = SparseMlp(c) if c.num_experts else Mlp(c.hidden_size, c.intermediate_size)
+        self.mlp = SparseMlp(c) if c.num_experts else GatedMlp(c.hidden_size, c.intermediate_size, swiglu)
 
     def fuse(self) -> None:
         mixer = self.linear_attn if "linear_attn" in self else self.self_attn

@@ -8,41 +8,23 @@ from __future__ import annotations
 import json
 import re
 
-from mlxspec.parsers.pieces import Scanner
+from mlxspec.parsers.call import TaggedCall
 from mlxspec.parsers.values import escaped
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 
 
-class GemmaCall:
-    """Feed it text from behind `call:` on. `name` is known before `take_arguments` gives anything."""
+class GemmaCall(TaggedCall):
+    """Feed it text from behind `call:` on."""
 
     def __init__(self, mark: str) -> None:
-        self.name: str | None = None
-        self.is_done = False
+        super().__init__()
         self._mark = mark
-        self._scanner = Scanner()
         self._in_string = False
         self._depth = 0
         self._word = ""  # bare text: a key, a number, true, false, null
-        self._ready = ""
-
-    def push(self, text: str) -> str:
-        """Returns what stands behind the call, if it ended."""
-        self._scanner.push(text)
-        while not self.is_done and self._go_on():
-            pass
-        return self._scanner.rest() if self.is_done else ""
-
-    def take_arguments(self) -> str:
-        """Arguments since the last time."""
-        if self.name is None:
-            return ""
-        ready, self._ready = self._ready, ""
-        return ready
 
     def _go_on(self) -> bool:
-        """One element; False to wait for more text."""
         if self.name is None:
             name, tag = self._scanner.take(("{",))
             if tag is None:

@@ -8,42 +8,25 @@ from __future__ import annotations
 
 import json
 
-from mlxspec.parsers.pieces import Scanner
+from mlxspec.parsers.call import TaggedCall
 from mlxspec.parsers.values import ToolTypes, convert, escaped, is_text
 
 _PARAMETER, _END_PARAMETER, _END = "<parameter=", "</parameter>", "</function>"
 _CLOSE = "</tool_call>"  # ends a call that forgot its own end
 
 
-class XmlCall:
-    """Feed it text from behind `<function=` on. `name` is known before `take_arguments` gives anything."""
+class XmlCall(TaggedCall):
+    """Feed it text from behind `<function=` on."""
 
     def __init__(self, types: ToolTypes) -> None:
-        self.name: str | None = None
-        self.is_done = False
+        super().__init__()
         self._types = types
-        self._scanner = Scanner()
         self._ready = "{"
         self._num_parameters = 0
         self._key: str | None = None
         self._value: _Value | None = None
 
-    def push(self, text: str) -> str:
-        """Returns what stands behind the call, if it ended."""
-        self._scanner.push(text)
-        while not self.is_done and self._go_on():
-            pass
-        return self._scanner.rest() if self.is_done else ""
-
-    def take_arguments(self) -> str:
-        """Arguments since the last time."""
-        if self.name is None:
-            return ""
-        ready, self._ready = self._ready, ""
-        return ready
-
     def _go_on(self) -> bool:
-        """One element; False to wait for more text."""
         if self.name is None:
             name = self._header()
             if name is not None:

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from peers.nodes import count_nodes
-from peers.talk import Answer, Stopwatch, peak_memory, serve
+from peers.talk import Answer, Stopwatch, answer, peak_memory, serve
 
 MODELS: list[Any] = []
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
@@ -47,7 +47,7 @@ def _single(prompt: list[int], count: int) -> Answer:
     tokens = [int(next(stream)[0])]
     clock = Stopwatch()
     tokens += [int(token) for token, _ in stream]
-    return _answer([tokens], len(tokens) - 1, clock, whole)
+    return answer([tokens], len(tokens) - 1, clock.read(), whole)
 
 
 def _batch(prompts: list[list[int]], num_tokens: list[int]) -> Answer:
@@ -64,21 +64,7 @@ def _batch(prompts: list[list[int]], num_tokens: list[int]) -> Answer:
             counted += len(responses)
         elif all(found.values()):
             clock = Stopwatch()
-    return _answer([found[uid] for uid in order], counted, clock or whole, whole)
-
-
-def _answer(tokens: list[list[int]], timed: int, clock: Stopwatch, whole: Stopwatch) -> Answer:
-    spent = clock.read()
-    return {
-        "tokens": tokens,
-        "num_timed": timed,
-        "seconds": spent["seconds"],
-        "host_seconds": spent["host_seconds"],
-        "whole_seconds": whole.read()["seconds"],
-        "num_rounds": max(len(t) for t in tokens) - 1,
-        "num_drafted": 0,
-        "num_accepted": 0,
-    }
+    return answer([found[uid] for uid in order], counted, (clock or whole).read(), whole)
 
 
 def prefill(prompt: list[int]) -> Answer:

@@ -21,7 +21,7 @@ from mlx_vlm.speculative.utils import speculative_stats_since, speculative_stats
 from mlx_vlm.utils import StoppingCriteria, load_model
 
 from peers.nodes import count_nodes
-from peers.talk import Answer, Stopwatch, peak_memory, serve
+from peers.talk import Answer, Stopwatch, answer, peak_memory, serve
 
 MODELS: dict[str, Any] = {}
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
@@ -54,13 +54,13 @@ def run(prompts: list[list[int]], num_tokens: list[int], method: str, depth: int
     before = speculative_stats_snapshot(MODELS["mtp"])
     drafting = _drafting(method, depth)
     if len(prompts) == 1:
-        answer = _single(prompts[0], num_tokens[0], drafting)
+        found = _single(prompts[0], num_tokens[0], drafting)
     else:
-        answer = _batch(prompts, num_tokens, drafting)
+        found = _batch(prompts, num_tokens, drafting)
     rounds, accepted, drafted = speculative_stats_since(MODELS["mtp"], before)
     if rounds:
-        answer |= {"num_rounds": rounds, "num_drafted": drafted, "num_accepted": accepted}
-    return answer
+        found |= {"num_rounds": rounds, "num_drafted": drafted, "num_accepted": accepted}
+    return found
 
 
 def _single(prompt: list[int], count: int, drafting: dict[str, Any]) -> Answer:
@@ -75,7 +75,7 @@ def _single(prompt: list[int], count: int, drafting: dict[str, Any]) -> Answer:
         if len(tokens) == count:
             break
     spent = clock.read()
-    return _answer([tokens], len(tokens) - 1, spent, whole)
+    return answer([tokens], len(tokens) - 1, spent, whole)
 
 
 def _batch(prompts: list[list[int]], num_tokens: list[int], drafting: dict[str, Any]) -> Answer:
@@ -102,20 +102,7 @@ def _batch(prompts: list[list[int]], num_tokens: list[int], drafting: dict[str, 
             counted += len(given)
         elif all(found.values()):
             clock = Stopwatch()
-    return _answer([found[uid] for uid in order], counted, (clock or whole).read(), whole)
-
-
-def _answer(tokens: list[list[int]], timed: int, spent: Answer, whole: Stopwatch) -> Answer:
-    return {
-        "tokens": tokens,
-        "num_timed": timed,
-        "seconds": spent["seconds"],
-        "host_seconds": spent["host_seconds"],
-        "whole_seconds": whole.read()["seconds"],
-        "num_rounds": max(len(t) for t in tokens) - 1,
-        "num_drafted": 0,
-        "num_accepted": 0,
-    }
+    return answer([found[uid] for uid in order], counted, (clock or whole).read(), whole)
 
 
 def prefill(prompt: list[int]) -> Answer:

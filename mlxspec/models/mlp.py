@@ -1,0 +1,31 @@
+"""The gated feed-forward layer: down(act(gate(x)) * up(x)). Knows its weights; which function gates is the family's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxspec.models.layers import FusedLinear
+
+
+class GatedMlp(nn.Module):
+    """gated: (gate (N, F), up (N, F)) -> (N, F)."""
+
+    def __init__(self, hidden_size: int, size: int, gated: Callable[[mx.array, mx.array], mx.array]) -> None:
+        super().__init__()
+        self._gated = gated
+        self.gate_proj = nn.Linear(hidden_size, size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, size, bias=False)
+        self.down_proj = nn.Linear(size, hidden_size, bias=False)
+
+    def fuse(self) -> None:
+        self.gate_up = FusedLinear([self.gate_proj, self.up_proj])
+        self.down = FusedLinear([self.down_proj])
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            delattr(self, name)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = self.gate_up.split(x)
+        return self.down(self._gated(gate, up))

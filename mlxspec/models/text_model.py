@@ -1,0 +1,69 @@
+"""What text models of every family have around their layers: the embedding, the head, and logits where they are asked for.
+
+Parameter names are those that mlx-lm writes, behind `language_model.`. Knows no layers and no caches.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import LogitsAt
+from mlxspec.models.layers import FusedLinear
+
+
+class LanguageModel(nn.Module):
+    """A stack of layers and, where the embedding is not the head as well, a head: parameters only."""
+
+    def __init__(self, stack: nn.Module, head: nn.Linear | None) -> None:
+        super().__init__()
+        self.model = stack
+        if head is not None:
+            self.lm_head = head
+
+
+class TextModel(nn.Module):
+    """stack: has `embed_tokens`, `layers` that can `fuse`, and `norm`. A subclass gives the forward."""
+
+    def __init__(
+        self, stack: nn.Module, *, vocab_size: int, hidden_size: int, max_context: int, tied: bool
+    ) -> None:
+        super().__init__()
+        head = None if tied else nn.Linear(hidden_size, vocab_size, bias=False)
+        self.language_model = LanguageModel(stack, head)
+        self.vocab_size, self.hidden_size, self.max_context = vocab_size, hidden_size, max_context
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once."""
+        for layer in self.language_model.model.layers:
+            layer.fuse()
+        if "lm_head" in self.language_model:
+            self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: that of the embedding's output."""
+        embedding = self.language_model.model.embed_tokens
+        if "scales" not in embedding:
+            return embedding.weight.dtype
+        # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
+        kept = embedding.scales.dtype
+        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(N,) int32 -> (N, H)"""
+        return self.language_model.model.embed_tokens(tokens)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """(N, H) behind the final norm -> logits (N, V)"""
+        if "lm_head" in self.language_model:
+            return self.language_model.lm_head(hidden)
+        return self.language_model.model.embed_tokens.as_linear(hidden)
+
+    def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
+        if logits_at == "none":
+            return None
+        if logits_at == "last" and rows.num_tokens > len(rows.active):
+            hidden = hidden[rows.last_indices]
+        return self.head(hidden)
