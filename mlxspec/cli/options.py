@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
 from mlxspec.cli import checkpoint_options, serve_options, tool_options
-from mlxspec.cli.parser import Parser, aliases_of, choice, number, refuse, spelled
+from mlxspec.cli.parser import Parser, aliases_of, choice, number, numbers, refuse, spelled
 from mlxspec.config import (
     AUTO_DEPTH,
     DRAFTER_NAMES,
@@ -228,10 +228,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
 
 def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     group = parser.add_argument_group("sampling")
-
-    def add(flag: str, kind: type, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=number(flag, kind), metavar=metavar, help=text)
-
+    add = numbers(group)
     add("--max-tokens", int, "N", f"longest answer in tokens (default {max_tokens})")
     add("--temp", float, "T", "temperature; 0, the default, always takes the most likely token")
     add("--top-p", float, "P", "keep the most likely tokens up to this probability (default 1: off)")
@@ -260,10 +257,7 @@ def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
-
-    def add(flag: str, kind: type, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=number(flag, kind), metavar=metavar, help=text)
-
+    add = numbers(group)
     group.add_argument(
         "--draft",
         default="auto",

@@ -113,6 +113,15 @@ def number(flag: str, kind: type) -> Callable[[str], int | float]:
     return read
 
 
+def numbers(group: argparse._ActionsContainer) -> Callable[[str, type, str, str], None]:
+    """What adds an option that takes a number to `group`: flag, int or float, metavar, help."""
+
+    def add(flag: str, kind: type, metavar: str, text: str) -> None:
+        group.add_argument(flag, type=number(flag, kind), metavar=metavar, help=text)
+
+    return add
+
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of two
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mlxspec.cli.parser import number, size
+from mlxspec.cli.parser import number, numbers, size
 
 MAX_TOKENS = 4096
 FLAGS = {
@@ -48,25 +48,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name beside localhost under which this machine is asked; may be given again",
     )
-    group.add_argument(
+    numbers(group)(
         "--idle-unload",
-        type=number("--idle-unload", float),
-        metavar="SECONDS",
-        help="free the memory after so long without a request; the next one loads again (default: never)",
+        float,
+        "SECONDS",
+        "free the memory after so long without a request; the next one loads again (default: never)",
     )
     rows = parser.add_argument_group("rows")
-    rows.add_argument(
-        "--max-rows",
-        type=number("--max-rows", int),
-        metavar="N",
-        help="answers that grow side by side (default 8)",
-    )
-    rows.add_argument(
-        "--prefill-chunk",
-        type=number("--prefill-chunk", int),
-        metavar="N",
-        help="tokens of prompts that are read between two rounds (default 512)",
-    )
+    add = numbers(rows)
+    add("--max-rows", int, "N", "answers that grow side by side (default 8)")
+    add("--prefill-chunk", int, "N", "tokens of prompts that are read between two rounds (default 512)")
     memory = parser.add_argument_group("memory")
     memory.add_argument(
         "--memory-budget",
