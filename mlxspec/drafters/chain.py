@@ -238,16 +238,17 @@ class Chain:
         histories: Mapping[int, Sequence[int]],
         unread: Unread,
         vocab_size: int,
+        longest: int,
     ) -> dict[int, Proposal]:
-        """Drafts of one length behind tokens that only the device knows, for all rows of an unread round in its order; none where somebody
-        must see those tokens first. rooms: what each may verify, whatever stands of them."""
+        """Drafts of one length (the drafter's own, or `longest`) behind tokens that only the device knows, for all rows of an unread round
+        in its order; none where somebody must see those tokens first. rooms: what each may verify, whatever stands of them."""
         states = [self._rows[r] for r in rooms]
-        ways = {tuple(self._of(s)) for s in states}
+        ways = {self._of(s) for s in states}
         if len(ways) != 1 or self._auto_rows(rooms) or not all(s.is_blind for s in states):
             return {}
         drafters = ways.pop()
-        limits = {min(rooms[s.row], _limit(d, s.spec)) for s in states for d in drafters}
-        if len(drafters) != 1 or len(limits) != 1 or min(limits) < 1:
+        limits = {min(longest, _limit(d, s.spec)) for s in states for d in drafters}
+        if len(drafters) != 1 or len(limits) != 1 or not 1 <= min(limits) <= min(rooms.values()):
             return {}
         asks = [Ask(s.row, histories[s.row], min(limits), s.sampler) for s in states]
         return self._ask(drafters[0], asks, vocab_size, unread)

@@ -131,11 +131,12 @@ def _drafted_behind(
     """Drafts and their verify on whatever stands of `last`."""
     started, requests, width = time.perf_counter(), last.requests, last.rows.max_width
     limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
-    rooms = {r.number: min(r.room - width, limit) for r in requests}
+    rooms = {r.number: r.room - width for r in requests}
     if not last.rows.is_uniform or width - 1 > limit or min(rooms.values()) < 1:
         return None
     unread = last.unread
-    won = chain.propose_behind(rooms, {r.number: r.history for r in requests}, unread, model.vocab_size)
+    histories = {r.number: r.history for r in requests}
+    won = chain.propose_behind(rooms, histories, unread, model.vocab_size, limit)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not won:

@@ -35,7 +35,7 @@ class Mixer:
         self.config, self.dtype = config, dtype
         self.net = GatedDeltaNet(c)
         tiny_models._randomize(self.net, rng, 1.0)
-        self.net.fuse(transpose=False)
+        self.net.fuse()
         self.net.conv_weight = self.net.conv_weight.astype(dtype)
         columns = c.conv_dim + c.value_dim + 2 * c.num_v_heads
         table = mx.array(rng.standard_normal((vocab, columns), np.float32)).astype(dtype)

@@ -141,9 +141,8 @@ def test_a_drafted_round_that_is_read_first_counts_as_a_wait() -> None:
     ahead = engine()
     ahead.generate(PROMPTS[0], asked(0), spec=MTP)
     assert ahead.stats.num_rounds == own.stats.num_rounds
-    assert (
-        0 < ahead.stats.num_synchronised <= 4
-    )  # the first, and those near the end, whose drafts are shorter
+    # only those near the end, where drafts are shorter
+    assert 0 < ahead.stats.num_synchronised <= 8
     assert ahead.stats.num_unread == 0
 
 

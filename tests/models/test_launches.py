@@ -108,7 +108,7 @@ def ours(config: Qwen35Config, *, facts: bool) -> list[mx.array]:
     """One row that decodes, its last token kept; as the model runs it, compiled."""
     mixer = GatedDeltaNet(config)
     quantized(mixer)
-    mixer.fuse(transpose=False)
+    mixer.fuse()
     mx.eval(mixer.parameters())
     rows = FlatRows((1,))
     x = mx.ones((1, HIDDEN), mx.bfloat16)
