@@ -49,8 +49,8 @@ def main() -> int:
                 if turn > 1:  # the first ones compile
                     found[way].append(speed)
         if len(texts) > 1:
-            print(f"{work.name}: texts differ", file=sys.stderr)
-            return 1
+            print(f"{work.name:10} texts differ, so there is nothing to compare")
+            continue
         pairs = zip(found["overlapped"], found["waiting"], strict=True)
         ratios.append(statistics.median(a / b for a, b in pairs))
         speeds = {way: statistics.median(taken) for way, taken in found.items()}
@@ -58,8 +58,9 @@ def main() -> int:
             f"{work.name:10} {speeds['plain']:7.0f} {speeds['waiting']:8.0f} {speeds['overlapped']:10.0f}  {ratios[-1]:5.2f}"
             f"  {counts[2]:12.2f}  {counts[1]} of {counts[0]}"
         )
-    print(f"overlapped / waiting: {statistics.geometric_mean(ratios):.2f}")
-    return 0
+    if ratios:
+        print(f"overlapped / waiting: {statistics.geometric_mean(ratios):.2f}")
+    return 0 if len(ratios) == len(WORKLOADS) else 1
 
 
 def _run(

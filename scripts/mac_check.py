@@ -88,6 +88,7 @@ def main() -> int:
         "What stands before its recurrence": convolution,
         "Prefill of a Gated DeltaNet layer": prefill,
         "Ways of rollback": ways_of_rollback,
+        "Rounds that overlap": rounds_that_overlap,
         "A small model, whole": partial(bench, "bench_core.py", "--rounds", str(min(sizes.rounds, 9))),
     }
     if options.model is not None:
@@ -281,6 +282,13 @@ def ways_of_rollback() -> None:
     """Bytes, launches and, where nothing is slow, times of every way back, at the layers of 27B."""
     options = ["--models", "27B"] if HAS_METAL else ["--models", "0.8B", "--widths", "1", "4"]
     bench("bench_rollback.py", *options, "--rounds", str(min(sizes.rounds, 5)))
+
+
+def rounds_that_overlap() -> None:
+    """MTP rounds queued behind unread ones against rounds that wait, behind short and long prompts: are buffers copied?"""
+    needs_metal()
+    for context in ("0", "1600"):
+        bench("bench_overlap.py", "--rounds", str(min(sizes.rounds, 7)), "--context", context)
 
 
 def bench(name: str, *options: str) -> None:
