@@ -210,17 +210,19 @@ class Auto:
             row.said = [s for s in row.said if s.lasts]  # they are asked again when the round is launched
         return False
 
-    def took(self, states: Sequence[ChainRow], num_tokens: int, seconds: float, *, ahead: bool) -> None:
-        """A round was read: `num_tokens` verified in all, `seconds` with drafting and everything. ahead: it was launched before its turn,
-        as plain rounds are when nothing else pays: what a plain round costs is what it costs then. The plain round behind drafts cannot run
-        ahead and has to undo what did not stand: what it takes longer is a cost of those drafts."""
+    def took(
+        self, states: Sequence[ChainRow], num_rows: int, num_tokens: int, seconds: float, *, ahead: bool
+    ) -> None:
+        """A round was read: `num_tokens` verified for `num_rows` rows, in `seconds` with drafting and everything. Rows that do not follow the
+        controller count, and those that had ended when it was launched ahead. ahead: it was launched before its turn, as plain rounds are
+        when nothing else pays: what a plain round costs is what it costs then. The plain round behind drafts cannot run ahead and has to
+        undo what did not stand: what it takes longer is a cost of those drafts."""
         drafting, self._drafting = self._drafting, 0.0
         rows = [self._rows[s.row] for s in states if s.row in self._rows]
         rows = [r for r in rows if r.emitted]
         if not rows:
             return
-        num_rows = len(rows)
-        curve = self.control.curve([r.control for r in rows])
+        curve = self.control.costs.curve(max(r.control.bucket for r in rows), num_rows)
         plain = num_tokens == num_rows
         spent, usual = seconds - drafting, curve.seconds(num_rows)
         if self._after is not None:
@@ -326,7 +328,7 @@ class Auto:
             return False
         share = self.control.costs.curve(row.control.bucket, num_rows).seconds(num_rows) / num_rows
         price = self.control.costs.draft(drafter.name).seconds(1, queued)
-        if self.control.can_afford(row.control, price, share):
+        if self.control.can_afford(row.control, price, share, num_rows):
             return False
         state.end(drafter.name)
         drafter.close(state.row)

@@ -274,11 +274,11 @@ class Chain:
             and self.auto.rests(chosen, rooms, histories, vocab_size)
         )
 
-    def took(self, rows: Iterable[int], num_tokens: int, seconds: float, *, ahead: bool) -> None:
-        """A round over these rows has been read; what it cost teaches the controller."""
+    def took(self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool) -> None:
+        """A round over these rows, some of which may be gone or never have drafted, has been read; what it cost teaches the controller."""
         chosen = self._auto_rows(r for r in rows if r in self._rows)
         if self.auto is not None and chosen:
-            self.auto.took(chosen, num_tokens, seconds, ahead=ahead)
+            self.auto.took(chosen, len(rows), num_tokens, seconds, ahead=ahead)
 
     def _auto_rows(self, rows: Iterable[int]) -> list[ChainRow]:
         states = [self._rows[r] for r in rows]

@@ -282,7 +282,7 @@ class Engine(Answers):
         self._charge(seconds, before)
         if not (ahead and has_read):  # else the device was at it while prompts were read
             self.chain.took(
-                [r.number for r in current.requests if r.spec.drafters],
+                [r.number for r in current.requests],
                 current.rows.num_tokens,
                 seconds,
                 ahead=ahead,

@@ -164,7 +164,7 @@ class Controller:
             depth = min(self._probe_depth(name, share), limit)
             price = self.costs.draft(name).seconds(depth, queued) / num_rows
             price += self.pause * (num_rows - 1) / num_rows  # one row's look holds up all others
-            if self.can_afford(row, price, share):
+            if self.can_afford(row, price, share, num_rows):
                 return Choice(model=name, depth=depth, probe=winner is None)
         return PLAIN
 
@@ -172,11 +172,11 @@ class Controller:
         step = self.costs.draft(name).step
         return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(0.5 * share / step))
 
-    def can_afford(self, row: RowControl, price: float, share: float) -> bool:
-        """Whether a row may pay so many seconds for a look at a drafter."""
+    def can_afford(self, row: RowControl, price: float, share: float, num_rows: int) -> bool:
+        """Whether a row may pay so many seconds, its share of what all rows pay, for a look at a drafter."""
         spent = sum(p.spent for p in row.promises.values())
         credit = max(
-            p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step)
+            p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step / num_rows)
             for n, p in row.promises.items()
         )
         return spent + price <= credit + ALLOWANCE * row.seconds
