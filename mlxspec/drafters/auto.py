@@ -213,10 +213,12 @@ class Auto:
     def took(
         self, states: Sequence[ChainRow], num_rows: int, num_tokens: int, seconds: float, *, ahead: bool
     ) -> None:
-        """A round was read: `num_tokens` verified for `num_rows` rows, in `seconds` with drafting and everything. Rows that do not follow the
-        controller count, and those that had ended when it was launched ahead. ahead: it was launched before its turn, as plain rounds are
-        when nothing else pays: what a plain round costs is what it costs then. The plain round behind drafts cannot run ahead and has to
-        undo what did not stand: what it takes longer is a cost of those drafts."""
+        """A round was read: `num_tokens` verified for `num_rows` rows, in `seconds` with drafting and everything.
+
+        Rows count that do not follow the controller, and those that had ended when it was launched ahead. ahead: it was launched
+        before its turn, as plain rounds are when nothing else pays: what a plain round costs is what it costs then. The plain round
+        behind drafts cannot run ahead and has to undo what did not stand: what it takes longer is a cost of those drafts.
+        """
         drafting, self._drafting = self._drafting, 0.0
         rows = [self._rows[s.row] for s in states if s.row in self._rows]
         rows = [r for r in rows if r.emitted]
