@@ -147,21 +147,22 @@ def _measure(
     known: CostModel | None,
 ) -> CostModel:
     """What `known` lacks, as far as the budget goes, in its measure of a plain round."""
+    if known is not None and 1 not in known.measured:
+        known = CostModel({0: {1: known.curve(0).seconds(1)}}, known.drafts, measured=())
     done = known.measured if known is not None else frozenset[int]()
     with device.private_kernels():
         verify: dict[int, float] = {}
-        warm = set(done)
+        warm: set[int] = set()
         if known is None or not set(_widths(model)) <= done:
             verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done)
-        plain = verify[1] if known is None else known.curve(0).seconds(1)
+        plain = known.curve(0).seconds(1) if known is not None and done else verify[1]
         found: dict[str, DraftCost] = {}
         for name, drafter in drafters.items():
             if isinstance(drafter, ModelDrafter) and (known is None or name not in known.drafts):
                 cost = _draft_cost(drafter, model, plain, budget)
                 found |= {} if cost is None else {name: cost}
     if known is not None:
-        factor = plain / verify.get(1, plain)
-        before = known.curve(0)
+        factor, before = plain / verify.get(1, plain), known.curve(0)
         verify = {w: factor * s for w, s in verify.items()} | {w: before.seconds(w) for w in done}
         found = known.drafts | found
     return CostModel({0: _with_likely(verify)}, found, measured=warm | done)
@@ -204,7 +205,8 @@ def _rounds(
     Plain ones run ahead of the host, as they do where nothing is drafted."""
     junk = _WorthlessDrafter()
     engine = _engine(model, config, junk, SpecConfig())
-    found, warm = {1: _low(_times(engine, budget, 0.0, _WARM)[0])}, {1}
+    taken, is_warm = _times(engine, budget, 0.0, _WARM)
+    found, warm = {1: _low(taken)}, {1} if is_warm else set()
     wanted = [w for w in _widths(model) if w not in done and w != 1]
     if not wanted or not budget.allows(2 * _likely(_PROMPT) * found[1]):
         return found, warm
@@ -212,9 +214,8 @@ def _rounds(
     for width in wanted:
         junk.width[0] = width
         taken, is_warm = _times(engine, budget, _likely(width) * found[1], _warm(width, found[1]))
-        if taken:
+        if is_warm:  # a round that compiled says nothing of those that follow
             found[width] = _low(taken)
-        if is_warm:
             warm.add(width)
     return _rising(found), warm
 
