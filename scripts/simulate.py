@@ -47,10 +47,12 @@ def main() -> None:
         for length in lengths
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
-        cells = [c for found in pool.map(_job, jobs) for c in found]
+        cells: list[Cell] = []
+        for found in pool.map(_job, jobs):
+            cells += found
+            if options.json:  # as far as it is: all of them take long
+                options.json.write_text(json.dumps([asdict(c) for c in cells], indent=1))
     _print(cells, options.fixed)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(c) for c in cells], indent=1))
 
 
 def _job(job):  # type: ignore[no-untyped-def]

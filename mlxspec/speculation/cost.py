@@ -178,7 +178,7 @@ class CostModel:
 
     def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
         """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
-        rows = next((k for k in KNOTS if k >= num_rows), MAX_TOKENS)
+        rows = 1 if num_rows == 1 else next((k for k in KNOTS if k >= num_rows), MAX_TOKENS)
         found = self._curves.get((context_bucket, rows))
         if found is None:
             if rows > 1:

@@ -172,16 +172,15 @@ def test_counting() -> None:
 CHAINS = (("ngram-simple", "mtp"), ("ngram-simple", "draft-model"))
 
 
-def check(cells: list[Cell]) -> None:
-    """0.98 of plain and 0.95 in 95 % of requests; 0.97 of plain cold at 256 where a drafter is dear. 0.95 of the best fixed setting;
-    where a drafter takes more than a fifth of a step a token, looking for what only it can gain is dear too, and 0.85 is what stands."""
+def check(cells: list[Cell], *, blur: float = 0.0) -> None:
+    """0.98 of plain, 0.97 cold at 256 where a drafter takes more than a fifth of a step a token; 0.95 of plain in 95 % of requests, and
+    of the fixed setting that was best on other requests. blur: what a few requests may be off."""
     for cell in cells:
         dear = cell.drafter_cost > 0.2
-        assert cell.over_plain >= (0.97 if dear and cell.start == "cold" and cell.length == 256 else 0.98), (
-            cell
-        )
-        assert cell.slowest >= 0.95, cell
-        assert cell.over_best >= (0.85 if dear else 0.95), cell
+        plain = 0.97 if dear and cell.start == "cold" and cell.length == 256 else 0.98
+        assert cell.over_plain >= plain - blur, cell
+        assert cell.slowest >= 0.95 - blur, cell
+        assert cell.over_best >= 0.95 - blur, cell
 
 
 @pytest.mark.parametrize("path", [TRACES, HELD], ids=lambda p: p.stem)
@@ -191,13 +190,13 @@ def test_shipped_traces_do_not_loop(path: Path) -> None:
 
 
 NAMES = ("edit", "explain", "continue", "ask", "sampled")
+HARD = [m for m in MACHINES if m.name in ("M1 Ultra", "linear", "CPU")]
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("edit", "sampled") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_never_slower_on_a_few_requests(name: str) -> None:
-    check(run_cells(read_traces(TRACES)[name], 256, MACHINES, count=24, drafters=CHAINS[0]))
+    """The machines where it is hardest, a few requests of prompts that nothing was tuned on."""
+    check(run_cells(read_traces(HELD)[name], 256, HARD, count=16, drafters=CHAINS[0]), blur=0.02)
 
 
 @pytest.mark.slow
@@ -205,4 +204,4 @@ def test_never_slower_on_a_few_requests(name: str) -> None:
 @pytest.mark.parametrize("drafters", CHAINS, ids="+".join)
 @pytest.mark.parametrize("name", NAMES)
 def test_never_slower(name: str, drafters: tuple[str, ...], length: int) -> None:
-    check(run_cells(read_traces(TRACES)[name], length, MACHINES, count=200, drafters=drafters))
+    check(run_cells(read_traces(HELD)[name], length, MACHINES, count=200, drafters=drafters))
