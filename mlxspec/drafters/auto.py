@@ -268,7 +268,7 @@ class Auto:
                     continue
                 if isinstance(drafter, ModelDrafter):
                     queued = rows[i].queued[drafter.name]
-                    if not self._sleeps(state, rows[i], drafter, queued, len(rows)):
+                    if not self._sleeps(state, drafter, queued, [r.control for r in rows]):
                         models[i][drafter.name] = (limit, queued)
                 else:
                     ask = Ask(state.row, histories[state.row], limit, state.sampler)
@@ -322,15 +322,13 @@ class Auto:
                     row.said.append(_Said(offer=offer, tokens=_tokens(draft), lasts=pick.choice.probe))
 
     def _sleeps(
-        self, state: ChainRow, row: _AutoRow, drafter: ModelDrafter, queued: int, num_rows: int
+        self, state: ChainRow, drafter: ModelDrafter, queued: int, rows: Sequence[RowControl]
     ) -> bool:
         """A drafter that has not paid for so long that catching up costs more than a look is worth ends for the row: so far behind it
         would have to run what it missed by itself, and a plain row must not pay that."""
         if queued < ASLEEP:
             return False
-        share = self.control.costs.curve(row.control.bucket, num_rows).seconds(num_rows) / num_rows
-        price = self.control.costs.draft(drafter.name).seconds(1, queued)
-        if self.control.can_afford(row.control, price, share, num_rows):
+        if self.control.can_afford(rows, self.control.costs.draft(drafter.name).seconds(1, queued)):
             return False
         state.end(drafter.name)
         drafter.close(state.row)

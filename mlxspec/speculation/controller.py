@@ -104,10 +104,15 @@ class Controller:
     ) -> list[Choice]:
         """One choice a row. models: by drafter, how many tokens it may draft and how many known ones it has to catch up on."""
         curve, num_rows = self.curve(rows), len(rows)
-        return [
-            self._choose(row, given, asked, curve, num_rows)
-            for row, given, asked in zip(rows, offers, models, strict=True)
-        ]
+        choices: list[Choice] = []
+        looking = False  # one row's look holds up all others, so they take turns
+        for row, given, asked in zip(rows, offers, models, strict=True):
+            choice = self._choose(row, given, asked, curve, num_rows)
+            if choice.offer is None and not looking:
+                look = self._look(row, asked, curve, rows, choice.model)
+                choice, looking = look or choice, look is not None
+            choices.append(choice)
+        return choices
 
     def curve(self, rows: Sequence[RowControl]) -> Curve:
         """The curve of so many rows, the longest of which decides what attention costs."""
@@ -137,19 +142,16 @@ class Controller:
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
             if depth and value > max(best.value, MARGIN):
                 best = Choice(model=name, depth=depth, value=value)
-        if best.offer is not None:
-            return best
-        look = self._probe(row, models, share, num_rows, best.model)
-        return look if look is not PLAIN else best
+        return best
 
-    def _probe(
+    def _look(
         self,
         row: RowControl,
         models: Mapping[str, tuple[int, int]],
-        share: float,
-        num_rows: int,
+        curve: Curve,
+        rows: Sequence[RowControl],
         winner: str | None,
-    ) -> Choice:
+    ) -> Choice | None:
         """Now and then a drafter that does not draft shows what it would have said: in a plain round just so, else in place of the
         winner."""
         due = [
@@ -161,25 +163,32 @@ class Controller:
         ]
         for name in sorted(due, key=lambda n: -row.promises[n].rest):
             limit, queued = models[name]
-            depth = min(self._probe_depth(name, share), limit)
-            price = self.costs.draft(name).seconds(depth, queued) / num_rows
-            price += self.pause * (num_rows - 1) / num_rows  # one row's look holds up all others
-            if self.can_afford(row, price, share, num_rows):
+            depth = min(self._probe_depth(name, curve.seconds(len(rows)) / len(rows)), limit)
+            price = self.costs.draft(name).seconds(depth, queued)
+            price += self.pause * (len(rows) - 1) / len(rows)  # what it holds up the others
+            if self.can_afford(rows, price):
                 return Choice(model=name, depth=depth, probe=winner is None)
-        return PLAIN
+        return None
 
     def _probe_depth(self, name: str, share: float) -> int:
         step = self.costs.draft(name).step
         return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(0.5 * share / step))
 
-    def can_afford(self, row: RowControl, price: float, share: float, num_rows: int) -> bool:
-        """Whether a row may pay so many seconds, its share of what all rows pay, for a look at a drafter."""
-        spent = sum(p.spent for p in row.promises.values())
-        credit = max(
-            p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step / num_rows)
-            for n, p in row.promises.items()
-        )
-        return spent + price <= credit + ALLOWANCE * row.seconds
+    def can_afford(self, rows: Sequence[RowControl], price: float) -> bool:
+        """Whether rows that decode together may pay so many seconds for a look at a drafter."""
+        share = self.curve(rows).seconds(len(rows)) / len(rows)
+        allowed = 0.0
+        for row in rows:
+            credit = (
+                max(
+                    p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step / len(rows))
+                    for n, p in row.promises.items()
+                )
+                if row.promises
+                else 0.0
+            )
+            allowed += credit + ALLOWANCE * row.seconds - sum(p.spent for p in row.promises.values())
+        return price <= allowed
 
     # --- with drafts at hand
 
@@ -246,7 +255,8 @@ class Controller:
             promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(price / (ALLOWANCE * plain))))
             promise.spent += 0.0 if probe_seconds else price / num_rows
         promise.rest = 0
-        promise.spent += probe_seconds
+        if probe_seconds:
+            promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
 
     # --- when the text has come
 

@@ -116,7 +116,7 @@ def test_looks_are_allowed_less_where_rows_never_gained_by_them() -> None:
     def affords(price: float) -> bool:
         row = control.open("", 0)
         control.choose([row], [[]], [MODELS])
-        return control.can_afford(row, price, 1.0, 1)
+        return control.can_afford([row], price)
 
     for matched, widths, keeps in ((0, LINEAR, False), (8, FLAT, True)):
         control = controller(widths, mtp=HEAD)
