@@ -175,19 +175,15 @@ class Controller:
         return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(0.5 * share / step))
 
     def can_afford(self, rows: Sequence[RowControl], price: float) -> bool:
-        """Whether rows that decode together may pay so many seconds for a look at a drafter."""
-        share = self.curve(rows).seconds(len(rows)) / len(rows)
-        allowed = 0.0
-        for row in rows:
-            credit = (
-                max(
-                    p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step / len(rows))
-                    for n, p in row.promises.items()
-                )
-                if row.promises
-                else 0.0
+        """Whether rows that decode together may pay so many seconds for a look at a drafter. Only a row alone has credit: what one looks
+        holds up all, and short answers of several rows would never earn it back."""
+        allowed = sum(ALLOWANCE * r.seconds - sum(p.spent for p in r.promises.values()) for r in rows)
+        if len(rows) == 1:
+            share = self.curve(rows).seconds(1)
+            allowed += max(
+                p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step)
+                for n, p in rows[0].promises.items()
             )
-            allowed += credit + ALLOWANCE * row.seconds - sum(p.spent for p in row.promises.values())
         return price <= allowed
 
     # --- with drafts at hand
