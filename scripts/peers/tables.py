@@ -132,7 +132,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
         axis.set_title(f"{dtype}: best method over own plain decoding (labels: tok/s)", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("speed-up")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    top = axes[0][0].get_ylim()[1]
+    axes[0][0].set_ylim(0, 1.25 * top)  # room for labels and the legend above them
+    axes[0][0].legend(frameon=False, fontsize=8, ncols=len(ORDER), loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
