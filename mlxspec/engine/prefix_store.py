@@ -117,7 +117,7 @@ class PrefixStore:
 
     def starts(self, tokens: Sequence[int], names: Sequence[str]) -> dict[str, int]:
         """By part, how many of the first tokens need no keys and values any more: a snapshot for `put` begins there."""
-        path, common = self._walk(tokens)
+        path, common = self._with_branch(tokens)  # a part may lack on the very edge that the tokens end in
         found = dict.fromkeys(names, common)
         for name in names:
             at = 0

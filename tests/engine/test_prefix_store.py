@@ -190,6 +190,14 @@ def test_a_part_that_was_there_for_the_first_tokens_only_is_found_for_those() ->
     assert hit.sources_from(5) is None  # where no edge ends
 
 
+def test_a_part_that_lacks_on_the_edge_a_text_ends_in_begins_before_that() -> None:
+    store = PrefixStore(1 << 30)
+    put(store, [0, 0], NAMES[:1])
+    assert store.starts([0], ["mtp"]) == {"mtp": 0}
+    put(store, [0])
+    assert store.find([0]).parts["mtp"].length == 1
+
+
 def test_what_is_covered() -> None:
     store, text = PrefixStore(1 << 30), list(range(10))
     assert store.covers(text, [], 0)

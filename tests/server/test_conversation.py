@@ -102,6 +102,6 @@ def test_what_is_kept_is_a_gauge(warm: Served, cold: Served) -> None:
     kept, nothing = warm.settle(), cold.settle()
     assert nothing["mlxspec_prefix_bytes"] == 0
     assert kept["mlxspec_prefix_bytes"] > 0
-    assert kept["mlxspec_memory_bytes"] > before["mlxspec_memory_bytes"] + 0.9 * kept["mlxspec_prefix_bytes"]
+    assert kept["mlxspec_memory_bytes"] > before["mlxspec_memory_bytes"] + 0.8 * kept["mlxspec_prefix_bytes"]
     assert before["mlxspec_memory_bytes"] > 1 << 20
     assert nothing["mlxspec_memory_bytes"] < 1.05 * before["mlxspec_memory_bytes"]
