@@ -30,7 +30,7 @@ from mlx.utils import tree_flatten  # noqa: E402
 
 from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
-from mlxspec.drafters.base import Ask, Draft  # noqa: E402
+from mlxspec.drafters.base import Ask, Draft  # noqa: E402, Unread
 from mlxspec.drafters.mtp import Mtp  # noqa: E402
 from mlxspec.engine.engine import Engine  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
@@ -114,6 +114,9 @@ class Recorded(Mtp):
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         drafts = super().propose(asks, sampler)
         return [self._replaced(ask, draft) for ask, draft in zip(asks, drafts, strict=True)]
+
+    def propose_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> None:
+        """Rounds wait: what the record says depends on the place, which nobody knows before."""
 
     def _replaced(self, ask: Ask, draft: Draft) -> Draft:
         place = len(ask.history) - self.num_prompt
