@@ -30,7 +30,7 @@ from mlx.utils import tree_flatten  # noqa: E402
 
 from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
-from mlxspec.drafters.base import Ask, Draft, Unread  # noqa: E402, Unread
+from mlxspec.drafters.base import Ask, Draft, Unread  # noqa: E402
 from mlxspec.drafters.mtp import Mtp  # noqa: E402
 from mlxspec.engine.engine import Engine  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
