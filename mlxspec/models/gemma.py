@@ -49,13 +49,7 @@ class Gemma(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: GemmaConfig) -> None:
-        super().__init__(
-            TextStack(config),
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            max_context=config.max_context,
-            tied=config.tied,
-        )
+        super().__init__(TextStack(config), config)
         self.config = config
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
         self._runners = Runners()

@@ -91,7 +91,7 @@ class FusedLinear(nn.Module):
 def _in_panels(weight: mx.array) -> mx.array:
     """(out, in) to (P, in, _PANEL), filled up with zeros: what BLAS multiplies few rows with lies one behind the other, in pieces so small
     that it reads them where they are. A whole matrix it would copy at every call of more than one row, which costs more than the product.
-    Bits do not depend on the number of rows then.
+    With OpenBLAS on x86-64 bits do not depend on the number of rows then, up to about a million multiplications a panel.
     """
     num_out, num_in = weight.shape
     num_panels = -(-num_out // _PANEL)

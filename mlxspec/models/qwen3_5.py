@@ -68,13 +68,7 @@ class Qwen35(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: Qwen35Config) -> None:
-        super().__init__(
-            TextStack(config),
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            max_context=config.max_context,
-            tied=config.tied,
-        )
+        super().__init__(TextStack(config), config)
         self._config = config
         self._segments = Segment.cut(config.is_linear)
         self._rotary = Rotary(config.rope_dims, config.rope_theta)

@@ -5,12 +5,27 @@ Parameter names are those that mlx-lm writes, behind `language_model.`. Knows no
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt
 from mlxspec.models.layers import FusedLinear
+
+
+class TextSizes(Protocol):
+    """What of a family's config counts here. tied: the embedding is the head as well; max_context in tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def tied(self) -> bool: ...
 
 
 class LanguageModel(nn.Module):
@@ -26,13 +41,15 @@ class LanguageModel(nn.Module):
 class TextModel(nn.Module):
     """stack: has `embed_tokens`, `layers` that can `fuse`, and `norm`. A subclass gives the forward."""
 
-    def __init__(
-        self, stack: nn.Module, *, vocab_size: int, hidden_size: int, max_context: int, tied: bool
-    ) -> None:
+    def __init__(self, stack: nn.Module, sizes: TextSizes) -> None:
         super().__init__()
-        head = None if tied else nn.Linear(hidden_size, vocab_size, bias=False)
+        head = None if sizes.tied else nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False)
         self.language_model = LanguageModel(stack, head)
-        self.vocab_size, self.hidden_size, self.max_context = vocab_size, hidden_size, max_context
+        self.vocab_size, self.hidden_size, self.max_context = (
+            sizes.vocab_size,
+            sizes.hidden_size,
+            sizes.max_context,
+        )
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
