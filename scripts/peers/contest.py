@@ -109,7 +109,8 @@ class Contest:
             name: {
                 "tok/s": 1 / statistics.median(seconds),
                 "over ours": statistics.median(b / a for a, b in zip(seconds, taken["mlxspec"], strict=True)),
-                "host share": _host_share(answers[name][1:]),
+                "host busy": _share(answers[name][1:], "host_seconds"),
+                "evaluating": _share(answers[name][1:], "evaluated_seconds"),
             }
             for name, seconds in taken.items()
         }
@@ -185,7 +186,8 @@ def _figures(turns: list[list[Answer]], plain: list[list[Answer]]) -> dict[str, 
         "same text": [same, len(turns[0])],
         "acceptance": sum(a["num_accepted"] for t in turns for a in t) / drafted if drafted else None,
         "tokens a round": decoded / rounds if rounds and len(turns[0][0]["tokens"]) == 1 else None,
-        "host share": _host_share([a for t in turns for a in t]),
+        "host busy": _share([a for t in turns for a in t], "host_seconds"),
+        "evaluating": _share([a for t in turns for a in t], "evaluated_seconds"),
         "first tokens": [a["tokens"][0] for a in turns[0]],
     }
 
@@ -194,11 +196,11 @@ def _speed(answers: Sequence[Answer]) -> float:
     return float(sum(a["num_timed"] for a in answers) / sum(a["seconds"] for a in answers))
 
 
-def _host_share(answers: Sequence[Answer]) -> float | None:
-    """Of the wall time, what the calling thread computed itself; None for an engine that has no such thread."""
-    if not answers or any(a["host_seconds"] is None for a in answers):
+def _share(answers: Sequence[Answer], what: str) -> float | None:
+    """Seconds of `what` over wall seconds; None for an engine that has no such figure."""
+    if not answers or any(a[what] is None for a in answers):
         return None
-    return float(sum(a["host_seconds"] for a in answers) / sum(a["seconds"] for a in answers))
+    return float(sum(a[what] for a in answers) / sum(a["seconds"] for a in answers))
 
 
 def _prompts(count: int, tokens: int, ours: Engine) -> dict[str, list[Prompt]]:

@@ -137,6 +137,7 @@ class LlamaCpp:
             "num_timed": timed,
             "seconds": max(t["predicted_ms"] for t in timings) / 1e3,
             "host_seconds": None,
+            "evaluated_seconds": None,
             "whole_seconds": whole,
             "num_rounds": max(len(t) for t in tokens) - 1 - (accepted if len(prompts) == 1 else 0),
             "num_drafted": drafted,

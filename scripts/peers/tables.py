@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ speed-up stands only where the engine's drafted text equals its plain text. Noth
 small says nothing about how large ones do there: it compares what engines spend around the arithmetic, and llama.cpp's CPU kernels with
 MLX's.
 """
+HOST = [
+    "*Host busy* is the share of a round's wall time in which the calling thread computed; *time outside evaluation* the share in which the",
+    "thread that MLX evaluates on did not, so waited for the host. They overlap: a host that is always busy keeps nothing waiting if it is",
+    "ahead.",
+]
 
 
 def page(found: dict[str, Any]) -> str:
@@ -48,12 +54,14 @@ def _plain(part: dict[str, Any]) -> list[str]:
     decode = part["decode"]
     rows.append(["plain decode of 256, tok/s", *(f"{decode[n]['tok/s']:.0f}" for n in names)])
     rows.append(["our speed over its", *(f"{1 / decode[n]['over ours']:.2f}" for n in names)])
-    rows.append(["host time, share of a round", *(_share(decode[n]["host share"]) for n in names)])
+    rows.append(["host busy, share of a plain round", *(_share(decode[n]["host busy"]) for n in names)])
+    rows.append(["time outside evaluation, plain round", *(_outside([decode[n]]) for n in names)])
+    rows.append(["the same, MTP round", *(_outside(_mtp(part, n)) for n in names)])
     rows.append(
         ["graph nodes a step", *(str(part["nodes"][n].get("nodes", {}).get("1", "–")) for n in names)]
     )
     rows.append(["peak memory, MB", *(_megabytes(part["memory"][n]) for n in names)])
-    return ["### Plain decoding and prefill", "", *_table(rows)]
+    return ["### Plain decoding and prefill", "", *_table(rows), *HOST, ""]
 
 
 def _drafting(part: dict[str, Any], num_rows: int) -> list[str]:
@@ -97,6 +105,18 @@ def _lacking(part: dict[str, Any]) -> list[str]:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _outside(figures: list[dict[str, Any]]) -> str:
+    """Share of rounds in which MLX evaluated nothing, the middle one of several."""
+    known = [1 - f["evaluating"] for f in figures if f["evaluating"] is not None]
+    return _share(statistics.median(known) if known else None)
+
+
+def _mtp(part: dict[str, Any], engine: str) -> list[dict[str, Any]]:
+    """Figures of an engine's MTP drafting alone, one row, by workload."""
+    methods = [by.get(engine, {}) for by in part["rows 1"].values()]
+    return [f for by in methods for name, f in by.items() if name in ("mtp", "fixed:mtp")]
 
 
 def _megabytes(answer: dict[str, Any]) -> str:

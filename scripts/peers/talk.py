@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.evaluation import evaluated_seconds
+
 Answer = dict[str, Any]
 Handler = Callable[..., Answer]
 LIMIT = 600.0  # seconds until a silent worker is given up
@@ -26,14 +28,21 @@ class PeerError(Exception):
 
 
 class Stopwatch:
-    """Wall seconds of a stretch and the calling thread's own CPU seconds in it, which is what the host did outside evaluation:
-    MLX evaluates CPU graphs on a thread of its own, and a thread that waits for it uses no time."""
+    """Of a stretch: wall seconds; the calling thread's own CPU seconds, in which the host was busy; and the seconds in which MLX evaluated,
+    None where that cannot be told. The last two overlap."""
 
     def __init__(self) -> None:
+        self.evaluated = evaluated_seconds()
         self.wall, self.host = time.perf_counter(), time.thread_time()
 
     def read(self) -> Answer:
-        return {"seconds": time.perf_counter() - self.wall, "host_seconds": time.thread_time() - self.host}
+        found: Answer = {
+            "seconds": time.perf_counter() - self.wall,
+            "host_seconds": time.thread_time() - self.host,
+        }
+        evaluated = evaluated_seconds()
+        known = evaluated is not None and self.evaluated is not None
+        return found | {"evaluated_seconds": evaluated - self.evaluated if known else None}  # type: ignore[operator]
 
 
 def peak_memory() -> int:
@@ -61,8 +70,7 @@ def answer(tokens: list[list[int]], timed: int, spent: Answer, whole: Stopwatch)
     return {
         "tokens": tokens,
         "num_timed": timed,
-        "seconds": spent["seconds"],
-        "host_seconds": spent["host_seconds"],
+        **spent,
         "whole_seconds": whole.read()["seconds"],
         "num_rounds": max(len(t) for t in tokens) - 1,
         "num_drafted": 0,

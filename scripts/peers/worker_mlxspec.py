@@ -6,6 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+from peers.evaluation import mlx_comes_next
+
+mlx_comes_next()
 
 import mlx.core as mx
 
@@ -68,8 +71,7 @@ def run(prompts: list[list[int]], num_tokens: list[int], method: str, depth: int
     return {
         "tokens": [r.history[len(r.prompt) :] for r in requests],
         "num_timed": counted,
-        "seconds": spent["seconds"],
-        "host_seconds": spent["host_seconds"],
+        **spent,
         "whole_seconds": whole["seconds"],
         "num_rounds": max(s.num_rounds for s in stats),
         "num_drafted": sum(s.num_drafted for s in stats),
