@@ -19,9 +19,8 @@ small says nothing about how large ones do there: it compares what engines spend
 MLX's.
 """
 HOST = [
-    "*Host busy* is the share of a round's wall time in which the calling thread computed; *time outside evaluation* the share in which the",
-    "thread that MLX evaluates on did not, so waited for the host. They overlap: a host that is always busy keeps nothing waiting if it is",
-    "ahead.",
+    "*Host busy* is the share of a round's wall time in which the calling thread computed; *time outside evaluation* the share in which",
+    "the thread that MLX evaluates on did not, so waited for the host. They overlap: a host that is ahead keeps nobody waiting.",
 ]
 
 

@@ -8,12 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from peers.evaluation import mlx_comes_next
-
 if len(sys.argv) > 1 and sys.argv[1]:  # the BLAS that all engines share, loaded before MLX
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
-mlx_comes_next()
+from peers import evaluation  # noqa: F401  (between the BLAS and MLX)
 
+# isort: split
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.generate import BatchGenerator, generate_step

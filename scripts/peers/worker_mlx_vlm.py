@@ -9,12 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from peers.evaluation import mlx_comes_next
-
 if len(sys.argv) > 1 and sys.argv[1]:  # the BLAS that all engines share, loaded before MLX
     ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
-mlx_comes_next()
+from peers import evaluation  # noqa: F401  (between the BLAS and MLX)
 
+# isort: split
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_vlm.generate.ar import BatchGenerator, generate_step

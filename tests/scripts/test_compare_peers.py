@@ -88,7 +88,8 @@ FOUND: dict[str, Any] = {
             "versions": {"mlxspec": "1", "mlx-vlm": "2"},
             "prefill": {"64": {n: {"seconds": 0.1, "over ours": 1.0} for n in ("mlxspec", "mlx-vlm")}},
             "decode": {
-                n: {"tok/s": 10.0, "over ours": 0.5, "host busy": None, "evaluating": None} for n in ("mlxspec", "mlx-vlm")
+                n: {"tok/s": 10.0, "over ours": 0.5, "host busy": None, "evaluating": None}
+                for n in ("mlxspec", "mlx-vlm")
             },
             "nodes": {"mlxspec": {"nodes": {"1": 395}}, "mlx-vlm": {"error": "?"}},
             "memory": {"mlxspec": {"bytes": 5_000_000}, "mlx-vlm": {"error": "?"}},
