@@ -24,6 +24,7 @@ class Places:
 
     def __init__(self, rows: FlatRows, lengths: Sequence[int], exact: mx.array | None = None) -> None:
         self.rows, self.lengths, self.exact = rows, list(lengths), exact
+        self._causal: dict[int, mx.array | None] = {}
 
     @cached_property
     def positions(self) -> mx.array:
@@ -48,6 +49,17 @@ class Places:
         if self.starts is None:
             return [None] * self.rows.num_rows
         return [
-            mx.arange(length + width)[None] <= start + mx.arange(width)[:, None] if width else None
+            mx.array(np.arange(length + width, dtype=np.int32)[None])
+            <= start + mx.array(np.arange(width, dtype=np.int32)[:, None])
+            if width
+            else None
             for length, width, start in zip(self.lengths, self.rows.widths, self.starts, strict=True)
         ]
+
+    def causal(self, row: int) -> mx.array | None:
+        """What "causal" says of a row whose length is exact, (width, length + width) bool; None for one token, which sees all."""
+        if row not in self._causal:
+            length, width = self.lengths[row], self.rows.widths[row]
+            ends = np.arange(length, length + width)[:, None]
+            self._causal[row] = None if width <= 1 else mx.array(np.arange(length + width)[None] <= ends)
+        return self._causal[row]

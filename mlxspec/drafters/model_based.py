@@ -235,7 +235,7 @@ class ModelDrafter(Drafter):
                 sure[ask.row].append(sureness[i : i + 1])
                 if scores is not None and ask.sampler.keeps_drafts:
                     kept[ask.row].append(scores[i : i + 1])
-            device.start(chosen, sureness)
+            device.start(chosen)  # not how sure it is, which nobody looks at who has set no limit to it
             depth += 1
             going = [i for i, a in enumerate(active) if a.limit > depth]
             if not going:

@@ -6,13 +6,21 @@ fits the last forward (the cache sees to that). The projection's columns are q |
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from mlxspec.kernels import launch
-from mlxspec.kernels.conv_ops import GdnInputs, GdnShape, conv_qkv_ops, conv_window, window_after
+from mlxspec.kernels.conv_ops import (
+    GdnInputs,
+    GdnShape,
+    conv_qkv_ops,
+    conv_window,
+    joined_inputs,
+    window_after,
+)
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout, supports
 
@@ -37,11 +45,12 @@ _SEGMENT = 16  # tokens a simdgroup takes; at most 32, a lane each for the gates
 
 @dataclass(frozen=True)
 class ConvWeights:
-    """weight (4, C); neg_a = -exp(A_log) and dt_bias (Hv,) float32."""
+    """weight (4, C); neg_a = -exp(A_log) and dt_bias (Hv,) float32; taps: the rows of weight, (1, C) each, cut at every call where None."""
 
     weight: mx.array
     neg_a: mx.array
     dt_bias: mx.array
+    taps: Sequence[mx.array] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,21 +92,22 @@ def conv_qkv_twin(
     facts: bool = False,
 ) -> tuple[GdnInputs, mx.array]:
     """Plain mx."""
-    size, heads = shape.conv_size, shape.num_v_heads
-    before_b = size + heads * shape.v_dim
-    qkv, b, a = (
-        projected[:, :size],
-        projected[:, before_b : before_b + heads],
-        projected[:, before_b + heads :],
-    )
+    qkv, _, b, a = columns(projected, shape)
     if last is not None:
-        window = conv_window(window, last.inputs[:, :size], last.num, last.rows.index)
-    inputs = conv_qkv_ops(
-        qkv, b, a, window, weights.weight, weights.neg_a, weights.dt_bias, shape, rows.index
-    )
+        window = conv_window(window, last.inputs[:, : shape.conv_size], last.num, last.rows.index)
+    taps = mx.split(weights.weight, len(weights.weight)) if weights.taps is None else weights.taps
+    joined = joined_inputs(window, qkv, rows.index)
+    inputs = conv_qkv_ops(joined, b, a, taps, weights.neg_a, weights.dt_bias, shape, rows.index)
     if facts:
-        window = window_after(window, qkv, rows.starts, rows.index)
+        window = window_after(joined, window.shape[1], rows.starts, rows.index)
     return inputs, window
+
+
+def columns(projected: mx.array, shape: GdnShape) -> list[mx.array]:
+    """(N, C + Hv Dv + 2 Hv or more) -> what the convolution takes (N, C), z (N, Hv Dv), b and a (N, Hv)."""
+    size, heads = shape.conv_size, shape.num_v_heads
+    ends = np.cumsum([size, heads * shape.v_dim, heads, heads]).tolist()
+    return mx.split(projected, ends, axis=-1)[:4]
 
 
 def conv_qkv_metal(

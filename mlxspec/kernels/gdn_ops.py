@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from mlxspec import device
-from mlxspec.kernels.flat import RaggedIndex, pad_rows, unpad_rows
+from mlxspec.kernels.flat import RaggedIndex, pad_rows
 
 CHUNK = 64  # tokens solved together in prefill
 COMPILE_AT_MOST = 64  # tokens a row
@@ -39,21 +40,25 @@ def replay(
 
     longest: no row keeps more than this many, so what lies behind need not be looked at.
     """
-    k, delta, log_g = (pad_rows(x, state.shape[0], index)[:, :longest] for x in tape)
-    return _looped(_replay, k.shape[1])(state, k, delta, log_g, kept)
+    k, delta, log_g = tape
+    log_g = pad_rows(log_g, state.shape[0], index)[:, :longest]
+    if index is not None or log_g.shape[1] * log_g.shape[0] < k.shape[0]:
+        k, delta = (pad_rows(x, state.shape[0], index)[:, :longest] for x in (k, delta))
+    return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, kept)
 
 
 def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept: mx.array) -> mx.array:
-    """The same on padded tapes: k (B, W, Hk, Dk), delta (B, W, Hv, Dv), log_g (B, W, Hv)."""
-    num_rows, num_heads, _, k_dim = state.shape
+    """The same on rows of equal width: log_g (B, W, Hv); k and delta (B W, ...) or with an axis each."""
+    num_rows, num_heads, v_dim, k_dim = state.shape
     k = _per_value_head(k.astype(mx.float32), num_heads)
-    width = k.shape[1]
-    keep = (mx.arange(width) < kept[:, None]).reshape(num_rows, width, 1, 1, 1)
+    width = log_g.shape[1]
+    places = mx.array(np.arange(width, dtype=np.int32).reshape(1, width, 1, 1, 1))
+    keep = places < kept.reshape(num_rows, 1, 1, 1, 1)
     decay = mx.where(keep, mx.exp(log_g).reshape(num_rows, width, num_heads, 1, 1), 1.0)
-    delta = mx.where(keep, delta[..., None], 0.0)
+    delta = mx.where(keep, delta.reshape(num_rows, width, num_heads, v_dim, 1), 0.0)
     k = k.reshape(num_rows, width, num_heads, 1, k_dim)
     s = state[:, None]
-    for decay_t, delta_t, k_t in zip(*(_each_step(x) for x in (decay, delta, k)), strict=True):
+    for decay_t, delta_t, k_t in zip(*(_each_step(x, width) for x in (decay, delta, k)), strict=True):
         s = s * decay_t + delta_t * k_t
     return s.reshape(state.shape)
 
@@ -73,22 +78,29 @@ def steps(
     """
     num_rows = state.shape[0]
     tape_k, tape_log_g = k, log_g
-    q, k, v = (pad_rows(x, num_rows, index).astype(mx.float32) for x in (q, k, v))
-    decay, beta = mx.exp(pad_rows(log_g, num_rows, index)), pad_rows(beta, num_rows, index)
+    decay = mx.exp(
+        pad_rows(log_g, num_rows, index)
+    )  # behind a reshape, so that it is never fused and has one form
     if index is not None:
+        q, k, v, beta = (pad_rows(x, num_rows, index) for x in (q, k, v, beta))
         decay = mx.where(index.valid[..., None], decay, 1.0)
         beta = mx.where(index.valid[..., None], beta, 0.0)
-    y, state, delta = _looped(_steps, q.shape[1])(q, k, v, decay, beta, state)
-    return unpad_rows(y, index), state, Tape(tape_k, unpad_rows(delta, index), tape_log_g)
+    q, k, v = (x.astype(mx.float32) for x in (q, k, v))
+    y, state, delta = _looped(_steps, decay.shape[1])(q, k, v, decay, beta, state)
+    if index is not None:
+        y, delta = y[index.unpad], delta[index.unpad]
+    return y, state, Tape(tape_k, delta, tape_log_g)
 
 
 def _steps(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """The same on padded rows (B, W, ...): y and delta (B, W, Hv, Dv), and the last state."""
+    """The same on rows of equal width, decay (B, W, Hv), all else flat (B W, ...) or not: y and delta (B W, Hv, Dv), and the last state.
+    One token a row needs no axis for the width."""
     num_rows, num_heads, v_dim, k_dim = state.shape
+    width = decay.shape[1]
     q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
-    head = (num_rows, q.shape[1], num_heads)
+    head = (num_rows, num_heads) if width == 1 else (num_rows, width, num_heads)
     shaped = (
         q.reshape(*head, k_dim, 1),
         k.reshape(*head, k_dim, 1),
@@ -97,14 +109,14 @@ def _steps(
         decay.reshape(*head, 1, 1),
         beta.reshape(*head, 1, 1),
     )
-    s, ys, deltas = state[:, None], [], []
-    for q_t, k_t, k_row, v_t, decay_t, beta_t in zip(*(_each_step(x) for x in shaped), strict=True):
+    s, ys, deltas = state if width == 1 else state[:, None], [], []
+    for q_t, k_t, k_row, v_t, decay_t, beta_t in zip(*(_each_step(x, width) for x in shaped), strict=True):
         delta = (v_t - (s @ k_t) * decay_t) * beta_t
         s = s * decay_t + delta * k_row
         ys.append(s @ q_t)
         deltas.append(delta)
-    y, delta = (_join_steps(x).reshape(*head, v_dim) for x in (ys, deltas))
-    return y, s.reshape(state.shape), delta
+    y, delta = (_join_steps(x).reshape(num_rows * width, num_heads, v_dim) for x in (ys, deltas))
+    return y, s if width == 1 else s.reshape(state.shape), delta
 
 
 _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
@@ -156,14 +168,14 @@ def chunks(
 
 
 def _per_value_head(x: mx.array, num_heads: int) -> mx.array:
-    """(B, W, Hk, Dk) to (B, W, Hv, Dk)."""
-    groups = num_heads // x.shape[2]
-    return x if groups == 1 else mx.repeat(x, groups, axis=2)
+    """(..., Hk, Dk) to (..., Hv, Dk)."""
+    groups = num_heads // x.shape[-2]
+    return x if groups == 1 else mx.repeat(x, groups, axis=-2)
 
 
-def _each_step(x: mx.array) -> list[mx.array]:
-    """(B, W, ...) to W arrays (B, 1, ...)"""
-    return [x] if x.shape[1] == 1 else mx.split(x, x.shape[1], axis=1)
+def _each_step(x: mx.array, width: int) -> list[mx.array]:
+    """(B, W, ...) to W arrays (B, 1, ...); what is of width 1 may lack that axis."""
+    return [x] if width == 1 else mx.split(x, width, axis=1)
 
 
 def _join_steps(parts: list[mx.array]) -> mx.array:

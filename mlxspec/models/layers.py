@@ -5,7 +5,8 @@ Knows arrays and modules; knows no checkpoint names and no layer order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -34,9 +35,14 @@ class FusedLinear(nn.Module):
     through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
     """
 
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, parts: Sequence[nn.Module], sizes: Sequence[int] | None = None, *, fills_up: bool = False
+    ) -> None:
+        """sizes: of what `split` gives, in columns; None: one for each part. fills_up: the caller takes the columns that it wants, so
+        there may be more than the parts have."""
         super().__init__()
-        self._sizes = [_out_features(p) for p in parts]
+        self._fills_up = fills_up
+        self._sizes = [_out_features(p) for p in parts] if sizes is None else list(sizes)
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
         self._is_split_by_panels = (
             all(s % _PANEL == 0 for s in self._splits) and sum(self._sizes) % _PANEL == 0
@@ -58,13 +64,18 @@ class FusedLinear(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """(N, in) -> (N, sum of outs)"""
+        out = self._product(x)
+        return out if self._fills_up else out[:, : sum(self._sizes)]
+
+    def _product(self, x: mx.array) -> mx.array:
+        """With the columns that panels are filled up with."""
         if "weight" in self:
             return x @ self.weight.T
         if "panels" in self:
             if x.shape[0] > _PANELS_AT_MOST:
                 num_in = self.panels.shape[1]
-                return (x @ self.panels.swapaxes(0, 1).reshape(num_in, -1))[:, : sum(self._sizes)]
-            return _side_by_side(self._by_panels(x))[:, : sum(self._sizes)]
+                return x @ self.panels.swapaxes(0, 1).reshape(num_in, -1)
+            return _side_by_side(self._by_panels(x))
         outs = [_project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
@@ -79,13 +90,26 @@ class FusedLinear(nn.Module):
         found = [_affine(p) for p in self.parts] if "parts" in self else []
         return [weight for weight in found if weight is not None]
 
-    def split(self, x: mx.array) -> list[mx.array]:
-        """(N, in) -> one (N, out) for each projection."""
-        if "panels" in self and self._is_split_by_panels and x.shape[0] <= _PANELS_AT_MOST:
-            parts = mx.split(self._by_panels(x), [s // _PANEL for s in self._splits])
+    def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
+        """(N, in) -> one (N, out) for each size, or shaped (N, *shape)."""
+        shapes = shapes or tuple((size,) for size in self._sizes)
+        if self._splits_panels(x):
             # each in memory of its own, unlike columns of one array
-            return [_side_by_side(part) for part in parts]
-        return mx.split(self(x), self._splits, axis=-1)
+            return [_side_by_side(part, s) for part, s in zip(self._panel_parts(x), shapes, strict=True)]
+        parts = mx.split(self(x), self._splits, axis=-1)
+        return [part if len(s) == 1 else part.reshape(-1, *s) for part, s in zip(parts, shapes, strict=True)]
+
+    def combine(self, x: mx.array, join: Callable[..., mx.array]) -> mx.array:
+        """join(*split(x)) for a function of equally large parts that looks at each element alone: it need not matter how they lie."""
+        if self._splits_panels(x):
+            return _side_by_side(join(*self._panel_parts(x)))
+        return join(*self.split(x))
+
+    def _splits_panels(self, x: mx.array) -> bool:
+        return "panels" in self and self._is_split_by_panels and x.shape[0] <= _PANELS_AT_MOST
+
+    def _panel_parts(self, x: mx.array) -> list[mx.array]:
+        return mx.split(self._by_panels(x), [s // _PANEL for s in self._splits])
 
 
 def _in_panels(weight: mx.array) -> mx.array:
@@ -99,10 +123,10 @@ def _in_panels(weight: mx.array) -> mx.array:
     return mx.contiguous(padded.reshape(num_panels, _PANEL, num_in).swapaxes(1, 2))
 
 
-def _side_by_side(panels: mx.array) -> mx.array:
-    """(P, N, _PANEL) -> (N, P * _PANEL)"""
+def _side_by_side(panels: mx.array, shape: Sequence[int] = (-1,)) -> mx.array:
+    """(P, N, _PANEL) -> (N, P * _PANEL), or (N, *shape)"""
     num_rows = panels.shape[1]
-    return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(num_rows, -1)
+    return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(num_rows, *shape)
 
 
 def _project(part: nn.Module, x: mx.array) -> mx.array:
@@ -115,6 +139,16 @@ def _affine(part: nn.Module) -> QuantizedWeight | None:
     if not isinstance(part, nn.QuantizedLinear) or part.mode != "affine" or "bias" in part:
         return None
     return QuantizedWeight(part.weight, part.scales, part.biases, part.group_size, part.bits)
+
+
+def rows_of(module: nn.Module, shape: Sequence[int], place: int) -> nn.Module:
+    """A linear module of some of another's outputs, those at `place` on the second of three axes into which `shape` lays them out."""
+    found = copy.copy(module)
+    for name in ("weight", "scales", "biases"):
+        if found.get(name) is not None:
+            rows = found[name]
+            found[name] = rows.reshape(*shape, rows.shape[-1])[:, place].reshape(-1, rows.shape[-1])
+    return found
 
 
 def _out_features(module: nn.Module) -> int:
@@ -189,3 +223,25 @@ def attend(
             )
         )
     return mx.concatenate(outs, axis=2)
+
+
+def attend_spelled(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
+) -> mx.array:
+    """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) as they come, returns (w, Hq * D). MLX's own way has the same
+    operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
+
+    mask (w, L) bool; None: all see all.
+    """
+    width, num_heads, dim = queries.shape
+    num_kv_heads = keys.shape[1]
+    groups = num_heads // num_kv_heads
+    if width == 1:
+        q = (queries * scale).reshape(1, num_kv_heads, groups, 1, dim)
+    else:
+        q = (queries * scale).reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
+    scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    out = mx.softmax(scores, axis=-1, precise=True) @ mx.expand_dims(values, 2)  # (1, Hkv, G, w, D)
+    return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)

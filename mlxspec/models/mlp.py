@@ -27,5 +27,4 @@ class GatedMlp(nn.Module):
             delattr(self, name)
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = self.gate_up.split(x)
-        return self.down(self._gated(gate, up))
+        return self.down(self.gate_up.combine(x, self._gated))

@@ -13,13 +13,13 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
-from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
+from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
 from mlxspec.kernels.conv_ops import GdnShape
-from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, conv_qkv
+from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
-from mlxspec.models.layers import FusedLinear, attend, rms_norm, rotate
+from mlxspec.models.layers import FusedLinear, attend, attend_spelled, rms_norm, rotate, rows_of
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
@@ -52,27 +52,35 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(c.head_dim)
 
     def fuse(self) -> None:
-        self.qkv = FusedLinear([self.q_proj, self.k_proj, self.v_proj])
+        c = self._c
+        # a head's outputs are its query and then its gate; queries and keys side by side are normed and turned by one operation
+        query, gate = (rows_of(self.q_proj, (c.num_heads, 2, c.head_dim), place) for place in (0, 1))
+        self.qkv = FusedLinear(
+            [query, self.k_proj, gate, self.v_proj],
+            [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_heads, c.num_kv_heads)],
+        )
+        self.qk_norm = mx.concatenate(
+            [
+                mx.repeat(norm.weight[None], num, axis=0)
+                for norm, num in ((self.q_norm, c.num_heads), (self.k_norm, c.num_kv_heads))
+            ]
+        )
         self.out = FusedLinear([self.o_proj])
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
             delattr(self, name)
 
     def project(
         self, x: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
         """x (N, H) -> queries (N, Hq, D), keys and values (N, Hkv, D), gate (N, Hq * D); queries and keys rotated."""
-        c, num = self._c, x.shape[0]
-        q, k, v = self.qkv.split(x)
-        # each head's output is [query | gate], not all queries before all gates
-        q = q.reshape(num, c.num_heads, 2 * c.head_dim)
-        gate = q[..., c.head_dim :].reshape(num, -1)
-        q = rotate(mx.fast.rms_norm(q[..., : c.head_dim], self.q_norm.weight, c.rms_eps), cos, sin)
-        k = rotate(
-            mx.fast.rms_norm(k.reshape(num, c.num_kv_heads, c.head_dim), self.k_norm.weight, c.rms_eps),
-            cos,
-            sin,
+        c = self._c
+        num_heads = c.num_heads + c.num_kv_heads
+        qk, gate, v = self.qkv.split(
+            x, (num_heads, c.head_dim), (c.num_heads * c.head_dim,), (c.num_kv_heads, c.head_dim)
         )
-        return q.astype(x.dtype), k.astype(x.dtype), v.reshape(num, c.num_kv_heads, c.head_dim), gate
+        normed = mx.fast.rms_norm(qk.astype(self.qk_norm.dtype), None, c.rms_eps) * self.qk_norm
+        q, k = mx.split(rotate(normed, cos, sin).astype(x.dtype), [c.num_heads], axis=1)
+        return q, k, v, gate
 
     def core(
         self,
@@ -91,12 +99,15 @@ class Attention(nn.Module):
             if width == 0:
                 continue
             queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
+            mask = places.masks[r]
+            if not fused and width <= STEPS_AT_MOST:
+                mask = places.causal(r) if mask is None else mask
+                outs.append(attend_spelled(queries, keys, values, self._scale, mask))
+                continue
             # one token: the head axis and the token axis trade places without moving a byte
             queries = queries.reshape(1, -1, 1, q.shape[2]) if width == 1 else queries.swapaxes(0, 1)[None]
-            out = attend(
-                queries, keys, values, self._scale, fused=fused, mask=places.masks[r]
-            )  # (1, Hq, w, D)
-            outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
+            out = attend(queries, keys, values, self._scale, fused=fused, mask=mask)  # (1, Hq, w, D)
+            outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
     def finish(self, attended: mx.array, gate: mx.array) -> mx.array:
@@ -122,10 +133,12 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(c.value_dim, c.hidden_size, bias=False)
 
     def fuse(self) -> None:
+        c = self._c
         parts = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]
-        self.in_proj = FusedLinear(parts)
+        self.in_proj = FusedLinear(parts, fills_up=True)
         self.out = FusedLinear([self.out_proj])
         self.conv_weight = mx.contiguous(self.conv1d.weight[:, :, 0].T)  # (K, C)
+        self.taps = mx.split(self.conv_weight, c.conv_kernel)
         self.neg_a = -mx.exp(self.A_log.astype(mx.float32))
         self.dt_bias = self.dt_bias.astype(mx.float32)
         for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "A_log"):
@@ -135,11 +148,11 @@ class GatedDeltaNet(nn.Module):
         self, x: mx.array, past: RecurrentState, layout: RoundLayout
     ) -> tuple[mx.array, RecurrentState]:
         """x (N, H) -> (N, H), and what the cache is to hold."""
-        c, stood, last_inputs = self._c, layout.stood, None
+        stood, last_inputs = layout.stood, None
         if stood is not None and past.inputs is not None:
             last_inputs = KeptInputs(past.inputs, stood.rows, stood.kept)
         projected = self.in_proj(x)
-        weights = ConvWeights(self.conv_weight, self.neg_a, self.dt_bias)
+        weights = ConvWeights(self.conv_weight, self.neg_a, self.dt_bias, self.taps)
         inputs, window = conv_qkv(
             projected, past.window, weights, self._shape, layout.here, last_inputs, facts=layout.facts
         )
@@ -150,7 +163,7 @@ class GatedDeltaNet(nn.Module):
         else:
             y, state, held = layout.rollback.verify(inputs, past, stood, *where)
             future = RecurrentState(state, window, projected, held)
-        return self._output(y, projected[:, c.conv_dim : c.conv_dim + c.value_dim]), future
+        return self._output(y, columns(projected, self._shape)[1]), future
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
         """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""

@@ -37,6 +37,7 @@ class Mixer:
         tiny_models._randomize(self.net, rng, 1.0)
         self.net.fuse()
         self.net.conv_weight = self.net.conv_weight.astype(dtype)
+        self.net.taps = mx.split(self.net.conv_weight, c.conv_kernel)
         columns = c.conv_dim + c.value_dim + 2 * c.num_v_heads
         table = mx.array(rng.standard_normal((vocab, columns), np.float32)).astype(dtype)
         self.net.in_proj = lambda tokens: table[tokens]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.kernels.conv_ops import GdnShape, conv_qkv_ops, conv_window
+from mlxspec.kernels.conv_ops import GdnShape, conv_qkv_ops, conv_window, joined_inputs
 from mlxspec.kernels.flat import FlatRows
 
 SHAPE = GdnShape(num_k_heads=2, num_v_heads=4, k_dim=32, v_dim=16)
@@ -30,16 +30,16 @@ class Case:
 
     def ops(self, part: slice = slice(None), window: np.ndarray | None = None) -> list[np.ndarray]:
         alone = window is not None
+        index = None if alone else self.rows.index
         found = conv_qkv_ops(
-            mx.array(self.qkv[part]),
+            joined_inputs(mx.array(window if alone else self.window), mx.array(self.qkv[part]), index),
             mx.array(self.b[part]),
             mx.array(self.a[part]),
-            mx.array(window if alone else self.window),
-            mx.array(self.weight),
+            mx.split(mx.array(self.weight), self.num_taps),
             mx.array(self.neg_a),
             mx.array(self.dt_bias),
             SHAPE,
-            None if alone else self.rows.index,
+            index,
         )
         return [np.asarray(x) for x in found]
 
