@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """The same weights through mlxspec, mlx-lm, mlx-vlm and llama.cpp on this machine's CPU, in turn, in one run.
 
-    python scripts/compare_peers.py --llama-cpp SOURCE [--dtype float32 bfloat16] [--rounds 3] [--prompts 4] [--out docs/benchmarks.md]
+    python scripts/compare_peers.py --llama-cpp SOURCE [--dtype float32 bfloat16] [--rounds 3] [--prompts 4] [--tokens 128] [--rows 1 4]
 
 Every engine is a process of its own with an environment of its own (made under --work the first time; nothing goes into ours), holds
 the demo family in its own layout, and is fed token ids. Contestants take turns prompt by prompt; a figure is the median over rounds, and a
 speed-up is the median of the ratios within rounds. What is timed: the tokens behind each row's first. All MLX engines load the same BLAS.
 An engine that cannot be built or started, and a method that it lacks, stands in the table with the reason.
+
+A table is of one run. --rows and --dtype with --keep make a page of several runs where one would take too long; --out writes it.
 
 --python NAME=PATH takes an environment that exists (mlx-lm, mlx-vlm, convert) instead of making one; --skip leaves engines out.
 """
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from peers import llama_cpp, tables  # noqa: E402
-from peers.contest import Contest, Engine  # noqa: E402
+from peers.contest import PREFILLS, Contest, Engine  # noqa: E402
 from peers.folders import environment, export  # noqa: E402
 from peers.talk import PeerError, Worker  # noqa: E402
 
@@ -42,15 +44,27 @@ def main() -> int:
     options = _options()
     options.work.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"machine": _machine(), "dtypes": {}, "missing": {}}
+    results = options.work / "results.json"
+    if options.keep and results.is_file():
+        found["dtypes"] = json.loads(results.read_text())["dtypes"]
     for dtype in options.dtype:
         engines = _start(options, dtype, found["missing"])
         try:
-            contest = Contest(engines, prompts=options.prompts, tokens=options.tokens, rounds=options.rounds)
-            found["dtypes"][dtype] = contest.run()
+            contest = Contest(
+                engines,
+                prompts=options.prompts,
+                tokens=options.tokens,
+                rounds=options.rounds,
+                rows=options.rows,
+                prefills=options.prefill,
+            )
+            part, before = contest.run(), found["dtypes"].get(dtype, {})
+            part["lacks"] = before.get("lacks", {}) | part["lacks"]
+            found["dtypes"][dtype] = before | part
         finally:
             for engine in engines:
                 engine.close()
-        (options.work / "results.json").write_text(json.dumps(found, indent=1))
+        results.write_text(json.dumps(found, indent=1))
     text = tables.page(found)
     print(text)
     if options.out:
@@ -72,6 +86,20 @@ def _options() -> argparse.Namespace:
         "--prompts", type=int, default=4, help="of each workload; four make one group of rows"
     )
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most")
+    parser.add_argument("--rows", nargs="+", type=int, choices=(1, 4), default=[1, 4])
+    parser.add_argument(
+        "--prefill",
+        nargs="+",
+        type=int,
+        default=PREFILLS,
+        metavar="LENGTH",
+        help="prompts to time reading of",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave what earlier runs found of other dtypes and numbers of rows",
+    )
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--skip", nargs="+", choices=ENGINES[1:], default=[])

@@ -58,21 +58,36 @@ class Prompt:
 class Contest:
     """One dtype's rounds."""
 
-    def __init__(self, engines: Sequence[Engine], *, prompts: int, tokens: int, rounds: int) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        prompts: int,
+        tokens: int,
+        rounds: int,
+        rows: Sequence[int] = (1, 4),
+        prefills: Sequence[int] = PREFILLS,
+    ) -> None:
+        """rows: how many decode together, one after the other; what is asked of an engine besides goes with one row."""
+        self._rows, self._prefills = tuple(rows), tuple(prefills)
+        self._said = f"{prompts} prompts a workload, answers of at most {tokens} tokens, {rounds} rounds."
         self._engines, self._ours, self._rounds = list(engines), engines[0], rounds
         self._left: dict[str, str] = {}  # engines that failed altogether, and their words
         self._workloads = _prompts(prompts, tokens, engines[0])
 
     def run(self) -> dict[str, Any]:
         found: dict[str, Any] = {"versions": {e.name: e.version for e in self._engines}}
-        found["nodes"] = self._each("nodes", prompt=list(range(20, 120)))
-        found["prefill"] = {str(n): self._prefill(n) for n in PREFILLS}
-        found["decode"] = self._decode()
-        for rows in (1, 4):
+        if 1 in self._rows:
+            found["nodes"] = self._each("nodes", prompt=list(range(20, 120)))
+            found["prefill"] = {str(n): self._prefill(n) for n in self._prefills}
+            found["decode"] = self._decode()
+        for rows in self._rows:
             found[f"rows {rows}"] = {name: self._workload(p, rows) for name, p in self._workloads.items()}
-        found["memory"] = self._each("memory")
-        found["lacks"] = {e.name: e.lacks for e in self._engines if e.lacks}
-        found["lacks"] |= {name: {"at all": why} for name, why in self._left.items()}
+            found[f"said {rows}"] = self._said
+        if 1 in self._rows:
+            found["memory"] = self._each("memory")
+        lacks = {f"{e.name} {method}": why for e in self._engines for method, why in e.lacks.items()}
+        found["lacks"] = lacks | {f"{name} at all": why for name, why in self._left.items()}
         return found
 
     def _each(self, do: str, **question: Any) -> dict[str, Any]:

@@ -37,7 +37,10 @@ def page(found: dict[str, Any]) -> str:
     for dtype, part in found["dtypes"].items():
         versions = ", ".join(f"{name} {version}" for name, version in part["versions"].items())
         lines += [f"## {dtype}", "", versions + ".", ""]
-        lines += _plain(part) + _drafting(part, 1) + _drafting(part, 4) + _lacking(part)
+        lines += _plain(part) if "decode" in part else []
+        for num_rows in (1, 4):
+            lines += _drafting(part, num_rows) if f"rows {num_rows}" in part else []
+        lines += _lacking(part)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -76,7 +79,7 @@ def _drafting(part: dict[str, Any], num_rows: int) -> list[str]:
     note += "; speed-up over the engine's own plain; accepted share of drafts" + (
         "; tokens a round" if num_rows == 1 else ""
     )
-    return [*lines, f"Cells: {note}.", "", *_table(rows)]
+    return [*lines, f"Cells: {note}. {part[f'said {num_rows}']}", "", *_table(rows)]
 
 
 def _cell(figures: dict[str, Any] | None, method: str) -> str:
@@ -96,10 +99,8 @@ def _cell(figures: dict[str, Any] | None, method: str) -> str:
 
 
 def _lacking(part: dict[str, Any]) -> list[str]:
-    reasons = {
-        f"{name} {method}: {why}" for name, by in part.get("lacks", {}).items() for method, why in by.items()
-    }
-    return ["Not run:", "", *(f"- {r}" for r in sorted(reasons)), ""] if reasons else []
+    reasons = [f"- {what}: {why}" for what, why in sorted(part["lacks"].items())]
+    return ["Not run:", "", *reasons, ""] if reasons else []
 
 
 def _share(value: float | None) -> str:
@@ -135,7 +136,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    dtypes = list(found["dtypes"])
+    dtypes = [dtype for dtype, part in found["dtypes"].items() if "rows 1" in part]
     figure, axes = plt.subplots(1, len(dtypes), figsize=(6.5 * len(dtypes), 4), squeeze=False, sharey=True)
     for axis, dtype in zip(axes[0], dtypes, strict=True):
         workloads = found["dtypes"][dtype]["rows 1"]

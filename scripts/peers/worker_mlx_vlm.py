@@ -54,6 +54,8 @@ def _drafting(method: str, depth: int | None) -> dict[str, Any]:
 
 def run(prompts: list[list[int]], num_tokens: list[int], method: str, depth: int | None = None) -> Answer:
     before = speculative_stats_snapshot(MODELS["mtp"])
+    # what it keeps of the batch before has as many rows as that ended with, and a larger one falls over it
+    MODELS["target"].language_model._rope_deltas = MODELS["target"].language_model._position_ids = None
     drafting = _drafting(method, depth)
     if len(prompts) == 1:
         found = _single(prompts[0], num_tokens[0], drafting)

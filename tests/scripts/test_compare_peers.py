@@ -100,7 +100,9 @@ FOUND: dict[str, Any] = {
                 }
             },
             "rows 4": {"edit": {"mlxspec": {"plain": _cell(1, 2)}}},
-            "lacks": {"mlx-vlm": {"mtp, 4 rows": "it fell"}},
+            "said 1": "2 prompts.",
+            "said 4": "4 prompts.",
+            "lacks": {"mlx-vlm mtp, 4 rows": "it fell"},
         }
     },
 }
