@@ -73,7 +73,7 @@ def test_the_store_gives_way_before_anybody_waits() -> None:
         tight.generate(words(40, i), FEW, spec=spec(*ALL))
     before = tight.prefix.store.nbytes
     assert MIB < before <= 3 * MIB
-    long = SamplingParams(max_tokens=700, ignore_eos=True)
+    long = SamplingParams(max_tokens=1700, ignore_eos=True)
     request = tight.submit(words(10, 99), long, spec=spec(*ALL))
     tight.step()
     assert tight.num_running == 1

@@ -150,7 +150,7 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
         head = made.chain.drafters["mtp"]
         length = head._cache.lengths[0]
         got[which] = [np.asarray(x) for x in head.snapshot(request.number, length, 0).arrays]
-        assert length == len(text) + request.num_generated - 1
+        assert len(text) <= length < len(text) + request.num_generated  # what stood of a draft is behind
         assert (request.stats.num_cached > 100) == (which == "warm")
         while not made.is_idle:
             made.step()
