@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
@@ -43,17 +45,23 @@ PARAMS = {
 }
 
 
+@cache
+def plain(kind: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """What plain decoding says to PROMPTS, together and each alone."""
+    together = Engine(tiny_models.target()).generate(PROMPTS, PARAMS[kind])
+    alone = [Engine(tiny_models.target()).generate(p, PARAMS[kind]) for p in PROMPTS]
+    return [r.tokens for r in together], [r.tokens for r in alone]
+
+
 @pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize(
     "widths", [FLAT, LINEAR, {1: 1.0, 2: 1.2, 4: 1.4, 8: 2.5}], ids=["flat", "linear", "between"]
 )
 def test_the_text_is_that_of_plain_decoding(kind: str, widths: dict[int, float]) -> None:
-    wanted = Engine(tiny_models.target()).generate(PROMPTS, PARAMS[kind])
+    together, alone = plain(kind)
     made = engine(widths)
-    assert [r.tokens for r in made.generate(PROMPTS, PARAMS[kind])] == [r.tokens for r in wanted]
-    assert [made.generate(p, PARAMS[kind]).tokens for p in PROMPTS] == [
-        Engine(tiny_models.target()).generate(p, PARAMS[kind]).tokens for p in PROMPTS
-    ]
+    assert [r.tokens for r in made.generate(PROMPTS, PARAMS[kind])] == together
+    assert [made.generate(p, PARAMS[kind]).tokens for p in PROMPTS] == alone
     assert made.is_idle
 
 
@@ -99,7 +107,8 @@ def test_a_users_limits_hold() -> None:
     result = made.generate(PROMPTS[0], PARAMS["greedy"], spec=spec)
     assert len(result.stats.drafters["mtp"].by_position) <= 2
     spec = SpecConfig(drafters=("mtp",), policy="auto", p_min=1.0)
-    assert made.generate(PROMPTS[1], PARAMS["sampled"], spec=spec).stats.num_drafted <= 2  # float certainty
+    stats = made.generate(PROMPTS[1], PARAMS["sampled"], spec=spec).stats
+    assert stats.num_drafted < 0.1 * stats.num_generated  # what is certain in floats
 
 
 def test_an_engine_measures_for_itself_when_first_asked() -> None:

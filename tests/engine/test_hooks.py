@@ -100,12 +100,19 @@ def failing_at(length: int, how: str):
     return hook
 
 
+@cache
+def plainly(number: int, max_tokens: int) -> Result:
+    """What plain decoding says to one of PROMPTS."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return engine().generate(PROMPTS[number], params, spec=PLAIN)
+
+
 @pytest.mark.parametrize("how", ["raises", "returns nothing", "returns another shape"])
 @pytest.mark.parametrize("after", [0, 1, 9])
 def test_a_failing_processor_ends_its_request_where_the_text_gets_there(after: int, how: str) -> None:
     prompt, other = PROMPTS[4], PROMPTS[5]
     quiet = SamplingParams(max_tokens=24, ignore_eos=True)
-    plain = engine().generate(prompt, quiet, spec=PLAIN)
+    plain = plainly(4, 24)
     params = SamplingParams(
         max_tokens=24, ignore_eos=True, logits_processors=(failing_at(len(prompt) + after, how),)
     )
@@ -117,7 +124,7 @@ def test_a_failing_processor_ends_its_request_where_the_text_gets_there(after: i
         assert ended.error.endswith(".")
         assert ("RuntimeError: out of ideas." in ended.error) == (how == "raises")
         assert ended.tokens == plain.tokens[:after]
-        assert beside.tokens == engine().generate(other, quiet, spec=PLAIN).tokens
+        assert beside.tokens == plainly(5, 24).tokens
         assert own.is_idle
     events = list(engine().stream(prompt, params, spec=spec(*ALL)))
     assert isinstance(events[-1], FinishEvent)

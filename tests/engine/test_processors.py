@@ -260,10 +260,16 @@ def test_logprobs_are_the_models_own() -> None:
         assert np.allclose([t.logprob for t in found.top], here[best], atol=1e-4)
 
 
+@cache
+def plain_with_logprobs() -> list:
+    some, params = asked(top_logprobs=3)
+    return [engine().generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
+
+
 @pytest.mark.parametrize("drafters", SETS, ids="+".join)
 def test_logprobs_are_the_same_with_drafting(drafters: tuple[str, ...]) -> None:
     some, params = asked(top_logprobs=3)
-    without = [engine().generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
+    without = plain_with_logprobs()
     results = engine().generate(some, params, spec=spec(*drafters))
     for wanted, got in zip(without, results, strict=True):
         if wanted.tokens != got.tokens:

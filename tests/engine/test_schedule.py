@@ -229,13 +229,19 @@ PLACES = {
 }
 
 
+@cache
+def three() -> tuple[list, list, list]:
+    """Prompts, parameters, and what plain decoding says to each alone."""
+    some, params = prompts(3, 5), asked(0, 3)
+    return some, params, [small().generate(p, s) for p, s in zip(some, params, strict=True)]
+
+
 @pytest.mark.parametrize("drafters", [(), ALL], ids=["plain", "drafted"])
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_fails_for_a_row_ends_that_row_only(place: str, at: int, drafters: tuple[str, ...]) -> None:
     engine, wish = small(), spec(*drafters)
-    some, params = prompts(3, 5), asked(0, 3)
-    plain = [small().generate(p, s) for p, s in zip(some, params, strict=True)]
+    some, params, plain = three()
     rows = [engine.submit(p, s, spec=wish) for p, s in zip(some, params, strict=True)]
     bad = SamplingParams(max_tokens=30, bad_words=("qqq",), ignore_eos=True)
     doomed = engine.submit([1, 2, 3], bad, spec=wish)
