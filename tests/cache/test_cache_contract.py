@@ -84,7 +84,11 @@ class Driver:
         more = [(more[r % len(more)] or [1])[: max(1, MAX_LENGTH - len(k))] for r, k in enumerate(self.known)]
         self.onward(self.cache, more, self.known, facts=False)
         if less:
-            kept = [max(0, n - 1) for n in kept]
+            limit = self.cache.max_rollback
+            kept = [
+                max(0, n - 1, 0 if limit is None else len(p) - limit)
+                for n, p in zip(kept, pieces, strict=True)
+            ]
             self.cache.settle(kept)
             self.cache.abort()
             self.known = [k + p[:n] for k, p, n in zip(known, pieces, kept, strict=True)]

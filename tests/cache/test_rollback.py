@@ -106,9 +106,18 @@ def _settings(num_examples: int) -> settings:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-@_settings(60)
+@_settings(25)
 @given(script=operations)
 def test_any_rounds_leave_the_layer_as_plain_decoding_does(way: str, dtype: str, script: list[tuple]) -> None:
+    play(MixerDriver(tiny(dtype), WAYS[way]), script)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("way", WAYS)
+@_settings(100)
+@given(script=operations)
+def test_the_layer_for_many_more(way: str, dtype: str, script: list[tuple]) -> None:
     play(MixerDriver(tiny(dtype), WAYS[way]), script)
 
 
