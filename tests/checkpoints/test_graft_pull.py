@@ -139,11 +139,19 @@ def test_all_of_the_work_is_told(quantized: Path, tmp_path: Path) -> None:
     assert sum(done for what, done in told if what == "step") == made.trunk_bytes
 
 
+IMPATIENT = """
+import sys
+from mlxspec.cli import main, progress_bar
+progress_bar._PATIENCE = -1.0  # the demo is converted before a bar would come
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "mlxspec", "convert", "demo", "-o", str(tmp_path / "out"), "-q"]
+    command = [sys.executable, "-c", IMPATIENT, "convert", "demo", "-o", str(tmp_path / "out"), "-q"]
     done = subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, env=environment)
     os.close(theirs)
     shown = b""

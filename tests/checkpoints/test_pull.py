@@ -206,7 +206,7 @@ def test_no_hub(machine: Machine) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_ETAG_TIMEOUT": "1"}
     alone = Machine(machine.hub, machine.home, **nowhere)
     refused(alone.run("pull", "owner/demo"), "cannot be reached")
-    alone._driver.kill()
+    alone.close()
 
 
 def test_a_link_out_of_the_cache(machine: Machine, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_another_beginning_finds_nothing(warm: Served) -> None:
 
 
 def test_what_is_kept_is_a_gauge(warm: Served, cold: Served) -> None:
+    said(cold, QUESTION)  # what is made once stays
     before = cold.settle()
     said(warm, QUESTION)
     said(cold, QUESTION)
