@@ -171,13 +171,13 @@ def test_a_forward_sees_the_window_of_what_was_committed(
 
 def test_a_buffer_holds_little_more_than_the_window() -> None:
     cache, known, window = fresh(64), [[]], 64
-    for n in range(3000):
+    for n in range(900):
         forward_piece = [n % 90] * (1 + n % 4)
         forward(cache, [forward_piece], known, facts=False)
         cache.commit([1 + n % 2 if n % 4 else 1])
         known[0] += forward_piece[: cache.lengths[0] - len(known[0])]
         mx.eval(cache.arrays)
-    assert cache.lengths[0] > 3000
+    assert cache.lengths[0] > 5 * windowed._SLACK  # the buffer was cut as often
     assert cache.layers[0].keys[0].shape[2] <= window + windowed._SLACK + ALIGNMENT + 4
 
 

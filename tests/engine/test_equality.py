@@ -18,6 +18,20 @@ NUM_BATCHES, NUM_ROWS = 8, 5  # 40 prompts
 DRAFTERS = [("ngram-simple",), ("mtp",), ("draft-model",), ALL]
 
 
+def per_drafter() -> list:
+    """All drafters together on every batch, each alone on half of them; on the others too in the slow tier."""
+    return [
+        pytest.param(
+            drafters,
+            number,
+            id=f"{'+'.join(drafters)}-{number}",
+            marks=[] if drafters == ALL or number % 2 == i % 2 else [pytest.mark.slow],
+        )
+        for i, drafters in enumerate(DRAFTERS)
+        for number in range(NUM_BATCHES)
+    ]
+
+
 @cache
 def engine() -> Engine:
     return equality.engine()
@@ -42,17 +56,15 @@ def test_rows_together_are_the_rows_alone(number: int) -> None:
     check(number, engine().generate(some, params, spec=PLAIN), "plain, 5 rows")
 
 
-@pytest.mark.parametrize("number", range(NUM_BATCHES))
-@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
-def test_one_row_drafted_is_the_row_plain(number: int, drafters: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("drafters", "number"), per_drafter())
+def test_one_row_drafted_is_the_row_plain(drafters: tuple[str, ...], number: int) -> None:
     some, params, _ = batch(number)
     results = [engine().generate(p, s, spec=spec(*drafters)) for p, s in zip(some, params, strict=True)]
     check(number, results, f"{drafters}, 1 row")
 
 
-@pytest.mark.parametrize("number", range(NUM_BATCHES))
-@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
-def test_ragged_rows_drafted_are_the_rows_plain(number: int, drafters: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("drafters", "number"), per_drafter())
+def test_ragged_rows_drafted_are_the_rows_plain(drafters: tuple[str, ...], number: int) -> None:
     some, params, _ = batch(number)
     check(number, engine().generate(some, params, spec=spec(*drafters)), f"{drafters}, 5 rows")
 

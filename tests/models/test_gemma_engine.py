@@ -89,12 +89,10 @@ def test_drafted_text_is_plain_text(form: str) -> None:
 
     check(run.generate(some, params, spec=PLAIN), "rows together")
     for drafters in DRAFTERS:
-        what = "+".join(drafters)
-        alone = [
-            run.generate(p, s, spec=spec(*drafters, ngram_n=2)) for p, s in zip(some, params, strict=True)
-        ]
-        check(alone, what)
-        check(run.generate(some, params, spec=spec(*drafters, ngram_n=2)), f"{what}, rows together")
+        what, wish = "+".join(drafters), spec(*drafters, ngram_n=2)
+        check(run.generate(some, params, spec=wish), f"{what}, rows together")
+        if drafters == DRAFTERS[-1]:
+            check([run.generate(p, s, spec=wish) for p, s in zip(some, params, strict=True)], what)
     for name, (drafted, accepted) in seen.items():
         # else equal texts prove little; but lookups in a random model's text are seldom right
         assert accepted < drafted, f"{name}: {accepted} of {drafted}"
