@@ -42,6 +42,9 @@ def _missing(marker: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(
+        key=lambda item: item.path.name != "test_compiled.py"
+    )  # a minute of g++: not what everybody waits for at the end
     for item in items:
         for marker in ("mac", "gpu", "torch", "node"):
             if item.get_closest_marker(marker) is not None:
