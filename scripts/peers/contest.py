@@ -157,7 +157,7 @@ class Contest:
         seen: dict[tuple[str, str], list[list[Answer]]] = {}
         for turn in range(self._rounds + 1):
             print(f"  {rows} rows, round {turn} of {self._rounds}", file=sys.stderr)
-            for group in groups:
+            for group in groups if turn else groups[:1]:  # one warms up
                 for engine in self._engines:
                     for method in METHODS[engine.name]:
                         answer = _asked(engine, method, group)
