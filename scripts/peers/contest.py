@@ -10,12 +10,13 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxspec.demo import workload
 from mlxspec.engine.load import load
 from peers.talk import Answer, PeerError
 
+T = TypeVar("T")
 PREFILLS = (64, 512, 2048)
 LONG = 256
 WORKLOADS = ("edit", "explain", "continue", "ask")
@@ -134,9 +135,7 @@ class Contest:
         """One figure a round and engine, who begins in turn; the first round only warms up. An engine that fails leaves the contest."""
         taken: dict[str, list[float]] = {}
         for turn in range(self._rounds + 1):
-            for engine in (
-                self._engines[turn % len(self._engines) :] + self._engines[: turn % len(self._engines)]
-            ):
+            for engine in _from(self._engines, turn):
                 try:
                     figure = run(engine)
                 except PeerError as error:
@@ -157,9 +156,10 @@ class Contest:
         seen: dict[tuple[str, str], list[list[Answer]]] = {}
         for turn in range(self._rounds + 1):
             print(f"  {rows} rows, round {turn} of {self._rounds}", file=sys.stderr)
-            for group in groups if turn else groups[:1]:  # one warms up
-                for engine in self._engines:
-                    for method in METHODS[engine.name]:
+            for place, group in enumerate(groups if turn else groups[:1]):  # one warms up
+                # who comes first finds caches full of somebody else's data: everybody in turn
+                for engine in _from(self._engines, turn + place):
+                    for method in _from(METHODS[engine.name], turn + place):
                         answer = _asked(engine, method, group)
                         if answer is not None and turn:
                             seen.setdefault((engine.name, method), [[] for _ in range(self._rounds)])[
@@ -170,6 +170,12 @@ class Contest:
             if all(len(t) == len(groups) for t in turns):
                 found.setdefault(name, {})[method] = _figures(turns, seen[name, "plain"])
         return found
+
+
+def _from(items: Sequence[T], place: int) -> list[T]:
+    """All of them, beginning with the one at `place`, counted round and round."""
+    place %= len(items)
+    return [*items[place:], *items[:place]]
 
 
 def _asked(engine: Engine, method: str, group: Sequence[Prompt]) -> Answer | None:
