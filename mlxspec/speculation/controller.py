@@ -27,6 +27,8 @@ PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for
 DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
 CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
 LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
+# plain steps that verifying lookups may lose before they have won any, and at any rate
+STAKE, LEAST_STAKE = 2.0, 0.5
 _CUTS = frozenset(DEPTHS)
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
 _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
@@ -131,6 +133,8 @@ class Controller:
         best = PLAIN
         for i, offer in enumerate(offers):
             reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences)
+            if num_rows == 1:
+                reaches = _within_stake(row, reaches, curve)
             depth = _best_ratio(reaches, curve, num_rows)
             stake = curve.seconds(num_rows + depth) - num_rows * share
             gained = sum(reaches[:depth]) - PRUDENCE * rate * stake
@@ -215,7 +219,9 @@ class Controller:
         if num_rows == 1:
             if not widths[0]:
                 widths[0] = (
-                    _best_ratio(reaches[0], curve, 1) if looks else _best_at(reaches[0], curve, 1, rate)[0]
+                    _best_ratio(_within_stake(rows[0], reaches[0], curve), curve, 1)
+                    if looks
+                    else _best_at(reaches[0], curve, 1, rate)[0]
                 )
             return widths
         merged = sorted(((q, i) for i, row in enumerate(reaches) for q in row), key=lambda x: -x[0])
@@ -318,6 +324,17 @@ class Controller:
             gained.append(gain)
             taken.append(verify + drafting)
         return gained, taken
+
+
+def _within_stake(row: RowControl, reaches: Sequence[float], curve: Curve) -> Sequence[float]:
+    """A lookup's draft for a row alone, without the end that costs more to verify than lookups have won for the row lately, or may
+    lose before they have: chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains."""
+    plain = curve.seconds(1)
+    most = plain + max(LEAST_STAKE * plain, STAKE * plain + row.lookups.won(plain))
+    num = len(reaches)
+    while num and curve.seconds(1 + num) > most:
+        num -= 1
+    return reaches[:num]
 
 
 def _best_at(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> tuple[int, float]:

@@ -99,6 +99,10 @@ class Bursts:
             self._rounds = _FADE * self._rounds + 1.0
         self._is_on = looked_up
 
+    def won(self, plain: float) -> float:
+        """Seconds that bursts have saved lately, below 0 lost. plain: seconds of a plain round, which gives one token."""
+        return self._found * plain - self._seconds
+
     def horizon(self) -> float:
         """Drafts of a model that share what catching up costs: those up to the next burst, behind which it has to catch up again."""
         return max(1.0, min(HORIZON, self._rounds / self._bursts)) if self._bursts else HORIZON

@@ -99,10 +99,12 @@ class Rounds:
     queued: list[int] = field(default_factory=list)
 
     def add(self, request: int, place: int, width: int, model: str, depth: int, queued: int) -> None:
-        for values, value in zip(
-            vars(self).values(), (request, place, width, model, depth, queued), strict=True
-        ):
-            values.append(value)
+        self.request.append(request)
+        self.place.append(place)
+        self.width.append(width)
+        self.model.append(model)
+        self.depth.append(depth)
+        self.queued.append(queued)
 
     def seconds(self, requests: Sequence[Request], machine: Machine, *, lookups: bool) -> np.ndarray:
         """Time of each request, in plain steps."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
+from mlxspec.speculation.controller import ALLOWANCE, CREDIT, LEAST_STAKE, PLAIN, STAKE, Controller, Offer
 from mlxspec.speculation.cost import CostModel, DraftCost
 from mlxspec.speculation.row import FIRST_GAP, RowControl
 
@@ -60,6 +60,22 @@ def test_lookups_that_fail_are_left_alone_and_tried_again_when_they_would_have_h
     assert control.choose([row], [[offer]], [{}]) == [PLAIN]
     taught(control, row, offer, 8, times=6)  # never verified: the text alone showed it
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
+
+
+def test_a_lookup_stakes_little_until_lookups_have_won() -> None:
+    control, offer = controller({1: 1.0, 2: 1.3, 17: 3.7}), Offer("ngram-simple", 16)
+    for _ in range(100):  # the text of other rows bears lookups out
+        taught(control, control.open("", 0), offer, 16, times=1)
+    row = control.open("", 0)
+    for lost, stake in ((0.0, STAKE), (50.0, LEAST_STAKE)):
+        row.lookups.follow(1, 1.0 + lost, looked_up=True)
+        width = control.trim([row], [offer])[0]
+        assert control.choose([row], [[offer]], [{}])[0].offer == 0
+        assert 0 < width < 16
+        assert control.costs.curve(0).seconds(1 + width) - 1.0 <= stake
+    row = control.open("", 0)
+    row.lookups.follow(17, 3.7, looked_up=True)
+    assert control.trim([row], [offer]) == [16]
 
 
 def test_a_good_head_is_asked_deeply_a_poor_one_not() -> None:

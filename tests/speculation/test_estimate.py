@@ -19,7 +19,7 @@ def test_before_anything_is_known_a_confidence_is_taken_at_its_word() -> None:
 
 def test_lookups_begin_a_little_hopeful_and_more_so_the_longer_they_were_right() -> None:
     chances = RowEstimate(Calibration()).chances(12, None)
-    assert chances[0] == pytest.approx(0.6)
+    assert chances[0] == pytest.approx(0.75)
     assert chances == sorted(chances)
 
 

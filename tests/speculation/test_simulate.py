@@ -197,20 +197,19 @@ def test_shipped_traces_do_not_loop(path: Path) -> None:
 
 
 NAMES = ("edit", "explain", "continue", "ask", "sampled")
-HARD = [m for m in MACHINES if m.name in ("M1 Ultra", "linear", "CPU")]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_never_slower_on_a_few_requests(name: str) -> None:
-    """The machines where it is hardest, a few requests of prompts that nothing was tuned on."""
-    check(run_cells(read_traces(HELD)[name], 256, HARD, count=16, drafters=CHAIN), blur=0.02)
+    """All machines, cold and warm; a few requests of prompts that nothing was tuned on."""
+    check(run_cells(read_traces(HELD)[name], 256, MACHINES, count=8, drafters=CHAIN), blur=0.02)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [256, 1024])
+@pytest.mark.parametrize(("length", "count"), [(256, 60), (1024, 20)])
 @pytest.mark.parametrize("name", NAMES)
-def test_never_slower(name: str, length: int) -> None:
-    check(run_cells(read_traces(HELD)[name], length, MACHINES, count=200, drafters=CHAIN))
+def test_never_slower(name: str, length: int, count: int) -> None:
+    check(run_cells(read_traces(HELD)[name], length, MACHINES, count=count, drafters=CHAIN), blur=0.005)
 
 
 @pytest.mark.slow
