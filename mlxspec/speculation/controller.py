@@ -326,7 +326,7 @@ class Controller:
         return gained, taken
 
 
-def _within_stake(row: RowControl, reaches: Sequence[float], curve: Curve) -> Sequence[float]:
+def _within_stake(row: RowControl, reaches: list[float], curve: Curve) -> list[float]:
     """A lookup's draft for a row alone, without the end that costs more to verify than lookups have won for the row lately, or may
     lose before they have: chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains."""
     plain = curve.seconds(1)
