@@ -11,61 +11,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mlxspec.drafters.auto_row import AutoRow, Picked, Said
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.speculation.controller import PLAIN, Choice, Controller, Offer
-from mlxspec.speculation.cost import Curve, bucket
+from mlxspec.drafters.round_times import CALM, RoundTimes
+from mlxspec.speculation.controller import PLAIN, Controller, Offer
+from mlxspec.speculation.cost import bucket
 from mlxspec.speculation.row import RowControl
 from mlxspec.speculation.verify import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
 if TYPE_CHECKING:
-    from mlxspec.drafters.chain import Chain, ChainRow
+    from mlxspec.drafters.chain import Chain
+    from mlxspec.drafters.chain_row import ChainRow
 
-CALM = 1  # plain rounds in a row before rounds run ahead
+STILL = 7  # rounds at rest for which what models promise is not weighed anew: it changes slowly, and weighing takes the host's time
 ASLEEP = (
     448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
 )
 _PRIMED_ANYWAY = 8
-_PAUSE_FOLLOW = 0.1
-
 _LITTLE = 64  # tokens
 _CATCH_UP = 512  # tokens a model drafter runs by itself
-
-
-@dataclass(kw_only=True)
-class _Said:
-    """A draft waiting for its text. lasts: whether it is compared over several rounds, as probes are; others are judged by one."""
-
-    offer: Offer
-    tokens: list[int]
-    lasts: bool = False
-    heard: list[int] = field(default_factory=list)
-
-
-@dataclass(kw_only=True)
-class _AutoRow:
-    """queued: tokens each model drafter has not run. calm: plain rounds in a row. emitted: tokens of the round just read. plain:
-    tokens so far, and the seconds they would have taken in plain rounds."""
-
-    control: RowControl
-    said: list[_Said] = field(default_factory=list)
-    queued: dict[str, int] = field(default_factory=dict)
-    calm: int = 0
-    emitted: int = 0
-    looked_up: bool = False
-    plain: tuple[int, float] = (0, 0.0)
-
-
-@dataclass(kw_only=True)
-class _Picked:
-    """What a row's draft of this round is, before it is cut to what pays."""
-
-    choice: Choice = PLAIN
-    draft: Draft | None = None
-    offer: Offer | None = None
 
 
 class Auto:
@@ -74,17 +41,18 @@ class Auto:
     def __init__(self, chain: Chain, control: Controller) -> None:
         self._chain, self.control = chain, control
         self.log: Callable[[str], None] | None = None
-        self._rows: dict[int, _AutoRow] = {}
+        self._rows: dict[int, AutoRow] = {}
         self._drafting = 0.0  # seconds of this round so far
-        self._after: tuple[Curve, int, float, int] | None = (
-            None  # the last round, if it verified drafts: see `took`
-        )
+        self._still = 0  # rounds at rest that are left until models are weighed again
+        self._times = RoundTimes(control)
         self._seen: set[tuple[object, ...]] = set()  # shapes that have run: the first run of a shape compiles
 
     def begin(self, state: ChainRow) -> None:
         kind = "greedy" if state.sampler.is_greedy else "rejected" if state.rejects else "sampled"
         models = [d.name for d in self._chain.drafters_of(state) if isinstance(d, ModelDrafter)]
-        self._rows[state.row] = _AutoRow(control=self.control.open(kind, 0), queued=dict.fromkeys(models, 0))
+        self._times.settle()
+        self._rows[state.row] = AutoRow(control=self.control.open(kind, 0), queued=dict.fromkeys(models, 0))
+        self._still = 0
 
     def primes(self, state: ChainRow, drafter: Drafter) -> bool:
         """Whether a drafter catches up on the prompt before the answer begins: where it promises to draft, and every eighth row anyway,
@@ -100,6 +68,7 @@ class Auto:
 
     def plain_seconds(self, row: int) -> float | None:
         """What a token of a row would have taken in plain rounds, its fellow rows beside it; None before the first round."""
+        self._times.settle()
         tokens, seconds = self._rows[row].plain if row in self._rows else (0, 0.0)
         return seconds / tokens if tokens else None
 
@@ -130,7 +99,9 @@ class Auto:
         return False
 
     def close(self, row: int) -> None:
+        self._times.settle()
         found = self._rows.pop(row, None)
+        self._still = 0
         if found is not None:
             self.control.close(found.control)
 
@@ -140,22 +111,7 @@ class Auto:
 
     def observe(self, row: int, tokens: Sequence[int]) -> None:
         """The text goes on: drafts that waited for it are judged."""
-        found = self._rows[row]
-        found.emitted = len(tokens)
-        for name in found.queued:
-            waiting = found.queued[name] + len(tokens)
-            found.queued[name] = waiting if waiting <= _CATCH_UP else 1
-        for said in found.said:
-            said.heard += tokens[: len(said.tokens) - len(said.heard)]
-        staying = []
-        for said in found.said:
-            same = _same(said.tokens, said.heard)
-            if said.lasts and same == len(said.heard) < len(said.tokens):
-                staying.append(said)
-            else:
-                # the draft may be shorter than the text: all of it is known then
-                self.control.learn(found.control, said.offer, same, len(said.heard))
-        found.said = staying
+        self._rows[row].observe(tokens, self.control, _CATCH_UP)
 
     def propose(
         self,
@@ -166,8 +122,11 @@ class Auto:
     ) -> dict[int, tuple[str, Draft, Submission]]:
         """What each row submits to the round. Rows that submit nothing are absent. rooms: how many tokens each may."""
         started = time.perf_counter()
+        self._times.settle()
         rows = [self._rows[s.row] for s in states]
-        picked = self._pick(states, rows, rooms, histories, vocab_size)
+        offered = self._look_up(states, rooms, histories, vocab_size)
+        picked = self._pick(states, rows, rooms, histories, offered)
+        self._still = 0
         self._ask_models(states, rows, picked, histories, vocab_size)
         offers = [None if p.choice.probe else p.offer for p in picked]
         lookahead = [not s.rejects or p.choice.model is None for s, p in zip(states, picked, strict=True)]
@@ -177,7 +136,7 @@ class Auto:
             row.calm = 0 if width or pick.choice.model is not None else row.calm + 1
             row.looked_up = pick.choice.offer is not None
             if state.rejects and pick.draft is not None and pick.choice.model is not None:
-                self._forget_behind(row, pick, width)
+                row.forget_behind(pick, width)
             if width and pick.draft is not None and pick.offer is not None:
                 out[state.row] = (
                     pick.offer.drafter,
@@ -200,101 +159,99 @@ class Auto:
         rows = [self._rows[s.row] for s in states]
         if any(r.calm < CALM for r in rows):
             return False
-        for row in rows:  # what they were asked for this round is asked anew, of the same text
-            row.said = [s for s in row.said if s.lasts]
-        picked = self._pick(states, rows, rooms, histories, vocab_size)
-        if all(p.choice is PLAIN for p in picked):
+        for row in rows:
+            row.ask_anew()
+        offered = self._look_up(states, rooms, histories, vocab_size)
+        if self._still and not offered:
+            self._still -= 1
             return True
+        self._times.settle()
+        picked = self._pick(states, rows, rooms, histories, offered)
+        if all(p.choice is PLAIN for p in picked):
+            self._still = STILL
+            return True
+        self._still = 0
         for row in rows:
             row.calm = 0
-            row.said = [s for s in row.said if s.lasts]  # they are asked again when the round is launched
+            row.ask_anew()  # when the round is launched
         return False
 
     def took(
-        self, states: Sequence[ChainRow], num_rows: int, num_tokens: int, seconds: float, *, ahead: bool
+        self,
+        states: Sequence[ChainRow],
+        num_rows: int,
+        num_tokens: int,
+        seconds: float,
+        *,
+        ahead: bool,
+        is_warm: bool,
     ) -> None:
-        """A round was read: `num_tokens` verified for `num_rows` rows, in `seconds` with drafting and everything.
-
-        Rows count that do not follow the controller, and those that had ended when it was launched ahead. ahead: it was launched
-        before its turn, as plain rounds are when nothing else pays: what a plain round costs is what it costs then. The plain round
-        behind drafts cannot run ahead and has to undo what did not stand: what it takes longer is a cost of those drafts.
-        """
+        """A round was read; see RoundTimes.took."""
         drafting, self._drafting = self._drafting, 0.0
         rows = [self._rows[s.row] for s in states if s.row in self._rows]
-        rows = [r for r in rows if r.emitted]
-        if not rows:
-            return
-        curve = self.control.costs.curve(max(r.control.bucket for r in rows), num_rows)
-        plain = num_tokens == num_rows
-        spent, usual = seconds - drafting, curve.seconds(num_rows)
-        if self._after is not None:
-            earlier, width, took, width_rows = self._after
-            longer = spent - usual if plain and not ahead and width_rows == num_rows else 0.0
-            earlier.refine(width, took + max(0.0, min(longer, usual)))
-            self._after = None
-        elif plain and not ahead:
-            held_up = max(0.0, min(spent - usual, usual))
-            self.control.pause += _PAUSE_FOLLOW * (held_up - self.control.pause)
-        is_new = self._is_new("verify", num_tokens, num_rows, ahead)
-        if not plain and not is_new:
-            self._after = curve, num_tokens, spent, num_rows
-        elif not is_new and (ahead or min(r.calm for r in rows) > CALM):
-            curve.refine(num_tokens, spent)
-        for row in rows:
-            self.control.spent(row.control, row.emitted, seconds / num_rows, looked_up=row.looked_up)
-            tokens, expected = row.plain
-            row.plain = tokens + row.emitted, expected + row.emitted * curve.seconds(num_rows)
-            row.emitted = 0
+        self._times.took(rows, num_rows, num_tokens, seconds, drafting=drafting, ahead=ahead, is_warm=is_warm)
 
     # --- a round's parts
+
+    def _look_up(
+        self,
+        states: Sequence[ChainRow],
+        rooms: Mapping[int, int],
+        histories: Mapping[int, Sequence[int]],
+        vocab_size: int,
+    ) -> dict[int, list[tuple[Offer, Draft]]]:
+        """What lookups offer, by row, for rows that are offered anything; judged when the text has come, taken or not."""
+        asks: dict[Drafter, list[Ask]] = {}
+        for state in states:
+            row = state.row
+            room, history = rooms[row], histories[row]
+            for drafter, longest in self._chain.lookups_of(state):
+                limit = min(room, longest)
+                if limit > 0:
+                    asks.setdefault(drafter, []).append(Ask(row, history, limit, state.sampler))
+        offered: dict[int, list[tuple[Offer, Draft]]] = {}
+        for drafter, wanted in asks.items():
+            for ask, draft in zip(wanted, self._chain.ask_all(drafter, wanted, vocab_size), strict=True):
+                if draft.length:
+                    offer = _offer(drafter.name, draft)
+                    offered.setdefault(ask.row, []).append((offer, draft))
+                    self._rows[ask.row].said.append(Said(offer=offer, tokens=_tokens(draft)))
+        return offered
 
     def _pick(
         self,
         states: Sequence[ChainRow],
-        rows: Sequence[_AutoRow],
+        rows: Sequence[AutoRow],
         rooms: Mapping[int, int],
         histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
-    ) -> list[_Picked]:
-        """Ask lookups and choose."""
-        offered: list[list[tuple[Offer, Draft]]] = [[] for _ in states]
+        offered: Mapping[int, Sequence[tuple[Offer, Draft]]],
+    ) -> list[Picked]:
+        """Choose between what lookups offer and models promise."""
+        given = [offered.get(s.row, ()) for s in states]
         models: list[dict[str, tuple[int, int]]] = [{} for _ in states]
-        asks: dict[str, tuple[Drafter, list[tuple[int, Ask]]]] = {}
-        for i, state in enumerate(states):
-            self.control.move(rows[i].control, bucket(len(histories[state.row])))
-            for drafter in self._chain.drafters_of(state):
+        controls = [r.control for r in rows]
+        for state, row, found in zip(states, rows, models, strict=True):
+            self.control.move(row.control, bucket(len(histories[state.row])))
+            for name, queued in row.queued.items():
+                drafter = self._chain.drafters[name]
                 limit = min(rooms[state.row], self._chain.limit(drafter, state))
-                if limit < 1:
+                if limit < 1 or name in state.ended or not isinstance(drafter, ModelDrafter):
                     continue
-                if isinstance(drafter, ModelDrafter):
-                    queued = rows[i].queued[drafter.name]
-                    if not self._sleeps(state, drafter, queued, [r.control for r in rows]):
-                        models[i][drafter.name] = (limit, queued)
-                else:
-                    ask = Ask(state.row, histories[state.row], limit, state.sampler)
-                    asks.setdefault(drafter.name, (drafter, []))[1].append((i, ask))
-        for name, (drafter, wanted) in asks.items():
-            drafts = self._chain.ask_all(drafter, [a for _, a in wanted], vocab_size)
-            for (i, _), draft in zip(wanted, drafts, strict=True):
-                if draft.length:
-                    offer = _offer(name, draft)
-                    offered[i].append((offer, draft))
-                    rows[i].said.append(_Said(offer=offer, tokens=_tokens(draft)))
-        choices = self.control.choose(
-            [r.control for r in rows], [[o for o, _ in row] for row in offered], models
-        )
+                if not self._sleeps(state, drafter, queued, controls):
+                    found[name] = limit, queued
+        choices = self.control.choose(controls, [[o for o, _ in row] for row in given], models)
         return [
-            _Picked(choice=c)
+            Picked(choice=c)
             if c.offer is None
-            else _Picked(choice=c, offer=given[c.offer][0], draft=given[c.offer][1])
-            for c, given in zip(choices, offered, strict=True)
+            else Picked(choice=c, offer=row[c.offer][0], draft=row[c.offer][1])
+            for c, row in zip(choices, given, strict=True)
         ]
 
     def _ask_models(
         self,
         states: Sequence[ChainRow],
-        rows: Sequence[_AutoRow],
-        picked: Sequence[_Picked],
+        rows: Sequence[AutoRow],
+        picked: Sequence[Picked],
         histories: Mapping[int, Sequence[int]],
         vocab_size: int,
     ) -> None:
@@ -319,7 +276,7 @@ class Auto:
                 self.control.drafted(row.control, offer, len(rows), probe_seconds=probing)
                 if draft.length:
                     pick.draft, pick.offer = draft, offer
-                    row.said.append(_Said(offer=offer, tokens=_tokens(draft), lasts=pick.choice.probe))
+                    row.said.append(Said(offer=offer, tokens=_tokens(draft), lasts=pick.choice.probe))
 
     def _sleeps(
         self, state: ChainRow, drafter: ModelDrafter, queued: int, rows: Sequence[RowControl]
@@ -333,16 +290,6 @@ class Auto:
         state.end(drafter.name)
         drafter.close(state.row)
         return True
-
-    def _forget_behind(self, row: _AutoRow, pick: _Picked, width: int) -> None:
-        """By rejection more stands than equals the text: only what is verified tells how much."""
-        last = row.said[-1] if row.said else None
-        if last is not None and last.offer is pick.offer:
-            row.said.pop()
-            if width:
-                sure = last.offer.confidences
-                offer = Offer(last.offer.drafter, width, None if sure is None else sure[:width])
-                row.said.append(_Said(offer=offer, tokens=last.tokens[:width]))
 
     def _is_new(self, *shape: object) -> bool:
         if shape in self._seen:
@@ -362,13 +309,6 @@ def _tokens(draft: Draft) -> list[int]:
     return draft.tokens
 
 
-def _same(draft: Sequence[int], text: Sequence[int]) -> int:
-    for i, (drafted, came) in enumerate(zip(draft, text, strict=False)):
-        if drafted != came:
-            return i
-    return min(len(draft), len(text))
-
-
 def _submission(state: ChainRow, offer: Offer, width: int) -> Submission:
     """`width` was found without looking at what is behind it where the row demands that."""
     if not state.rejects:
@@ -377,7 +317,7 @@ def _submission(state: ChainRow, offer: Offer, width: int) -> Submission:
     return submit_for_rejection(DraftOutline(length=width, tops=tops), Limits())
 
 
-def _line(row: int, place: int, pick: _Picked, width: int) -> str:
+def _line(row: int, place: int, pick: Picked, width: int) -> str:
     """`row 0 at 153: mtp drafts 3, verifies 2 (worth 0.41 tokens)`"""
     choice, offer = pick.choice, pick.offer
     if offer is None:

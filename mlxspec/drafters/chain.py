@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -21,58 +21,16 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.auto import Auto
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
+from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.verify import NOTHING, Limits, Submission
+from mlxspec.speculation.verify import NOTHING, Submission
 
 T = TypeVar("T")
 _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]
-
-
-@dataclass(kw_only=True)
-class ChainRow:
-    """What the chain remembers of a row. ended: drafters that failed for it, or reached their context's end. asked: by drafter, how often
-    it was asked for the row and the seconds that took, together with other rows asked at once."""
-
-    row: int
-    spec: SpecConfig
-    sampler: RowSampler
-    notices: list[str] = field(default_factory=list)
-    ended: set[str] = field(default_factory=set)
-    asked: dict[str, tuple[int, float]] = field(default_factory=dict)
-    queue: tuple[Drafter, ...] | None = None  # who drafts for it, in order; None: to be found out anew
-
-    def end(self, name: str) -> None:
-        """A drafter drafts no more for the row."""
-        self.ended.add(name)
-        self.queue = None
-
-    @property
-    def rejects(self) -> bool:
-        """Whether drafts are accepted by rejection. A greedy row has one token at each place, so matching is the same."""
-        return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether the controller chooses for it."""
-        return self.spec.policy == "auto"
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether nobody needs to see a token of it between drafting and verifying."""
-        return not self.rejects and not self.has_limits and self.sampler.constraints is None
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether how sure a drafter was decides on what is verified."""
-        return self.spec.p_min > 0 or self.spec.n_min > 0
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(p_min=self.spec.p_min, n_min=self.spec.n_min)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +73,10 @@ class Chain:
         if self.auto is not None and state.is_auto:
             self.auto.observe(row, tokens)
         for drafter in self._of(state):
-            given = hidden if drafter.needs.hidden else None
-            self._guard(drafter, [state], partial(drafter.observe, row, tokens, given))
+            try:
+                drafter.observe(row, tokens, hidden if drafter.needs.hidden else None)
+            except Exception as error:  # as in `_guard`, which would cost more than most drafters' work
+                self._fail(drafter, [state], error)
 
     def prime(self, row: int) -> None:
         """The row's answer begins: drafters that are likely to draft for it catch up on its prompt."""
@@ -274,11 +234,14 @@ class Chain:
             and self.auto.rests(chosen, rooms, histories, vocab_size)
         )
 
-    def took(self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool) -> None:
-        """A round over these rows, some of which may be gone or never have drafted, has been read; what it cost teaches the controller."""
+    def took(
+        self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool
+    ) -> None:
+        """A round over these rows, some of which may be gone or never have drafted, has been read; what it cost teaches the controller.
+        ahead, is_warm: as Auto.took has them."""
         chosen = self._auto_rows(r for r in rows if r in self._rows)
         if self.auto is not None and chosen:
-            self.auto.took(chosen, len(rows), num_tokens, seconds, ahead=ahead)
+            self.auto.took(chosen, len(rows), num_tokens, seconds, ahead=ahead, is_warm=is_warm)
 
     def _auto_rows(self, rows: Iterable[int]) -> list[ChainRow]:
         states = [self._rows[r] for r in rows]
@@ -287,6 +250,12 @@ class Chain:
     def drafters_of(self, state: ChainRow) -> Sequence[Drafter]:
         """Who may draft for a row, in its order."""
         return self._of(state)
+
+    def lookups_of(self, state: ChainRow) -> Sequence[tuple[Drafter, int]]:
+        """Those of them that run no model, and how long a draft of each the row takes."""
+        if state.queue is None:
+            self._of(state)
+        return state.lookups
 
     def limit(self, drafter: Drafter, state: ChainRow) -> int:
         """The longest draft the row takes of this drafter."""
@@ -326,7 +295,11 @@ class Chain:
                 drafts: Sequence[Draft] | None = drafter.propose(asks, sampler)
             else:
                 drafts = drafter.propose_behind(asks, sampler, unread)
-            return [] if drafts is None else submit(_checked(drafts, asks, vocab_size), states)
+            if drafts is None:
+                return []
+            if len(drafts) == len(asks) and all(d is NO_DRAFT for d in drafts):
+                return [(NO_DRAFT, NOTHING)] * len(asks)
+            return submit(_checked(drafts, asks, vocab_size), states)
 
         found = self._guard(drafter, states, work) or []
         if unread is not None and not found:
@@ -345,6 +318,9 @@ class Chain:
             forced = bool(state.spec.drafters) and state.sampler.constraints is not None
             named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]
             state.queue = tuple(d for d in [self._forced] * forced + named if d.name not in state.ended)
+            state.lookups = tuple(
+                (d, _limit(d, state.spec)) for d in state.queue if not isinstance(d, ModelDrafter)
+            )
         return state.queue
 
     def _guard(self, drafter: Drafter, states: Sequence[ChainRow], work: Callable[[], T]) -> T | None:
@@ -352,10 +328,13 @@ class Chain:
         try:
             return work()
         except Exception as error:  # whatever a drafter does must not end a request
-            for state in states:
-                self._end(drafter, state, f"{type(error).__name__}: {error}")
-                drafter.close(state.row)
+            self._fail(drafter, states, error)
             return None
+
+    def _fail(self, drafter: Drafter, states: Sequence[ChainRow], error: Exception) -> None:
+        for state in states:
+            self._end(drafter, state, f"{type(error).__name__}: {error}")
+            drafter.close(state.row)
 
     def _end(self, drafter: Drafter, state: ChainRow, why: str) -> None:
         state.end(drafter.name)

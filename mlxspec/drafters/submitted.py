@@ -19,7 +19,7 @@ from mlxspec.speculation.verify import (
 )
 
 if TYPE_CHECKING:
-    from mlxspec.drafters.chain import ChainRow
+    from mlxspec.drafters.chain_row import ChainRow
 
 Submitted = list[tuple[Draft, Submission]]
 

@@ -17,7 +17,6 @@ import gc
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -264,7 +263,8 @@ class Engine(Answers):
         """If anybody decodes. has_read: pieces of prompts have been read in this step."""
         if not self._rows or self._cache is None:
             return
-        started, ahead, before = time.perf_counter(), self._flight.next is not None, replace(self.stats)
+        started, ahead = time.perf_counter(), self._flight.next is not None
+        before = self.stats.draft_seconds, self.stats.verify_seconds
         try:
             may_follow = not self._prefills
             current, events = self._flight.advance(self._rows, self.model, self._cache, may_follow=may_follow)
@@ -281,20 +281,17 @@ class Engine(Answers):
         seconds = time.perf_counter() - started
         self._charge(seconds, before)
         if not (ahead and has_read):  # else the device was at it while prompts were read
-            self.chain.took(
-                [r.number for r in current.requests],
-                current.rows.num_tokens,
-                seconds,
-                ahead=ahead,
-            )
+            numbers, num_tokens = [r.number for r in current.requests], current.rows.num_tokens
+            self.chain.took(numbers, num_tokens, seconds, ahead=ahead, is_warm=current.is_warm)
 
-    def _charge(self, seconds: float, before: EngineStats) -> None:
-        """A round's time, to every row."""
+    def _charge(self, seconds: float, before: tuple[float, float]) -> None:
+        """A round's time, to every row. before: seconds of drafting and verifying that it began with."""
         self.stats.round_seconds += seconds
+        drafting, verifying = self.stats.draft_seconds - before[0], self.stats.verify_seconds - before[1]
         for request in self._rows:
             request.stats.decode_seconds += seconds
-            request.stats.draft_seconds += self.stats.draft_seconds - before.draft_seconds
-            request.stats.verify_seconds += self.stats.verify_seconds - before.verify_seconds
+            request.stats.draft_seconds += drafting
+            request.stats.verify_seconds += verifying
 
     def cancel(self, number: int) -> bool:
         """End a request at any stage; False if it is not running. Its row leaves at once; its FinishEvent comes with the next step."""

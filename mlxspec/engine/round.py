@@ -38,7 +38,8 @@ _PLAIN = Proposal()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy; is_open tells that its cache transaction is."""
+    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy; is_open tells that its cache transaction is; is_warm: as
+    the model's Output has it."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
@@ -47,6 +48,7 @@ class Round:
     choice: Choice
     hidden: mx.array
     is_open: bool
+    is_warm: bool
 
     @property
     def unread(self) -> Unread:
@@ -273,6 +275,7 @@ def _forward(
         choice=choice,
         hidden=out.hidden,
         is_open=not plain,
+        is_warm=out.is_warm,
     )
 
 

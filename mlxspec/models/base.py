@@ -25,11 +25,13 @@ class Output:
     logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none".
     hidden: (N, H), after the final norm: what the language-model head sees and what an MTP head takes.
     taps: layer index -> (N, H), the residual stream after that layer, for the layers asked for.
+    is_warm: whether it takes as long as the next one of its shape will: nothing compiles in it, or is to be compiled later.
     """
 
     logits: mx.array | None
     hidden: mx.array
     taps: dict[int, mx.array] = field(default_factory=dict)
+    is_warm: bool = True
 
 
 class Model(Protocol):

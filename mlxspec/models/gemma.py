@@ -93,7 +93,7 @@ class Gemma(TextModel):
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
     ) -> Output:
-        places = cache.begin(rows, facts=facts)
+        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         angles = {shape: rotary.table(places.positions) for shape, rotary in self._rotaries.items()}
         c, fused = self.config, device.backend() != "cpu"
         x, own_inputs = self._runner(-1, rows)(self.embed(tokens), self._embed_per_layer(tokens))
@@ -114,7 +114,12 @@ class Gemma(TextModel):
         x, hidden = self._runner(last + 1, rows)(x, attended, _at(own_inputs, last))
         if last in taps:
             found[last] = x
-        return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
+        return Output(
+            logits=self._logits(hidden, rows, logits_at),
+            hidden=hidden,
+            taps=found,
+            is_warm=self._runners.num_cold == num_cold,
+        )
 
     def _embed_per_layer(self, tokens: mx.array) -> mx.array | None:
         """(N,) -> (N, L * P)"""

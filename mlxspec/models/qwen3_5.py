@@ -99,7 +99,7 @@ class Qwen35(TextModel):
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
     ) -> Output:
-        places = cache.begin(rows, facts=facts)
+        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         layers = self.language_model.model.layers
         cos, sin = self._rotary.table(places.positions)
         layout = _pack_layout(rows, cache)
@@ -121,7 +121,12 @@ class Qwen35(TextModel):
                 attended = core(q, k, v, places, cache.attention(segment.head), fused=fused)
                 device.start(attended)
         hidden = out[0]
-        return Output(logits=self._logits(hidden, rows, logits_at), hidden=hidden, taps=found)
+        return Output(
+            logits=self._logits(hidden, rows, logits_at),
+            hidden=hidden,
+            taps=found,
+            is_warm=self._runners.num_cold == num_cold,
+        )
 
     def _runner(
         self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache

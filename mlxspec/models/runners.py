@@ -1,8 +1,8 @@
 """Functions of arrays that a model runs again and again, compiled once their shapes have repeated often enough to pay for it.
 
 On a GPU fewer launches pay at once, and so they do for plain steps on a CPU. A verify comes in many shapes, by its own width and by what
-stands of the round before; compiling one takes 10 to 50 ms on a CPU, so there a shape is run by single operations until it has come up
-HOT_AFTER times. That may be mixed only where fused loops round as single operations do, which on x86-64 they do; on other CPUs they
+stands of the round before; compiling one costs a CPU about two rounds' savings, so there a shape is run by single operations until it has
+come up HOT_AFTER times. That may be mixed only where fused loops round as single operations do, which on x86-64 they do; on other CPUs they
 contract to multiply-adds, so everything up to a width is compiled, or nothing. Knows shapes; knows no layers.
 """
 
@@ -18,19 +18,23 @@ import mlx.core as mx
 from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
 
-COMPILE_AT_MOST = (
-    64  # tokens; wider forwards rarely repeat a shape, and building their graph is a small part of them
-)
-HOT_AFTER = 8  # a compiled verify of four saves about 3 ms of host time a round, so that much is earned in some ten rounds
+# tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them
+COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
+# demo model: compiling a verify of 4 to 26 tokens takes 5 to 30 ms more than running it, and saves 5 to 15 ms each time from then on
+HOT_AFTER = 2
 _SHAPES_AT_MOST = 512  # compiled ones that are kept: ragged rounds could make new ones forever
 
 FUSED_IS_EXACT = platform.machine().lower() in ("x86_64", "amd64")
 
 
 class Runners:
-    """Compiled functions of one model. Equal forwards have equal bits, whether or not they were compiled."""
+    """Compiled functions of one model. Equal forwards have equal bits, whether or not they were compiled.
+
+    num_cold: how many of those handed out will not be what they are the next times: they compile, or are to be compiled once hot.
+    """
 
     def __init__(self) -> None:
+        self.num_cold = 0
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._seen: Counter[Hashable] = Counter()
 
@@ -48,12 +52,17 @@ class Runners:
         key, with the rows' number, widest and sum of widths and `deferred`, tells everything that run's graph depends on. deferred: how
         many tokens' inputs of the last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
         """
-        if not is_shaped or rows.num_tokens > COMPILE_AT_MOST or not device.compile_enabled():
+        if not is_shaped or not device.compile_enabled():
+            return run
+        if rows.max_width > COMPILE_AT_MOST or rows.num_tokens > COMPILE_ALL_AT_MOST:
             return run
         whole = (key, rows.num_rows, rows.max_width, rows.num_tokens, deferred)
         if whole in self._compiled:
             return self._compiled[whole]
-        if not self._is_due(whole, rows, deferred) or len(self._compiled) >= _SHAPES_AT_MOST:
+        if len(self._compiled) >= _SHAPES_AT_MOST:
+            return run
+        self.num_cold += 1
+        if not self._is_due(whole, rows, deferred):
             return run
         self._compiled[whole] = mx.compile(run)
         return self._compiled[whole]

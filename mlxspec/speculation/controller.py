@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
@@ -30,6 +31,8 @@ LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
 # plain steps that verifying lookups may lose before they have won any, and at any rate
 STAKE, LEAST_STAKE = 2.0, 0.5
 _CUTS = frozenset(DEPTHS)
+# the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
+SHARED_DEPTHS = (3, 7, 16, 32, 63)
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
 _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 
@@ -224,16 +227,13 @@ class Controller:
                     else _best_at(reaches[0], curve, 1, rate)[0]
                 )
             return widths
-        merged = sorted(((q, i) for i, row in enumerate(reaches) for q in row), key=lambda x: -x[0])
-        wanted = [q for q, _ in merged[: MAX_TOKENS - num_rows]]
-        total = (
-            _best_ratio(wanted, curve, num_rows, num_rows)
-            if looks
-            else _best_at(wanted, curve, num_rows, rate)[0]
+        steps = sorted(
+            ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in _steps(row)),
+            key=lambda step: -step[0] / step[1],
         )
-        for _, i in merged[:total]:
-            widths[i] += 1
-        return [_cut(w) for w in widths]
+        for _, tokens, i in steps[: _best_steps(steps, curve, num_rows, None if looks else rate)]:
+            widths[i] += tokens
+        return widths
 
     def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
         """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit.
@@ -266,14 +266,16 @@ class Controller:
         """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference."""
         self.estimate(row, offer.drafter).learn(offer.length, offer.confidences, matched, known)
 
-    def spent(self, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
-        """A row's share of a round took `seconds` and gave `num_tokens`. looked_up: through lookup, which comes in bursts and is left
-        out of the going rate."""
+    def spent(
+        self, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1
+    ) -> None:
+        """A row's share of so many rounds took `seconds` and gave `num_tokens`. looked_up: through lookup, which comes in bursts and is
+        left out of the going rate."""
         for promise in row.promises.values():
             promise.rest += num_tokens
-        row.lookups.follow(num_tokens, seconds, looked_up=looked_up)
+        row.lookups.follow(num_tokens, seconds, looked_up=looked_up, num_rounds=num_rounds)
         if not looked_up and seconds > 0:
-            row.follow(num_tokens, seconds)
+            row.follow(num_tokens, seconds, num_rounds)
         row.seconds += seconds
 
     def estimate(self, row: RowControl, name: str) -> RowEstimate:
@@ -366,6 +368,34 @@ def _best_ratio(reaches: Sequence[float], curve: Curve, num_rows: int, tokens: i
 def _cut(length: int) -> int:
     """The longest of DEPTHS that is not above `length`."""
     return DEPTHS[i - 1] if (i := bisect_right(DEPTHS, length)) else 0
+
+
+def _steps(reaches: Sequence[float]) -> list[tuple[float, int]]:
+    """A draft cut at SHARED_DEPTHS: tokens that each part is worth, and its length."""
+    cuts = [0, *(d for d in SHARED_DEPTHS if d < len(reaches)), len(reaches)]
+    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts) if b > a]
+
+
+def _best_steps(
+    steps: Sequence[tuple[float, int, int]], curve: Curve, num_rows: int, rate: float | None
+) -> int:
+    """How many of these parts of drafts, best first, give most beyond what their time gives at `rate` or, without one, most tokens a
+    second."""
+    shape, plain = curve.shape, curve.shape[num_rows]
+    gained, width, best, number = 0.0, num_rows, 0.0 if rate is not None else num_rows / plain, 0
+    for count, (gain, tokens, _) in enumerate(steps, 1):
+        gained, width = gained + gain, width + tokens
+        if width > MAX_TOKENS:
+            break
+        longer = PRUDENCE * (shape[width] - plain)
+        value = (
+            gained - rate * curve.scale * longer
+            if rate is not None
+            else (num_rows + gained) / (plain + longer)
+        )
+        if value > best:
+            best, number = value, count
+    return number
 
 
 def _while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:

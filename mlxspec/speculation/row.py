@@ -88,15 +88,16 @@ class Bursts:
             setattr(new, name, _CARRIED * getattr(self, name))
         return new
 
-    def follow(self, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
-        """A round gave so many tokens."""
+    def follow(self, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1) -> None:
+        """So many rounds gave so many tokens."""
+        fade = _FADE if num_rounds == 1 else _FADE**num_rounds
         if looked_up:
-            self._found, self._seconds = _FADE * self._found + num_tokens, _FADE * self._seconds + seconds
+            self._found, self._seconds = fade * self._found + num_tokens, fade * self._seconds + seconds
             self._bursts += not self._is_on
         else:
-            self._bursts *= _FADE
-            self._tokens = _FADE * self._tokens + num_tokens
-            self._rounds = _FADE * self._rounds + 1.0
+            self._bursts *= fade
+            self._tokens = fade * self._tokens + num_tokens
+            self._rounds = fade * self._rounds + num_rounds
         self._is_on = looked_up
 
     def won(self, plain: float) -> float:
@@ -129,11 +130,12 @@ class RowControl:
         self.seconds = 0.0
         self._tokens, self._time = rate, 1.0 if rate else 0.0
 
-    def follow(self, num_tokens: int, seconds: float) -> None:
-        """The going rate: tokens over seconds, both fading."""
-        fade = 1.0 - _RATE_FOLLOW
+    def follow(self, num_tokens: int, seconds: float, num_rounds: int = 1) -> None:
+        """The going rate of so many rounds: tokens over seconds, both fading."""
+        fade = (1.0 - _RATE_FOLLOW) ** num_rounds
         if self._time > 0 and self.seconds == 0.0:  # what came from an earlier row counts for a dozen rounds
-            self._tokens, self._time = self._tokens * 12 * seconds, self._time * 12 * seconds
+            dozen = 12 * seconds / num_rounds
+            self._tokens, self._time = self._tokens * dozen, self._time * dozen
         self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
         self.rate = self._tokens / self._time
 

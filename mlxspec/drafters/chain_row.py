@@ -1,0 +1,56 @@
+"""What the chain of drafters remembers of a row, and what the row's policy lets them do. Asks nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mlxspec.config import SpecConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.sampling.sampler import RowSampler
+from mlxspec.speculation.verify import Limits
+
+
+@dataclass(kw_only=True)
+class ChainRow:
+    """ended: drafters that failed for it, or reached their context's end. asked: by drafter, how often it was asked for the row and the
+    seconds that took, together with other rows asked at once. queue: who drafts for it, in order, None to be found out anew; lookups: those
+    of them that run no model, and the longest draft of each."""
+
+    row: int
+    spec: SpecConfig
+    sampler: RowSampler
+    notices: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    queue: tuple[Drafter, ...] | None = None
+    lookups: tuple[tuple[Drafter, int], ...] = ()
+
+    def end(self, name: str) -> None:
+        """A drafter drafts no more for the row."""
+        self.ended.add(name)
+        self.queue = None
+
+    @cached_property
+    def rejects(self) -> bool:
+        """Whether drafts are accepted by rejection. A greedy row has one token at each place, so matching is the same."""
+        return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
+
+    @cached_property
+    def is_auto(self) -> bool:
+        """Whether the controller chooses for it."""
+        return self.spec.policy == "auto"
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody needs to see a token of it between drafting and verifying."""
+        return not self.rejects and not self.has_limits and self.sampler.constraints is None
+
+    @cached_property
+    def has_limits(self) -> bool:
+        """Whether how sure a drafter was decides on what is verified."""
+        return self.spec.p_min > 0 or self.spec.n_min > 0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(p_min=self.spec.p_min, n_min=self.spec.n_min)
