@@ -34,14 +34,16 @@ class Picked:
 
 @dataclass(kw_only=True, eq=False)
 class AutoRow:
-    """queued: tokens each model drafter has not run. calm: plain rounds in a row. emitted: tokens of rounds whose time the controller has
-    not been told of. plain: tokens so far, and the seconds they would have taken in plain rounds."""
+    """queued: tokens each model drafter has not run. calm: plain rounds in a row. emitted: tokens of the round just read; rested: of plain
+    rounds before it that the controller has not been told of. plain: tokens so far, and the seconds they would have taken in plain
+    rounds."""
 
     control: RowControl
     said: list[Said] = field(default_factory=list)
     queued: dict[str, int] = field(default_factory=dict)
     calm: int = 0
     emitted: int = 0
+    rested: int = 0
     looked_up: bool = False
     plain: tuple[int, float] = (0, 0.0)
 

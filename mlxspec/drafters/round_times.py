@@ -65,24 +65,33 @@ class RoundTimes:
             self._after = curve, num_tokens, spent, num_rows
         elif min(r.calm for r in rows) > CALM:
             curve.refine(num_tokens, spent)
-        self._tell(rows, num_rows, seconds, 1)
+        self._tell([(r, r.emitted) for r in rows], num_rows, seconds, 1)
+        for row in rows:
+            row.emitted = 0
 
     def settle(self) -> None:
         """Tell what has not been told."""
-        rows, num_rounds, seconds = [r for r in self._resting if r.emitted], self._num_rounds, self._seconds
+        rows, num_rounds, seconds = [r for r in self._resting if r.rested], self._num_rounds, self._seconds
         self._resting, self._num_rounds, self._seconds = [], 0, 0.0
         if rows:
-            self._curve(rows, self._num_rows).refine(self._num_rows, seconds / num_rounds)
-            self._tell(rows, self._num_rows, seconds, num_rounds)
+            self._curve(rows, self._num_rows).refine(self._num_rows, seconds / num_rounds, num_rounds)
+            self._tell([(r, r.rested) for r in rows], self._num_rows, seconds, num_rounds)
+            for row in rows:
+                row.rested = 0
 
     def _rest(self, rows: list[AutoRow], num_rows: int, seconds: float) -> None:
-        if self._num_rounds == _AT_ONCE or rows != self._resting or num_rows != self._num_rows:
+        if rows != self._resting or num_rows != self._num_rows:
             self.settle()
             self._resting, self._num_rows = rows, num_rows
         if self._after is not None:
             self._end_drafts(num_rows, 0.0)
+        for row in rows:
+            row.rested += row.emitted
+            row.emitted = 0
         self._num_rounds += 1
         self._seconds += seconds
+        if self._num_rounds == _AT_ONCE:
+            self.settle()
 
     def _end_drafts(self, num_rows: int, longer: float) -> None:
         """Behind a round with drafts one of so many rows has been read, which took so much longer than a plain one."""
@@ -94,16 +103,13 @@ class RoundTimes:
     def _curve(self, rows: Sequence[AutoRow], num_rows: int) -> Curve:
         return self._control.costs.curve(max(r.control.bucket for r in rows), num_rows)
 
-    def _tell(self, rows: Sequence[AutoRow], num_rows: int, seconds: float, num_rounds: int) -> None:
-        plain = self._curve(rows, num_rows).seconds(num_rows)
-        for row in rows:
+    def _tell(
+        self, emitted: Sequence[tuple[AutoRow, int]], num_rows: int, seconds: float, num_rounds: int
+    ) -> None:
+        plain = self._curve([r for r, _ in emitted], num_rows).seconds(num_rows)
+        for row, num_tokens in emitted:
             self._control.spent(
-                row.control,
-                row.emitted,
-                seconds / num_rows,
-                looked_up=row.looked_up,
-                num_rounds=num_rounds,
+                row.control, num_tokens, seconds / num_rows, looked_up=row.looked_up, num_rounds=num_rounds
             )
             tokens, expected = row.plain
-            row.plain = tokens + row.emitted, expected + row.emitted * plain
-            row.emitted = 0
+            row.plain = tokens + num_tokens, expected + num_tokens * plain

@@ -263,12 +263,12 @@ class Engine(Answers):
         """If anybody decodes. has_read: pieces of prompts have been read in this step."""
         if not self._rows or self._cache is None:
             return
-        started, ahead = time.perf_counter(), self._flight.next is not None
+        started = time.perf_counter()
         before = self.stats.draft_seconds, self.stats.verify_seconds
         try:
             may_follow = not self._prefills
-            current, events = self._flight.advance(self._rows, self.model, self._cache, may_follow=may_follow)
-            self._tell(events)
+            flown = self._flight.advance(self._rows, self.model, self._cache, may_follow=may_follow)
+            self._tell(flown.events)
         except BaseException as error:
             self._flight.forget()
             self._cache = None
@@ -278,11 +278,12 @@ class Engine(Answers):
                 self._retire()
                 raise
             return self._charge(time.perf_counter() - started, before)
-        seconds = time.perf_counter() - started
-        self._charge(seconds, before)
-        if not (ahead and has_read):  # else the device was at it while prompts were read
-            numbers, num_tokens = [r.number for r in current.requests], current.rows.num_tokens
-            self.chain.took(numbers, num_tokens, seconds, ahead=ahead, is_warm=current.is_warm)
+        self._charge(time.perf_counter() - started, before)
+        if not (flown.ahead and has_read):  # else the device was at it while prompts were read
+            current, numbers = flown.round, [r.number for r in flown.round.requests]
+            self.chain.took(
+                numbers, current.rows.num_tokens, flown.seconds, ahead=flown.ahead, is_warm=current.is_warm
+            )
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
         """A round's time, to every row. before: seconds of drafting and verifying that it began with."""

@@ -7,7 +7,9 @@ audience.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.drafters.chain import Chain
@@ -18,6 +20,17 @@ from mlxspec.events import Event
 from mlxspec.models.base import Model
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flown:
+    """A round that has been read. ahead: it was launched before its turn; seconds: what it took, launching it included whenever that was,
+    launching the next one not."""
+
+    round: Round
+    events: list[Event]
+    ahead: bool
+    seconds: float
+
+
 class Flight:
     """At most one round. next: it, None where nothing is on its way."""
 
@@ -25,22 +38,26 @@ class Flight:
         """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another."""
         self.next: Round | None = None
         self._chain, self._stats, self._widest, self._overlaps = chain, stats, widest, overlaps
+        self._launching = 0.0  # seconds in which `next` was launched
 
     @property
     def is_open(self) -> bool:
         """Whether a round with drafts is on its way."""
         return self.next is not None and self.next.is_open
 
-    def advance(
-        self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
-    ) -> tuple[Round, list[Event]]:
+    def advance(self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool) -> Flown:
         """Read the round that is on its way, or one launched now; the next one is put on its way before, where that may be."""
-        stats, chain = self._stats, self._chain
+        stats, chain, ahead = self._stats, self._chain, self.next is not None
+        started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, chain, stats, widest=self._widest)
         self.next = None
+        launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
             self.next = launch_behind(current, rows, model, cache, chain, stats)
-        return current, read(current, cache, chain, stats, followed=self.next is not None)
+        self._launching = 0.0 if self.next is None else time.perf_counter() - launched
+        events = read(current, cache, chain, stats, followed=self.next is not None)
+        seconds = time.perf_counter() - started - self._launching
+        return Flown(round=current, events=events, ahead=ahead, seconds=seconds)
 
     def drop(self, cache: ModelCache) -> None:
         """If it is one with drafts, leave rows and drafters as though it had not been launched."""

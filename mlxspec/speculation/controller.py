@@ -32,7 +32,7 @@ LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
 STAKE, LEAST_STAKE = 2.0, 0.5
 _CUTS = frozenset(DEPTHS)
 # the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
-SHARED_DEPTHS = (3, 7, 16, 32, 63)
+SHARED_DEPTHS = (3, 16, 32, 63)
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
 _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 
@@ -145,11 +145,16 @@ class Controller:
                 best = Choice(offer=i, value=gained)
         for name, (limit, queued) in models.items():
             self._promise(row, name, curve, num_rows)
-            value, depth = row.best(name, min(limit, self.max_depth), rate)
+            value, depth = row.best(name, min(limit, self.max_depth, self._deepest(num_rows)), rate)
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
             if depth and value > max(best.value, MARGIN):
                 best = Choice(model=name, depth=depth, value=value)
         return best
+
+    @staticmethod
+    def _deepest(num_rows: int) -> int:
+        """The longest draft asked of a model."""
+        return MAX_TOKENS if num_rows == 1 else SHARED_DEPTHS[0]
 
     def _look(
         self,
@@ -372,8 +377,8 @@ def _cut(length: int) -> int:
 
 def _steps(reaches: Sequence[float]) -> list[tuple[float, int]]:
     """A draft cut at SHARED_DEPTHS: tokens that each part is worth, and its length."""
-    cuts = [0, *(d for d in SHARED_DEPTHS if d < len(reaches)), len(reaches)]
-    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts) if b > a]
+    cuts = [0, *(d for d in SHARED_DEPTHS if d <= len(reaches))]
+    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts)]
 
 
 def _best_steps(

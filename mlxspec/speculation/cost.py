@@ -59,13 +59,13 @@ class Curve:
         slope = (self.shape[-1] - self.shape[KNOTS[-2]]) / (MAX_TOKENS - KNOTS[-2])
         return (self.shape[-1] + slope * (num_tokens - MAX_TOKENS)) * self.scale
 
-    def refine(self, num_tokens: int, seconds: float) -> float:
-        """One forward took `seconds`. Returns the clipped log-ratio to what was expected."""
+    def refine(self, num_tokens: int, seconds: float, times: int = 1) -> float:
+        """One forward took `seconds`, or the mean of so many did. Returns the clipped log-ratio to what was expected."""
         if num_tokens < 1 or num_tokens > MAX_TOKENS or not seconds > 0:
             return 0.0
         ratio = math.log(seconds / self.seconds(num_tokens))
         off = max(-_CLIP, min(_CLIP, ratio))
-        self.scale *= math.exp(_SCALE_GAIN * off)
+        self.scale *= math.exp((1.0 - (1.0 - _SCALE_GAIN) ** times) * off)
         right = next(i for i, knot in enumerate(KNOTS) if knot >= num_tokens)
         left = right if KNOTS[right] == num_tokens else right - 1
         for i in {left, right}:
@@ -78,7 +78,7 @@ class Curve:
             if self._guessed and self._seen[i] <= _GUESS_TRIES:
                 step = max(-_GUESS_CLIP, min(_GUESS_CLIP, ratio)) / (self._seen[i] + 1)
             else:
-                step = off * max(_KNOT_GAIN, 0.5 / (self._seen[i] + 2))
+                step = off * max(1.0 - (1.0 - _KNOT_GAIN) ** times, 0.5 / (self._seen[i] + 2))
             self._offset[i] += share * step
         self._draw(max(0, left - 1), min(len(KNOTS) - 1, right + 1))
         return off

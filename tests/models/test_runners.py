@@ -8,7 +8,7 @@ import pytest
 from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import runners
-from mlxspec.models.runners import COMPILE_AT_MOST, HOT_AFTER, Runners
+from mlxspec.models.runners import COMPILE_ALL_AT_MOST, COMPILE_AT_MOST, HOT_AFTER, Runners
 from tests.tiny_models import target
 
 import mlx.core as mx  # isort: skip
@@ -38,6 +38,8 @@ def test_a_gpu_compiles_at_once_what_may_repeat(compiling: pytest.MonkeyPatch) -
     compiling.setattr(device, "backend", lambda: "metal")
     assert compiled_at(Runners(), (5, 1), deferred=3) == 0
     assert compiled_at(Runners(), (COMPILE_AT_MOST + 1,)) is None
+    assert compiled_at(Runners(), (17,) * 4) == 0
+    assert compiled_at(Runners(), (COMPILE_AT_MOST,) * (COMPILE_ALL_AT_MOST // COMPILE_AT_MOST + 1)) is None
     assert compiled_at(Runners(), (5, 1), is_shaped=False) is None
 
 
@@ -50,6 +52,18 @@ def test_a_cpu_compiles_plain_steps_at_once_and_verifies_when_they_have_repeated
     found = Runners()
     for width in range(2, 2 + 3 * HOT_AFTER):  # each width once: none is worth it
         assert found.get("key", run, FlatRows((width,))) is run
+
+
+def test_what_compiles_or_is_still_to_be_compiled_is_cold(compiling: pytest.MonkeyPatch) -> None:
+    found = Runners()
+    colds = []
+    for _ in range(HOT_AFTER + 3):
+        before = found.num_cold
+        found.get("key", run, FlatRows((4,)))
+        colds.append(found.num_cold > before)
+    assert colds == [True] * (HOT_AFTER + 1) + [False, False]
+    found.get("key", run, FlatRows((COMPILE_AT_MOST + 1,)))  # always runs as it does here
+    assert found.num_cold == HOT_AFTER + 1
 
 
 def test_another_shape_has_another_function(compiling: pytest.MonkeyPatch) -> None:

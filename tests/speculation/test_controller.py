@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.speculation.controller import ALLOWANCE, CREDIT, LEAST_STAKE, PLAIN, STAKE, Controller, Offer
+from mlxspec.speculation.controller import (
+    ALLOWANCE,
+    CREDIT,
+    LEAST_STAKE,
+    PLAIN,
+    SHARED_DEPTHS,
+    STAKE,
+    Controller,
+    Offer,
+)
 from mlxspec.speculation.cost import CostModel, DraftCost
 from mlxspec.speculation.row import FIRST_GAP, RowControl
 
@@ -159,6 +168,27 @@ def test_limits_of_room_are_kept() -> None:
     taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
     assert control.choose([row], [[]], [{"mtp": (2, 1)}])[0].depth <= 2
     assert control.choose([row], [[]], [{"mtp": (0, 1)}])[0] == PLAIN
+
+
+@settings(deadline=None)
+@given(
+    drafts=st.lists(st.lists(st.floats(0.05, 1.0), max_size=70), min_size=2, max_size=6),
+    slope=st.floats(0.01, 1.5),
+)
+def test_several_rows_have_few_widths(drafts: list[list[float]], slope: float) -> None:
+    """Each is cut at one of a few depths, no token is verified that does not exist, and all together pay."""
+    control = controller({1: 1.0, 2: 1.0 + slope})
+    rows = [control.open("", 0) for _ in drafts]
+    offers = [Offer("mtp", len(d), d) if d else None for d in drafts]
+    for row in rows:
+        control.drafted(row, Offer("mtp", 1, [0.9]), len(rows))
+    widths = control.trim(rows, offers)
+    assert all(w == 0 or (w in SHARED_DEPTHS and w <= len(d)) for w, d in zip(widths, drafts, strict=True))
+    curve = control.curve(rows)
+    reaches = [control.estimate(r, "mtp").reaches(len(d), d) for r, d in zip(rows, drafts, strict=True)]
+    gained = sum(sum(r[:w]) for r, w in zip(reaches, widths, strict=True))
+    longer = curve.seconds(len(rows) + sum(widths)) - curve.seconds(len(rows))
+    assert gained >= longer * len(rows) / curve.seconds(len(rows)) or not sum(widths)
 
 
 def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:

@@ -1,0 +1,43 @@
+"""A round's seconds are its own, whenever it was launched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxspec.engine import flight
+from mlxspec.engine.flight import Flight
+
+LAUNCH, READ, DECIDE = 5.0, 0.25, 0.0625
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=30))
+def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) -> None:
+    """follows: whether the next round is put on its way before each is read."""
+    clock, wall = [0.0], 0.0
+
+    def spend(seconds: float, value: object) -> object:
+        clock[0] += seconds
+        return value
+
+    rounds, wanted = SimpleNamespace(is_open=False), iter(follows)
+
+    def behind(*_: object) -> object:
+        return spend(LAUNCH, rounds) if next(wanted) else spend(DECIDE, None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flight.time, "perf_counter", lambda: clock[0])
+        patch.setattr(flight, "launch", lambda *_, **__: spend(LAUNCH, rounds))
+        patch.setattr(flight, "launch_behind", behind)
+        patch.setattr(flight, "read", lambda *_, **__: spend(READ, []))
+        own = Flight(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
+        flown = [own.advance([], None, None, may_follow=True) for _ in follows]  # type: ignore[arg-type]
+        wall = clock[0]
+    for i, one in enumerate(flown):
+        assert one.ahead == (i > 0 and follows[i - 1])
+        assert one.seconds == LAUNCH + READ + (0.0 if follows[i] else DECIDE)
+    assert sum(f.seconds for f in flown) + (LAUNCH if follows[-1] else 0.0) == pytest.approx(wall)
