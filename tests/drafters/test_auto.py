@@ -191,3 +191,14 @@ def test_events_tell_which_text_was_drafted() -> None:
     events = [e for e in made.stream(PROMPTS[0], PARAMS["greedy"]) if isinstance(e, TokensEvent)]
     assert any(e.num_drafted for e in events)
     assert all(e.num_drafted_chars == e.num_drafted for e in events)  # a character a token
+
+
+@pytest.mark.parametrize("widths", [FLAT, LINEAR], ids=["flat", "linear"])
+def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widths: dict[int, float]) -> None:
+    made = engine(widths, step=0.5)
+    assert made.chain.auto is not None
+    control, told = made.chain.auto.control, []
+    spent = control.spent
+    control.spent = lambda row, n, *a, **k: (told.append(n), spent(row, n, *a, **k))[1]  # type: ignore
+    results = made.generate(PROMPTS, PARAMS["greedy"])
+    assert sum(told) == sum(r.stats.num_decoded for r in results)

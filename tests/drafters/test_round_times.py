@@ -30,7 +30,7 @@ def took(
     emitted: int = 1,
 ) -> None:
     for row in rows:
-        row.emitted += emitted
+        row.emitted = emitted
         row.calm = row.calm + 1 if num_tokens == len(rows) else 0
     times.took(rows, len(rows), num_tokens, seconds, drafting=0.0, ahead=ahead, is_warm=is_warm)
 
