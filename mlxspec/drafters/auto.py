@@ -162,7 +162,7 @@ class Auto:
         for row in rows:
             row.ask_anew()
         offered = self._look_up(states, rooms, histories, vocab_size)
-        if self._still and not offered:
+        if self._still and not self._is_taken(states, rows, offered):
             self._still -= 1
             return True
         self._times.settle()
@@ -175,6 +175,18 @@ class Auto:
             row.calm = 0
             row.ask_anew()  # when the round is launched
         return False
+
+    def _is_taken(
+        self,
+        states: Sequence[ChainRow],
+        rows: Sequence[AutoRow],
+        offered: Mapping[int, Sequence[tuple[Offer, Draft]]],
+    ) -> bool:
+        """Whether one of these offers pays."""
+        if not offered:
+            return False
+        offers = [[o for o, _ in offered.get(s.row, ())] for s in states]
+        return self.control.takes_any([r.control for r in rows], offers)
 
     def took(
         self,

@@ -26,8 +26,8 @@ from mlxspec.engine.engine import Engine
 from mlxspec.models.base import Model
 from mlxspec.models.runners import FUSED_IS_EXACT, HOT_AFTER
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.speculation.controller import DEPTHS
 from mlxspec.speculation.cost import CostModel, Curve, DraftCost, read_costs, write_costs
+from mlxspec.speculation.widths import DEPTHS
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
 READY = 2.0  # seconds in which a small model is loaded and measured

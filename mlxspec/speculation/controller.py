@@ -12,27 +12,29 @@ more than the same time spent at the row's going rate. Knows costs and estimates
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
 from mlxspec.speculation.estimate import Calibration, RowEstimate
 from mlxspec.speculation.row import FIRST_GAP, Bursts, Promise, RowControl
+from mlxspec.speculation.widths import (
+    DEPTHS,
+    PRUDENCE,
+    SHARED_DEPTHS,
+    best_at,
+    best_ratio,
+    best_steps,
+    cut,
+    steps_of,
+    while_it_pays,
+    within_stake,
+)
 
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
-PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
-# lengths a draft is cut to: each width a round may have is compiled once
-DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
 CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
 LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
-# plain steps that verifying lookups may lose before they have won any, and at any rate
-STAKE, LEAST_STAKE = 2.0, 0.5
-_CUTS = frozenset(DEPTHS)
-# the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
-SHARED_DEPTHS = (3, 16, 32, 63)
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
 _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 
@@ -131,17 +133,11 @@ class Controller:
         curve: Curve,
         num_rows: int,
     ) -> Choice:
-        share = curve.seconds(num_rows) / num_rows
-        rate = max(row.rate, 1.0 / share)
+        rate = max(row.rate, num_rows / curve.seconds(num_rows))
         best = PLAIN
         for i, offer in enumerate(offers):
-            reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences)
-            if num_rows == 1:
-                reaches = _within_stake(row, reaches, curve)
-            depth = _best_ratio(reaches, curve, num_rows)
-            stake = curve.seconds(num_rows + depth) - num_rows * share
-            gained = sum(reaches[:depth]) - PRUDENCE * rate * stake
-            if depth and gained > max(best.value, MARGIN):
+            gained = self._gained(row, offer, curve, num_rows)
+            if gained > max(best.value, MARGIN):
                 best = Choice(offer=i, value=gained)
         for name, (limit, queued) in models.items():
             self._promise(row, name, curve, num_rows)
@@ -150,6 +146,29 @@ class Controller:
             if depth and value > max(best.value, MARGIN):
                 best = Choice(model=name, depth=depth, value=value)
         return best
+
+    def takes_any(self, rows: Sequence[RowControl], offers: Sequence[Sequence[Offer]]) -> bool:
+        """Whether a lookup's offer pays for one of rows that decode together, whatever models promise."""
+        curve, num_rows = self.curve(rows), len(rows)
+        return any(
+            self._gained(row, offer, curve, num_rows) > MARGIN
+            for row, given in zip(rows, offers, strict=True)
+            for offer in given
+        )
+
+    def _gained(self, row: RowControl, offer: Offer, curve: Curve, num_rows: int) -> float:
+        """Tokens that a lookup's offer is worth where it is cut best, 0 where it does not pay."""
+        rate = max(row.rate, num_rows / curve.seconds(num_rows))
+        reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences)
+        if num_rows > 1:
+            price = PRUDENCE * rate * curve.scale
+            plain, shape = curve.shape[num_rows], curve.shape
+            cuts = [d for d in SHARED_DEPTHS if d <= len(reaches)]
+            return max((sum(reaches[:d]) - price * (shape[num_rows + d] - plain) for d in cuts), default=0.0)
+        reaches = within_stake(row, reaches, curve)
+        depth = best_ratio(reaches, curve)
+        stake = curve.seconds(1 + depth) - curve.seconds(1)
+        return sum(reaches[:depth]) - PRUDENCE * rate * stake if depth else 0.0
 
     @staticmethod
     def _deepest(num_rows: int) -> int:
@@ -222,21 +241,21 @@ class Controller:
         widths = [0] * num_rows
         for i, may in enumerate(lookahead or ()):
             if not may:
-                widths[i] = _cut(_while_it_pays(reaches[i], curve, num_rows, rate))
+                widths[i] = cut(while_it_pays(reaches[i], curve, num_rows, rate))
                 reaches[i] = []
         if num_rows == 1:
             if not widths[0]:
                 widths[0] = (
-                    _best_ratio(_within_stake(rows[0], reaches[0], curve), curve, 1)
+                    best_ratio(within_stake(rows[0], reaches[0], curve), curve)
                     if looks
-                    else _best_at(reaches[0], curve, 1, rate)[0]
+                    else best_at(reaches[0], curve, rate)
                 )
             return widths
         steps = sorted(
-            ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in _steps(row)),
+            ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
             key=lambda step: -step[0] / step[1],
         )
-        for _, tokens, i in steps[: _best_steps(steps, curve, num_rows, None if looks else rate)]:
+        for _, tokens, i in steps[: best_steps(steps, curve, num_rows, None if looks else rate)]:
             widths[i] += tokens
         return widths
 
@@ -325,87 +344,9 @@ class Controller:
                 reached *= chance
             sum_reaches += reached
             extra = wider * (shape[num_rows + i + 1] - shape[num_rows])
-            if i + 1 in _CUTS and sum_reaches - rate * extra > best:
+            if i + 1 in DEPTHS and sum_reaches - rate * extra > best:
                 best, gain, verify = sum_reaches - rate * extra, sum_reaches, extra
             drafting += step
             gained.append(gain)
             taken.append(verify + drafting)
         return gained, taken
-
-
-def _within_stake(row: RowControl, reaches: list[float], curve: Curve) -> list[float]:
-    """A lookup's draft for a row alone, without the end that costs more to verify than lookups have won for the row lately, or may
-    lose before they have: chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains."""
-    plain = curve.seconds(1)
-    most = plain + max(LEAST_STAKE * plain, STAKE * plain + row.lookups.won(plain))
-    num = len(reaches)
-    while num and curve.seconds(1 + num) > most:
-        num -= 1
-    return reaches[:num]
-
-
-def _best_at(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> tuple[int, float]:
-    """How many drafted tokens give most beyond what their time gives at `rate`, and how much that is."""
-    shape, price = curve.shape, PRUDENCE * rate * curve.scale
-    sum_reaches, best, depth = price * shape[num_rows], 0.0, 0
-    for width, reached in enumerate(reaches, num_rows + 1):
-        sum_reaches += reached
-        value = sum_reaches - price * shape[width]
-        if value > best and (width - num_rows in _CUTS or num_rows > 1):
-            best, depth = value, width - num_rows
-    return depth, best
-
-
-def _best_ratio(reaches: Sequence[float], curve: Curve, num_rows: int, tokens: int = 1) -> int:
-    """How many drafted tokens give most tokens a second, beside `tokens` that come anyway within as many shares of a plain round."""
-    shape = curve.shape
-    plain = shape[num_rows]
-    base = plain * (tokens / num_rows - PRUDENCE)
-    sum_reaches, best, depth = float(tokens), num_rows / plain, 0
-    for width, reached in enumerate(reaches, num_rows + 1):
-        sum_reaches += reached
-        ratio = sum_reaches / (base + PRUDENCE * shape[width])
-        if ratio > best and (width - num_rows in _CUTS or num_rows > 1):
-            best, depth = ratio, width - num_rows
-    return depth
-
-
-def _cut(length: int) -> int:
-    """The longest of DEPTHS that is not above `length`."""
-    return DEPTHS[i - 1] if (i := bisect_right(DEPTHS, length)) else 0
-
-
-def _steps(reaches: Sequence[float]) -> list[tuple[float, int]]:
-    """A draft cut at SHARED_DEPTHS: tokens that each part is worth, and its length."""
-    cuts = [0, *(d for d in SHARED_DEPTHS if d <= len(reaches))]
-    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts)]
-
-
-def _best_steps(
-    steps: Sequence[tuple[float, int, int]], curve: Curve, num_rows: int, rate: float | None
-) -> int:
-    """How many of these parts of drafts, best first, give most beyond what their time gives at `rate` or, without one, most tokens a
-    second."""
-    shape, plain = curve.shape, curve.shape[num_rows]
-    gained, width, best, number = 0.0, num_rows, 0.0 if rate is not None else num_rows / plain, 0
-    for count, (gain, tokens, _) in enumerate(steps, 1):
-        gained, width = gained + gain, width + tokens
-        if width > MAX_TOKENS:
-            break
-        longer = PRUDENCE * (shape[width] - plain)
-        value = (
-            gained - rate * curve.scale * longer
-            if rate is not None
-            else (num_rows + gained) / (plain + longer)
-        )
-        if value > best:
-            best, number = value, count
-    return number
-
-
-def _while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:
-    """How many tokens at the beginning of a draft each pay for themselves."""
-    for width, reached in enumerate(reaches, num_rows):
-        if reached < PRUDENCE * rate * (curve.seconds(width + 1) - curve.seconds(width)):
-            return width - num_rows
-    return len(reaches)

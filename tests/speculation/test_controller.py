@@ -6,18 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.speculation.controller import (
-    ALLOWANCE,
-    CREDIT,
-    LEAST_STAKE,
-    PLAIN,
-    SHARED_DEPTHS,
-    STAKE,
-    Controller,
-    Offer,
-)
+from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
 from mlxspec.speculation.cost import CostModel, DraftCost
 from mlxspec.speculation.row import FIRST_GAP, RowControl
+from mlxspec.speculation.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE
 
 FLAT = {1: 1.0, 2: 1.0}
 LINEAR = {1: 1.0, 2: 2.0}

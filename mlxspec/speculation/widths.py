@@ -1,0 +1,99 @@
+"""How many tokens of drafts to verify, given how likely each is to be reached and what rounds cost by width.
+
+`reaches` of a draft: for each token the probability that it and all before it stand. Plain functions of numbers; they know no drafter,
+no memory but what a row's lookups have won, and no arrays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from mlxspec.speculation.cost import MAX_TOKENS, Curve
+from mlxspec.speculation.row import RowControl
+
+PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
+# lengths a draft is cut to: each width a round may have is compiled once
+DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
+# the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
+SHARED_DEPTHS = (3, 16, 32, 63)
+# plain steps that verifying lookups may lose before they have won any, and at any rate
+STAKE, LEAST_STAKE = 2.0, 0.5
+
+
+def best_at(reaches: Sequence[float], curve: Curve, rate: float) -> int:
+    """How many tokens of one row's draft give most beyond what their time gives at `rate`."""
+    shape, price = curve.shape, PRUDENCE * rate * curve.scale
+    sum_reaches, best, depth = price * shape[1], 0.0, 0
+    for length, reached in enumerate(reaches, 1):
+        sum_reaches += reached
+        value = sum_reaches - price * shape[1 + length]
+        if value > best and length in DEPTHS:
+            best, depth = value, length
+    return depth
+
+
+def best_ratio(reaches: Sequence[float], curve: Curve) -> int:
+    """How many tokens of one row's draft give most tokens a second, beside the one that comes anyway."""
+    shape = curve.shape
+    base = shape[1] * (1.0 - PRUDENCE)
+    sum_reaches, best, depth = 1.0, 1.0 / shape[1], 0
+    for length, reached in enumerate(reaches, 1):
+        sum_reaches += reached
+        ratio = sum_reaches / (base + PRUDENCE * shape[1 + length])
+        if ratio > best and length in DEPTHS:
+            best, depth = ratio, length
+    return depth
+
+
+def within_stake(row: RowControl, reaches: list[float], curve: Curve) -> list[float]:
+    """A lookup's draft for a row alone, without the end that costs more to verify than lookups have won for the row lately, or may
+    lose before they have: chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains."""
+    plain = curve.seconds(1)
+    most = plain + max(LEAST_STAKE * plain, STAKE * plain + row.lookups.won(plain))
+    num = len(reaches)
+    while num and curve.seconds(1 + num) > most:
+        num -= 1
+    return reaches[:num]
+
+
+def cut(length: int) -> int:
+    """The longest of DEPTHS that is not above `length`."""
+    return DEPTHS[i - 1] if (i := bisect_right(DEPTHS, length)) else 0
+
+
+def steps_of(reaches: Sequence[float]) -> list[tuple[float, int]]:
+    """A draft cut at SHARED_DEPTHS: tokens that each part is worth, and its length."""
+    cuts = [0, *(d for d in SHARED_DEPTHS if d <= len(reaches))]
+    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts)]
+
+
+def best_steps(
+    steps: Sequence[tuple[float, int, int]], curve: Curve, num_rows: int, rate: float | None
+) -> int:
+    """How many of these parts of drafts, best first, give most beyond what their time gives at `rate` or, without one, most tokens a
+    second."""
+    shape, plain = curve.shape, curve.shape[num_rows]
+    gained, width, best, number = 0.0, num_rows, 0.0 if rate is not None else num_rows / plain, 0
+    for count, (gain, tokens, _) in enumerate(steps, 1):
+        gained, width = gained + gain, width + tokens
+        if width > MAX_TOKENS:
+            break
+        longer = PRUDENCE * (shape[width] - plain)
+        value = (
+            gained - rate * curve.scale * longer
+            if rate is not None
+            else (num_rows + gained) / (plain + longer)
+        )
+        if value > best:
+            best, number = value, count
+    return number
+
+
+def while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:
+    """How many tokens at the beginning of a draft each pay for themselves."""
+    for width, reached in enumerate(reaches, num_rows):
+        if reached < PRUDENCE * rate * (curve.seconds(width + 1) - curve.seconds(width)):
+            return width - num_rows
+    return len(reaches)
