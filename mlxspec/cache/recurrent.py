@@ -15,6 +15,8 @@ from mlxspec.cache.attention import copied
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.conv_ops import conv_window
 
+_PANEL = 64  # columns: products give whole panels of so many at most
+
 
 class RecurrentLayerCache:
     """One layer's RecurrentState, from forward to forward."""
@@ -86,10 +88,11 @@ class RecurrentLayerCache:
 
     def bytes_for(self, length: int, widest: int) -> int:
         """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the tape (another way of rollback
-        may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size."""
+        may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size, and
+        what fills up a panel of a product."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
-        columns = window.shape[2] + num_heads * (value_dim + 2)
+        columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // _PANEL) * _PANEL
         kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
         tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
         return 4 * num_heads * value_dim * key_dim + kept + tape

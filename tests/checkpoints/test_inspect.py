@@ -21,6 +21,7 @@ from mlxspec.errors import ConfigError, MlxspecError, ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import architecture
 
 QUANTIZED = {
@@ -112,7 +113,8 @@ def test_every_kind_of_folder(name: str, folders: Callable[[str], Path]) -> None
         == (not model.startswith("gemma") and "mlx" not in dialect)
     )
     if made.mtp is not None:
-        assert report.head.parameters == sum(v.size for _, v in tree_flatten(made.mtp.parameters()))
+        head = Qwen35Mtp(made.config, plain)
+        assert report.head.parameters == sum(v.size for _, v in tree_flatten(head.parameters()))
     on_disk = sum(v.nbytes for v in ModelFolder(path).read().values())
     assert report.file_bytes + report.head.bytes + report.skipped_bytes == on_disk
     assert (report.skipped_bytes > 0) == (dialect == "hub")
