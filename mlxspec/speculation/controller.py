@@ -161,10 +161,7 @@ class Controller:
         rate = max(row.rate, num_rows / curve.seconds(num_rows))
         reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences)
         if num_rows > 1:
-            price = PRUDENCE * rate * curve.scale
-            plain, shape = curve.shape[num_rows], curve.shape
-            cuts = [d for d in SHARED_DEPTHS if d <= len(reaches)]
-            return max((sum(reaches[:d]) - price * (shape[num_rows + d] - plain) for d in cuts), default=0.0)
+            return best_steps(steps_of(reaches), curve, num_rows, rate)[1]
         reaches = within_stake(row, reaches, curve)
         depth = best_ratio(reaches, curve)
         stake = curve.seconds(1 + depth) - curve.seconds(1)
@@ -255,7 +252,8 @@ class Controller:
             ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
             key=lambda step: -step[0] / step[1],
         )
-        for _, tokens, i in steps[: best_steps(steps, curve, num_rows, None if looks else rate)]:
+        parts = [(gain, tokens) for gain, tokens, _ in steps]
+        for _, tokens, i in steps[: best_steps(parts, curve, num_rows, None if looks else rate)[0]]:
             widths[i] += tokens
         return widths
 

@@ -64,19 +64,20 @@ def cut(length: int) -> int:
 
 
 def steps_of(reaches: Sequence[float]) -> list[tuple[float, int]]:
-    """A draft cut at SHARED_DEPTHS: tokens that each part is worth, and its length."""
-    cuts = [0, *(d for d in SHARED_DEPTHS if d <= len(reaches))]
-    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts)]
+    """A draft cut at SHARED_DEPTHS, one shorter than all of them left whole: tokens that each part is worth, and its length."""
+    cuts = [0, *(d for d in SHARED_DEPTHS if d <= len(reaches) or d == SHARED_DEPTHS[0])]
+    cuts[1] = min(cuts[1], len(reaches))
+    return [(sum(reaches[a:b]), b - a) for a, b in pairwise(cuts) if b > a]
 
 
 def best_steps(
-    steps: Sequence[tuple[float, int, int]], curve: Curve, num_rows: int, rate: float | None
-) -> int:
+    steps: Sequence[tuple[float, int]], curve: Curve, num_rows: int, rate: float | None
+) -> tuple[int, float]:
     """How many of these parts of drafts, best first, give most beyond what their time gives at `rate` or, without one, most tokens a
-    second."""
+    second; and how much that is."""
     shape, plain = curve.shape, curve.shape[num_rows]
     gained, width, best, number = 0.0, num_rows, 0.0 if rate is not None else num_rows / plain, 0
-    for count, (gain, tokens, _) in enumerate(steps, 1):
+    for count, (gain, tokens) in enumerate(steps, 1):
         gained, width = gained + gain, width + tokens
         if width > MAX_TOKENS:
             break
@@ -88,7 +89,7 @@ def best_steps(
         )
         if value > best:
             best, number = value, count
-    return number
+    return number, best
 
 
 def while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:

@@ -175,12 +175,23 @@ def test_several_rows_have_few_widths(drafts: list[list[float]], slope: float) -
     for row in rows:
         control.drafted(row, Offer("mtp", 1, [0.9]), len(rows))
     widths = control.trim(rows, offers)
-    assert all(w == 0 or (w in SHARED_DEPTHS and w <= len(d)) for w, d in zip(widths, drafts, strict=True))
     curve = control.curve(rows)
     reaches = [control.estimate(r, "mtp").reaches(len(d), d) for r, d in zip(rows, drafts, strict=True)]
+    for width, draft, reached in zip(widths, drafts, reaches, strict=True):
+        assert width <= len(draft)
+        assert width in (0, *SHARED_DEPTHS) or width == len(reached) < SHARED_DEPTHS[0]
     gained = sum(sum(r[:w]) for r, w in zip(reaches, widths, strict=True))
     longer = curve.seconds(len(rows) + sum(widths)) - curve.seconds(len(rows))
     assert gained >= longer * len(rows) / curve.seconds(len(rows)) or not sum(widths)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_what_a_model_drafts_for_one_of_several_rows_is_verified_where_it_pays(length: int) -> None:
+    control = controller({1: 1.0, 2: 1.05})
+    rows = [control.open("", 0) for _ in range(3)]
+    for row in rows:
+        control.drafted(row, Offer("mtp", length, [0.98] * length), len(rows))
+    assert control.trim(rows, [Offer("mtp", length, [0.98] * length), None, None]) == [length, 0, 0]
 
 
 def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:
