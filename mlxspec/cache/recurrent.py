@@ -14,8 +14,7 @@ import mlx.core as mx
 from mlxspec.cache.attention import copied
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.conv_ops import conv_window
-
-_PANEL = 64  # columns: products give whole panels of so many at most
+from mlxspec.kernels.flat import PANEL
 
 
 class RecurrentLayerCache:
@@ -92,7 +91,7 @@ class RecurrentLayerCache:
         what fills up a panel of a product."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
-        columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // _PANEL) * _PANEL
+        columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
         kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
         tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
         return 4 * num_heads * value_dim * key_dim + kept + tape

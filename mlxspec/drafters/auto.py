@@ -176,18 +176,6 @@ class Auto:
             row.ask_anew()  # when the round is launched
         return False
 
-    def _is_taken(
-        self,
-        states: Sequence[ChainRow],
-        rows: Sequence[AutoRow],
-        offered: Mapping[int, Sequence[tuple[Offer, Draft]]],
-    ) -> bool:
-        """Whether one of these offers pays."""
-        if not offered:
-            return False
-        offers = [[o for o, _ in offered.get(s.row, ())] for s in states]
-        return self.control.takes_any([r.control for r in rows], offers)
-
     def took(
         self,
         states: Sequence[ChainRow],
@@ -229,6 +217,18 @@ class Auto:
                     offered.setdefault(ask.row, []).append((offer, draft))
                     self._rows[ask.row].said.append(Said(offer=offer, tokens=_tokens(draft)))
         return offered
+
+    def _is_taken(
+        self,
+        states: Sequence[ChainRow],
+        rows: Sequence[AutoRow],
+        offered: Mapping[int, Sequence[tuple[Offer, Draft]]],
+    ) -> bool:
+        """Whether one of these offers pays."""
+        if not offered:
+            return False
+        offers = [[o for o, _ in offered.get(s.row, ())] for s in states]
+        return self.control.takes_any([r.control for r in rows], offers)
 
     def _pick(
         self,

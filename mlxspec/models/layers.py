@@ -13,12 +13,12 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec import device
+from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 
 _QUERY_BLOCK = (
     256  # queries attended together without a fused kernel: half of a causal square is not worth computing
 )
-_PANEL = 64  # columns: two or four vectors of most CPUs
 _PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large product the faster one
 
 
@@ -44,9 +44,7 @@ class FusedLinear(nn.Module):
         self._fills_up = fills_up
         self._sizes = [_out_features(p) for p in parts] if sizes is None else list(sizes)
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
-        self._is_split_by_panels = (
-            all(s % _PANEL == 0 for s in self._splits) and sum(self._sizes) % _PANEL == 0
-        )
+        self._is_split_by_panels = all(s % PANEL == 0 for s in self._splits) and sum(self._sizes) % PANEL == 0
         if all(type(p) is nn.Linear for p in parts):
             weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
             if device.backend() == "cpu" and weight.dtype == mx.float32:
@@ -80,7 +78,7 @@ class FusedLinear(nn.Module):
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
     def _by_panels(self, x: mx.array) -> mx.array:
-        """(N, in) -> (P, N, _PANEL), as one operation."""
+        """(N, in) -> (P, N, PANEL), as one operation."""
         every, same = self._all
         return mx.gather_mm(x, self.panels, lhs_indices=same, rhs_indices=every)
 
@@ -109,22 +107,22 @@ class FusedLinear(nn.Module):
         return "panels" in self and self._is_split_by_panels and x.shape[0] <= _PANELS_AT_MOST
 
     def _panel_parts(self, x: mx.array) -> list[mx.array]:
-        return mx.split(self._by_panels(x), [s // _PANEL for s in self._splits])
+        return mx.split(self._by_panels(x), [s // PANEL for s in self._splits])
 
 
 def _in_panels(weight: mx.array) -> mx.array:
-    """(out, in) to (P, in, _PANEL), filled up with zeros: what BLAS multiplies few rows with lies one behind the other, in pieces so small
+    """(out, in) to (P, in, PANEL), filled up with zeros: what BLAS multiplies few rows with lies one behind the other, in pieces so small
     that it reads them where they are. A whole matrix it would copy at every call of more than one row, which costs more than the product.
     With OpenBLAS on x86-64 bits do not depend on the number of rows then, up to about a million multiplications a panel.
     """
     num_out, num_in = weight.shape
-    num_panels = -(-num_out // _PANEL)
-    padded = mx.pad(weight, [(0, num_panels * _PANEL - num_out), (0, 0)])
-    return mx.contiguous(padded.reshape(num_panels, _PANEL, num_in).swapaxes(1, 2))
+    num_panels = -(-num_out // PANEL)
+    padded = mx.pad(weight, [(0, num_panels * PANEL - num_out), (0, 0)])
+    return mx.contiguous(padded.reshape(num_panels, PANEL, num_in).swapaxes(1, 2))
 
 
 def _side_by_side(panels: mx.array, shape: Sequence[int] = (-1,)) -> mx.array:
-    """(P, N, _PANEL) -> (N, P * _PANEL), or (N, *shape)"""
+    """(P, N, PANEL) -> (N, P * PANEL), or (N, *shape)"""
     num_rows = panels.shape[1]
     return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(num_rows, *shape)
 

@@ -90,7 +90,7 @@ class Bursts:
 
     def follow(self, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1) -> None:
         """So many rounds gave so many tokens."""
-        fade = _FADE if num_rounds == 1 else _FADE**num_rounds
+        fade = _FADE**num_rounds
         if looked_up:
             self._found, self._seconds = fade * self._found + num_tokens, fade * self._seconds + seconds
             self._bursts += not self._is_on
