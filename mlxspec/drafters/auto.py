@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from mlxspec.drafters.chain import Chain
     from mlxspec.drafters.chain_row import ChainRow
 
-STILL = 7  # rounds at rest for which what models promise is not weighed anew: it changes slowly, and weighing takes the host's time
+# rounds at rest for which what models promise one row, or each of several, is not weighed anew: it changes slowly, and weighing takes the
+# host's time
+STILL, STILL_TOGETHER = 7, 15
 ASLEEP = (
     448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
 )
@@ -101,13 +103,18 @@ class Auto:
     def close(self, row: int) -> None:
         self._times.settle()
         found = self._rows.pop(row, None)
-        self._still = 0
         if found is not None:
             self.control.close(found.control)
 
     def truncate(self, row: int) -> None:
         """The text was cut: drafts waiting for it have lost their place."""
         self._rows[row].said.clear()
+
+    def rests_on(self, row: int, num_tokens: int) -> bool:
+        """Whether a row that says so many tokens more is at rest, so that its drafters need not hear them at once."""
+        state = self._rows[row]
+        state.emitted = num_tokens
+        return self._still > 0 and state.calm >= CALM and not state.said
 
     def observe(self, row: int, tokens: Sequence[int]) -> None:
         """The text goes on: drafts that waited for it are judged."""
@@ -155,20 +162,32 @@ class Auto:
         histories: Mapping[int, Sequence[int]],
         vocab_size: int,
     ) -> bool:
-        """Whether the next round may be launched as a plain one before this one is read."""
+        """Whether the next round may be launched as a plain one before this one is read.
+
+        Between two weighings of what models promise lookups are asked for one row a round, in turns: asking for all of them would cost the
+        host as many times what it costs one row alone, and a text that begins to repeat itself does so for longer than a turn takes.
+        """
         rows = [self._rows[s.row] for s in states]
         if any(r.calm < CALM for r in rows):
             return False
         for row in rows:
             row.ask_anew()
-        offered = self._look_up(states, rooms, histories, vocab_size)
+        turn = self._still % len(states)
+        if self._still and not self._chain.may_look_up(states[turn]):
+            self._still -= 1
+            return True
+        asked = states[turn : turn + 1] if self._still else states
+        offered = self._look_up(asked, rooms, histories, vocab_size)
         if self._still and not self._is_taken(states, rows, offered):
             self._still -= 1
             return True
+        if self._still:
+            others = [*states[:turn], *states[turn + 1 :]]
+            offered |= self._look_up(others, rooms, histories, vocab_size)
         self._times.settle()
         picked = self._pick(states, rows, rooms, histories, offered)
         if all(p.choice is PLAIN for p in picked):
-            self._still = STILL
+            self._still = STILL if len(states) == 1 else STILL_TOGETHER
             return True
         self._still = 0
         for row in rows:
@@ -204,6 +223,7 @@ class Auto:
         asks: dict[Drafter, list[Ask]] = {}
         for state in states:
             row = state.row
+            self._chain.tell(state)
             room, history = rooms[row], histories[row]
             for drafter, longest in self._chain.lookups_of(state):
                 limit = min(room, longest)

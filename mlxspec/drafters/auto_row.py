@@ -49,7 +49,6 @@ class AutoRow:
 
     def observe(self, tokens: Sequence[int], control: Controller, catch_up: int) -> None:
         """The text goes on: drafts that waited for it are judged. catch_up: tokens a model drafter lets queue before it runs them."""
-        self.emitted = len(tokens)
         for name, waiting in self.queued.items():
             waiting += len(tokens)
             self.queued[name] = waiting if waiting <= catch_up else 1

@@ -124,6 +124,10 @@ class Drafter(ABC):
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
 
+    def may_draft(self, row: int) -> bool:
+        """Whether `propose` could give anything for the row as it stands, if that is cheaper to find out than to draft."""
+        return True
+
     def propose_behind(
         self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
     ) -> list[Draft] | None:

@@ -70,24 +70,38 @@ class Chain:
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows[row]
+        state.unheard.append((tokens, hidden))
+        if self.auto is None or not state.is_auto or not self.auto.rests_on(row, len(tokens)):
+            self.tell(state)
+
+    def tell(self, state: ChainRow) -> None:
+        """A row's drafters hear what they have not: at rest they are told of several rounds at once, which costs little more than one."""
+        unheard, state.unheard = state.unheard, []
+        if not unheard:
+            return
+        together = unheard[0][0] if len(unheard) == 1 else [t for tokens, _ in unheard for t in tokens]
         if self.auto is not None and state.is_auto:
-            self.auto.observe(row, tokens)
+            self.auto.observe(state.row, together)
         for drafter in self._of(state):
             try:
-                drafter.observe(row, tokens, hidden if drafter.needs.hidden else None)
+                if drafter.needs.hidden:
+                    for tokens, hidden in unheard:
+                        drafter.observe(state.row, tokens, hidden)
+                else:
+                    drafter.observe(state.row, together, None)
             except Exception as error:  # as in `_guard`, which would cost more than most drafters' work
                 self._fail(drafter, [state], error)
 
     def prime(self, row: int) -> None:
         """The row's answer begins: drafters that are likely to draft for it catch up on its prompt."""
-        state = self._rows[row]
+        state = self._told(row)
         for drafter in self._of(state):
             if self.auto is None or not state.is_auto or self.auto.primes(state, drafter):
                 self._guard(drafter, [state], partial(drafter.prime, row))
 
     def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
         """What drafters keep for the row's first `length` tokens, by name. starts: from which token on each, all of them if absent."""
-        state, found = self._rows[row], {}
+        state, found = self._told(row), {}
         for drafter in self._of(state):
             if self.auto is not None and state.is_auto and not self.auto.keeps(state, drafter):
                 continue
@@ -126,7 +140,7 @@ class Chain:
                 drafter.attach(cache, order)
 
     def truncate(self, row: int, length: int) -> None:
-        state = self._rows[row]
+        state = self._told(row)
         if self.auto is not None and state.is_auto:
             self.auto.truncate(row)
         for drafter in self._of(state):
@@ -256,6 +270,22 @@ class Chain:
         if state.queue is None:
             self._of(state)
         return state.lookups
+
+    def may_look_up(self, state: ChainRow) -> bool:
+        """Whether asking those of them could give anything."""
+        self.tell(state)
+        for drafter, _ in self.lookups_of(state):
+            try:
+                if drafter.may_draft(state.row):
+                    return True
+            except Exception as error:
+                self._fail(drafter, [state], error)
+        return False
+
+    def _told(self, row: int) -> ChainRow:
+        state = self._rows[row]
+        self.tell(state)
+        return state
 
     def limit(self, drafter: Drafter, state: ChainRow) -> int:
         """The longest draft the row takes of this drafter."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+
+import mlx.core as mx
 
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Drafter
@@ -15,7 +18,7 @@ from mlxspec.speculation.verify import Limits
 class ChainRow:
     """ended: drafters that failed for it, or reached their context's end. asked: by drafter, how often it was asked for the row and the
     seconds that took, together with other rows asked at once. queue: who drafts for it, in order, None to be found out anew; lookups: those
-    of them that run no model, and the longest draft of each."""
+    of them that run no model, and the longest draft of each. unheard: what its drafters have not been told, tokens with their hiddens."""
 
     row: int
     spec: SpecConfig
@@ -25,6 +28,7 @@ class ChainRow:
     asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     queue: tuple[Drafter, ...] | None = None
     lookups: tuple[tuple[Drafter, int], ...] = ()
+    unheard: list[tuple[Sequence[int], mx.array | None]] = field(default_factory=list)
 
     def end(self, name: str) -> None:
         """A drafter drafts no more for the row."""

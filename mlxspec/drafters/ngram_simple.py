@@ -58,11 +58,14 @@ class NgramIndex:
         key = sys.getsizeof(tuple(self.history[-self.n :]))
         return sum(map(sys.getsizeof, (self.history, self._ends, self._before))) + key * len(self._ends)
 
+    @property
+    def has_match(self) -> bool:
+        """Whether the last n tokens have stood here before."""
+        return tuple(self.history[-self.n :]) in self._ends
+
     def find(self, limit: int) -> list[int]:
         """Up to `limit` tokens that followed the latest earlier occurrence of the last n tokens."""
         history = self.history
-        if len(history) <= self.n:
-            return []
         start = self._ends.get(tuple(history[-self.n :]))
         if start is None:
             return []
@@ -94,6 +97,9 @@ class NgramSimple(Drafter):
             tokens = self._rows[ask.row].find(min(ask.limit, self.m))
             drafts.append(Draft(len(tokens), tokens) if tokens else NO_DRAFT)
         return drafts
+
+    def may_draft(self, row: int) -> bool:
+        return self._rows[row].has_match
 
     def truncate(self, row: int, length: int) -> None:
         self._rows[row].truncate(length)

@@ -14,7 +14,7 @@ from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import Curve
 
 CALM = 1  # plain rounds in a row before rounds run ahead
-_AT_ONCE = 8  # plain rounds
+_AT_ONCE = 16  # plain rounds
 _PAUSE_FOLLOW = 0.1
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
+import mlx.core as mx
 import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.auto import STILL_TOGETHER
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
@@ -202,3 +205,41 @@ def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widt
     control.spent = lambda row, n, *a, **k: (told.append(n), spent(row, n, *a, **k))[1]  # type: ignore
     results = made.generate(PROMPTS, PARAMS["greedy"])
     assert sum(told) == sum(r.stats.num_decoded for r in results)
+
+
+def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn() -> None:
+    heard: dict[int, list[int]] = {}
+    calls: dict[int, int] = {}
+    asked: dict[int, list[int]] = {}
+
+    class Listener(NgramSimple):
+        def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+            heard.setdefault(row, []).extend(tokens)
+            calls[row] = calls.get(row, 0) + 1
+            super().observe(row, tokens, hidden)
+
+        def may_draft(self, row: int) -> bool:
+            asked.setdefault(row, []).append(len(heard[row]))
+            return super().may_draft(row)
+
+    target = tiny_models.target()
+    made = Engine(
+        target, drafters=[Listener(3, 12)], spec=SpecConfig(drafters=("ngram-simple",), policy="auto")
+    )
+    made.chain.follow(Controller(CostModel({0: LINEAR}, {})))
+    made.chain.auto.control.costs.curve(0, 3).refine = lambda *args: 0.0  # type: ignore[union-attr, method-assign]
+    prompts = [list(range(i, i + 20)) for i in (0, 30, 60)]
+    requests = [
+        made.submit(p, SamplingParams(max_tokens=60, ignore_eos=True, temperature=5.0)) for p in prompts
+    ]
+    while not made.is_idle:
+        made.step()
+        for r in requests:
+            behind = len(r.history) - len(heard.get(r.number, r.history))
+            assert 0 <= behind <= STILL_TOGETHER + 1
+            assert r.history[: len(heard.get(r.number, []))] == heard.get(r.number, [])
+    for r in requests:
+        assert calls[r.number] < 45  # of 60 rounds
+        turns = [b - a for a, b in zip(asked[r.number], asked[r.number][1:], strict=False)]
+        assert turns
+        assert max(turns) <= STILL_TOGETHER + 1

@@ -41,6 +41,7 @@ def test_the_index_finds_what_a_search_finds(n: int, script: list[tuple], limit:
             history = history[:value]
         assert index.history == history
         assert index.find(limit) == search(history, n, limit)
+        assert index.has_match == bool(index.find(limit))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
