@@ -216,7 +216,8 @@ class SpecConfig:
 
     policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
     and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
-    may take.
+    may take. None is what the engine was made with: `load` makes it "auto" and measures what rounds cost here; an Engine made by hand
+    has measured nothing and is "fixed".
 
     acceptance: "match" keeps the drafts that equal the target's own choice, so the same seed gives the same text with and without
     drafting; "rejection" keeps them by comparing probabilities (Leviathan et al. 2023, Chen et al. 2023): more drafts stand when
@@ -235,12 +236,13 @@ class SpecConfig:
     ngram_mod_n: int = 24
     ngram_dynamic: str | None = None
     ngram_static: str | None = None
-    policy: Policy = "fixed"
+    policy: Policy | None = None
     acceptance: Acceptance = "match"
     draft_sampling: DraftSampling | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("policy", self.policy, get_args(Policy))
+        if self.policy is not None:
+            _check_choice("policy", self.policy, get_args(Policy))
         _check_choice("acceptance", self.acceptance, get_args(Acceptance))
         if self.draft_sampling is not None:
             _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
@@ -288,7 +290,7 @@ class SpecConfig:
     @property
     def model_depth(self) -> int:
         """n_max, or what suits the policy."""
-        return self.n_max if self.n_max is not None else AUTO_DEPTH if self.policy == "auto" else FIXED_DEPTH
+        return self.n_max if self.n_max is not None else FIXED_DEPTH if self.policy == "fixed" else AUTO_DEPTH
 
     @property
     def drafts_by(self) -> DraftSampling:

@@ -72,6 +72,7 @@ def _ask(args: argparse.Namespace) -> Ask:
         return mtp.over_http(args.url, None if args.model == options.DEMO else args.model)
     from mlxspec import device
 
+    args.policy = args.policy or "fixed"  # how much of what is drafted stands is the question
     spec = options.spec_config(args)
     device.compile_kernels()  # what is measured is worth waiting for
     engine = options.load_engine(args, spec)

@@ -234,7 +234,7 @@ def _model(name: str) -> Iterator[Finding]:
     from mlxspec.loading import hub
 
     hub.resolve(name, download=False)
-    engine = load(name)
+    engine = load(name, spec=SpecConfig(policy="fixed"))  # whether or not drafting pays here
     report = engine.probe()
     flips = [v.width for v in report.widths if not v.same_argmax]
     yield Finding(

@@ -73,11 +73,11 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     if "auto" in wanted and len(wanted) > 1:
         raise ConfigError("--draft auto stands alone; name the drafters to compare several choices.")
     if "auto" in wanted:
-        engine = options.load_engine(args, SpecConfig(), draft="auto")
+        engine = options.load_engine(args, SpecConfig(policy="fixed"), draft="auto")
         return engine, [engine.spec.drafters]
     choices = [SpecConfig(drafters=tuple(n.strip() for n in names.split(","))).drafters for names in wanted]
     every = dict.fromkeys(name for choice in choices for name in choice)
-    return options.load_engine(args, SpecConfig(), draft=",".join(every)), choices
+    return options.load_engine(args, SpecConfig(policy="fixed"), draft=",".join(every)), choices
 
 
 def _introduce(engine: Engine, choices: Sequence[tuple[str, ...]]) -> None:

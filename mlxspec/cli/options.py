@@ -267,7 +267,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--policy",
         type=choice("--policy", get_args(Policy)),
-        help="auto drafts where it pays, fixed always in the order of --draft (default: fixed)",
+        help="auto drafts where it pays, fixed always in the order of --draft (default: auto)",
     )
     group.add_argument(
         "--acceptance",
@@ -279,7 +279,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--draft-max",
         int,
         "N",
-        f"most tokens a model drafts at once (default {FIXED_DEPTH}, policy auto {AUTO_DEPTH})",
+        f"most tokens a model drafts at once (default {AUTO_DEPTH}, policy fixed {FIXED_DEPTH})",
     )
     add("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})")
     add("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)")

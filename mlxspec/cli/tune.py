@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "Tuning compares drafting with plain decoding; --draft off leaves nothing to compare."
         )
-    spec = options.spec_config(args)
+    spec = replace(options.spec_config(args), policy="fixed")  # costs are measured below, more thoroughly
     if args.plot is not None:
         plots.check(Path(args.plot))
     from mlxspec import device
@@ -216,9 +216,12 @@ def _speedup(score: Score) -> str:
 def verdict(winner: Score | None, plain: Score) -> str:
     """What to do."""
     if winner is None:
-        return "Nothing beats plain decoding here with these prompts: use --draft off, or --policy auto, which drafts only where it pays."
+        return (
+            "Nothing beats plain decoding here with these prompts: use --draft off, or --policy auto (the default), "
+            "which drafts only where it pays."
+        )
     gain = f"{winner.speedup:.2f}x plain decoding ({plain.speed:.1f} -> {winner.speed:.1f} tokens a second)"
     if winner.name.startswith("policy"):
         return f"Best: --{winner.name} with {', '.join(winner.drafters)}, {gain}."
     depth = "" if winner.depth is None else f" --draft-max {winner.depth}"
-    return f"Best: --draft {winner.name}{depth}, {gain}."
+    return f"Best: --policy fixed --draft {winner.name}{depth}, {gain}."

@@ -264,9 +264,11 @@ def _check(kwargs: dict[str, Any]) -> None:
 
 
 def _spec(engine: Engine, num_draft_tokens: int | None, has_draft: bool) -> SpecConfig:
+    """Who names a draft model or a number of tokens gets what mlx-lm would do: drafts of that length, always."""
     if num_draft_tokens is None and not has_draft:
         return engine.spec
-    return replace(engine.spec, n_max=_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens)
+    n_max = _DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens
+    return replace(engine.spec, policy="fixed", n_max=n_max)
 
 
 def _tokens(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:

@@ -17,6 +17,7 @@ import gc
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -71,7 +72,8 @@ class Engine(Answers):
         self.notices = tuple(notices)
         self.config = config or EngineConfig()
         self.chain = Chain(drafters)
-        self.spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
+        spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
+        self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
         self._intake = Intake(tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec)
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)

@@ -7,6 +7,7 @@ gives them they are taken to be behind the tokens that end a turn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mlxspec.config import SamplingParams, SpecConfig, check_number, shown
 from mlxspec.engine.answers import Prompt
@@ -52,6 +53,8 @@ class Intake:
         spec = self._spec if spec is None else spec
         if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
             raise ConfigError("Options of a request are given as SamplingParams and SpecConfig.")
+        if spec.policy is None:
+            spec = replace(spec, policy=self._spec.policy)
         self._check_drafters(spec)
         if self.tokenizer is None and params.stop:
             raise ConfigError("Without a tokenizer there are no stop strings.")

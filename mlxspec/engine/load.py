@@ -90,13 +90,13 @@ def load(
         target.model,
         tokenizer,
         drafters=made,
-        spec=replace(spec, drafters=names),
+        spec=replace(spec, drafters=names, policy=spec.policy or "auto"),
         config=config,
         name=model,
         notices=[*target.notices, *_missing_head(asked, names, target)],
     )
     device.wire(engine.memory.budget)
-    if names and spec.policy == "auto":
+    if names and engine.spec.policy == "auto":
         engine.prepare_auto(keep=True, seconds=allowance(time.perf_counter() - started))
     return engine
 

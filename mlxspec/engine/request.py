@@ -69,6 +69,7 @@ class Request:
         self.answer = AnswerText(tokenizer.stream() if tokenizer else None, params.stop)
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self.has_expired = False  # what ended it is its deadline
         self.end_token: int | None = None
         self.tail: tuple[mx.array, int] | None = None
         self.hiddens: Hiddens | None = None
@@ -95,7 +96,7 @@ class Request:
     def expire(self) -> None:
         """End it because its deadline has passed."""
         if self._deadline is not None:
-            self.finish_reason, self.error = "error", self._deadline[1]
+            self.finish_reason, self.error, self.has_expired = "error", self._deadline[1], True
 
     def fail(self, error: BaseException | str) -> None:
         """End it because of `error`, unless it has ended; what has been said stays."""

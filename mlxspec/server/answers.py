@@ -132,7 +132,7 @@ class Answers:
                 yield Delta(choice=choice, pieces=pieces, logprobs=event.logprobs or ())
             elif isinstance(event, FinishEvent):
                 if event.reason in ("error", "cancelled"):
-                    raise _failed(event)
+                    raise _failed(event, is_late=stream.request is not None and stream.request.has_expired)
                 rest = parser.finish() if parser else []
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in rest)
                 if rest:
@@ -148,7 +148,10 @@ class Answers:
                 yield Progress(choice=choice, num_done=event.num_done, num_total=event.num_total)
 
 
-def _failed(event: FinishEvent) -> ApiError:
+def _failed(event: FinishEvent, *, is_late: bool) -> ApiError:
+    """is_late: what ended it is the time that the client gave it."""
+    if is_late:
+        return ApiError(event.error or "There was not enough time.", status=408, code="timeout")
     if event.reason == "cancelled":
         return ApiError(event.error or "The request was cancelled.", status=503, kind=BUSY, code="cancelled")
     return ApiError(event.error or "The answer failed.", status=500, kind=SERVER, code="answer_failed")

@@ -40,10 +40,10 @@ def plain(model: Path) -> str:
     [
         ["--draft", "off"],
         [],
-        ["--draft", "ngram-simple", "--ngram-n", "2", "--ngram-m", "5"],
-        ["--draft", "mtp", "--draft-max", "2"],
-        ["--draft", "draft-model", "--draft-p-min", "0.01"],
-        ["--draft", "ngram-simple, mtp ,draft-model", "--draft-min", "1"],
+        ["--policy", "fixed", "--draft", "ngram-simple", "--ngram-n", "2", "--ngram-m", "5"],
+        ["--policy", "fixed", "--draft", "mtp", "--draft-max", "2"],
+        ["--policy", "fixed", "--draft", "draft-model", "--draft-p-min", "0.01"],
+        ["--policy", "fixed", "--draft", "ngram-simple, mtp ,draft-model", "--draft-min", "1"],
     ],
     ids=" ".join,
 )
@@ -361,7 +361,7 @@ def test_what_was_drafted_and_stood_is_green(
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     prompts = [PROMPT, "the same, the same, the same"][:num_prompts]
-    options = ["--model", model, "--ngram-n", "2", "--max-tokens", "40", "--show-draft"]
+    options = ["--model", model, "--ngram-n", "2", "--max-tokens", "40", "--policy", "fixed", "--show-draft"]
     ran = run("generate", *(word for p in prompts for word in ("-p", p)), *options)
     assert ran.code == 0
     wanted: dict[int, list[tuple[str, bool]]] = {}

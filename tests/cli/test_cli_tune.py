@@ -62,7 +62,10 @@ def test_verdicts() -> None:
     assert "Nothing beats plain decoding" in tune.verdict(None, plain)
     assert "--draft off" in tune.verdict(None, plain)
     best = tune.verdict(score("mtp", 1.5, depth=3), plain)
-    assert best == "Best: --draft mtp --draft-max 3, 1.50x plain decoding (100.0 -> 150.0 tokens a second)."
+    assert (
+        best
+        == "Best: --policy fixed --draft mtp --draft-max 3, 1.50x plain decoding (100.0 -> 150.0 tokens a second)."
+    )
     assert tune.verdict(score("policy auto", 1.5), plain).startswith("Best: --policy auto with mtp, 1.50x")
     rows = tune.table([score("mtp", 1.5, depth=3), score("ngram-mod")])
     assert rows[0][:4] == ["mtp", "3", "150.0", "1.50x (1.50x to 1.50x)"]

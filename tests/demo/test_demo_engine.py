@@ -14,7 +14,7 @@ from mlxspec.engine.engine import Engine
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return mlxspec.load("demo")
+    return mlxspec.load("demo", spec=SpecConfig(policy="fixed"))
 
 
 @pytest.mark.parametrize("drafting", [False, True], ids=["plain", "drafting"])

@@ -65,7 +65,7 @@ def test_plain_rounds_that_run_ahead_are_told_together() -> None:
     control.spent = lambda *a, **k: (told.append(k["num_rounds"]), spent(*a, **k))[1]  # type: ignore
     for _ in range(20):
         took(times, rows, 2, 1.5, ahead=True)
-    assert told == [8, 8, 8, 8]  # of two rows each; the last four wait
+    assert told == [16, 16]  # of two rows each; the last four wait
     assert rows[0].control.rate == pytest.approx(1 / 0.75)
 
 

@@ -44,7 +44,9 @@ def engine(drafters: Sequence[Drafter] | None = None, **config) -> Engine:
 
 
 def spec(*drafters: str, **limits) -> SpecConfig:
-    return SpecConfig(drafters=drafters, **{"n_max": 4, "ngram_n": 3, "ngram_m": 12, **limits})
+    return SpecConfig(
+        drafters=drafters, **{"policy": "fixed", "n_max": 4, "ngram_n": 3, "ngram_m": 12, **limits}
+    )
 
 
 def prompts(num: int, seed: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 import mlxspec
-from mlxspec import AsyncEngine, Engine, FinishEvent, SamplingParams, TokensEvent
+from mlxspec import AsyncEngine, Engine, FinishEvent, SamplingParams, SpecConfig, TokensEvent
 from mlxspec.errors import ConfigError, ContextOverflowError, EngineStoppedError
 
 MESSAGES = [{"role": "user", "content": "what does os.path.join do?"}]
@@ -23,7 +23,7 @@ def plain() -> Engine:
 
 def test_answers_are_those_of_the_engine() -> None:
     async def main() -> None:
-        async with AsyncEngine("demo") as engine:
+        async with AsyncEngine("demo", spec=SpecConfig(policy="fixed")) as engine:
             one, several, chat = await asyncio.gather(
                 engine.generate("def main():", PARAMS),
                 engine.generate(["import os\n", "x = 1\n"], [PARAMS, SamplingParams(max_tokens=5)]),

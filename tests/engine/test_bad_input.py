@@ -68,6 +68,7 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SpecConfig, "drafters"): lambda v: v in ((), {"a": 1}),
     (EngineConfig, "memory_budget"): lambda v: v is None,
     (EngineConfig, "prefix_budget"): lambda v: v is None or v == 0,
+    (SpecConfig, "policy"): lambda v: v is None,
     (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "draft_sampling"): lambda v: v is None,
     (SpecConfig, "ngram_dynamic"): lambda v: v in (None, "12"),

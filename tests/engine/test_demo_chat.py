@@ -12,16 +12,17 @@ QUESTION = "what does os.path.join do?\n" + "\n".join(
     f"def part_{i}(path, name):\n    return os.path.join(path, name, '{i}')" for i in range(60)
 )
 PARAMS = SamplingParams(max_tokens=48)
+MTP = SpecConfig(drafters=("mtp",), policy="fixed")
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return load("demo", config=EngineConfig(prefix_budget=1 << 28))
+    return load("demo", spec=SpecConfig(policy="fixed"), config=EngineConfig(prefix_budget=1 << 28))
 
 
 @pytest.fixture(scope="module")
 def cold() -> Engine:
-    return load("demo", config=EngineConfig(prefix_budget=0))
+    return load("demo", spec=SpecConfig(policy="fixed"), config=EngineConfig(prefix_budget=0))
 
 
 def test_turn_two_of_a_long_conversation_reads_little(engine: Engine, cold: Engine) -> None:
@@ -50,7 +51,7 @@ def test_a_head_drafts_behind_plain_turns_as_in_a_cold_run(engine: Engine, cold:
     for _ in range(2):
         answer = engine.generate(text, PARAMS, spec=SpecConfig())
         text = [*text, *answer.tokens, *engine.chat_prompt([{"role": "user", "content": "Explain it."}])]
-    warm, wanted = (e.generate(text, PARAMS, spec=SpecConfig(drafters=("mtp",))) for e in (engine, cold))
+    warm, wanted = (e.generate(text, PARAMS, spec=MTP) for e in (engine, cold))
     assert len(text) - warm.stats.num_cached < 60
     assert warm.tokens == wanted.tokens
     assert wanted.stats.num_accepted > 10

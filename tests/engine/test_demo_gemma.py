@@ -38,7 +38,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 
 @cache
 def engine() -> Engine:
-    return mlxspec.load("demo-gemma", draft=(*NGRAMS, "draft-model"))
+    return mlxspec.load("demo-gemma", draft=(*NGRAMS, "draft-model"), spec=SpecConfig(policy="fixed"))
 
 
 @cache
@@ -160,7 +160,7 @@ def test_a_restored_row_goes_on_as_the_row_itself(length: int) -> None:
 
 
 def test_exact_is_plain_text() -> None:
-    run = mlxspec.load("demo-gemma", config=EngineConfig(exact=True))
+    run = mlxspec.load("demo-gemma", spec=SpecConfig(policy="fixed"), config=EngineConfig(exact=True))
     (prompt, params), wanted = requests()[1], plain()[1]
     assert run.generate(prompt, params).tokens == wanted.tokens
 

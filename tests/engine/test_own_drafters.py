@@ -28,7 +28,7 @@ def test_own_drafters_come_first_or_where_they_are_named() -> None:
     assert engine.spec.drafters == ("mtp", "repeat")
     plain = mlxspec.load("demo", draft="off").generate("import os\n")
     for drafters in (("repeat",), ("mtp", "repeat")):
-        result = engine.generate("import os\n", spec=SpecConfig(drafters=drafters, p_min=0.9))
+        result = engine.generate("import os\n", spec=SpecConfig(drafters=drafters, policy="fixed", p_min=0.9))
         assert result.tokens == plain.tokens
         assert result.stats.drafters["repeat"].num_drafted > 0
 

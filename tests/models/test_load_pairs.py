@@ -19,11 +19,12 @@ from zoo import Zoo
 
 import mlxspec
 from mlxspec.cli.main import main
-from mlxspec.config import SamplingParams
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from tests.tiny_models import VOCAB, tokenizer
 
 WINDOW_AND_MORE = SamplingParams(max_tokens=40, ignore_eos=True)  # of 11 tokens
+FIXED = SpecConfig(policy="fixed")
 
 
 def add_tokenizer(folder: Path, num_ids: int = VOCAB) -> Path:
@@ -83,7 +84,7 @@ def test_a_gemma_4_assistant(name: str, clusters: int, tmp_path: Path) -> None:
     prompts = ["aA1" * 9, "b"]
     plain = mlxspec.load(str(target), draft="off").generate(prompts, WINDOW_AND_MORE)
     for draft in ("auto", "mtp"):
-        engine = mlxspec.load(str(target), draft=draft, draft_model=str(assistant))
+        engine = mlxspec.load(str(target), draft=draft, draft_model=str(assistant), spec=FIXED)
         assert "mtp" in engine.spec.drafters
         drafted = engine.generate(prompts, WINDOW_AND_MORE)
         assert [r.tokens for r in drafted] == [r.tokens for r in plain]
@@ -119,13 +120,16 @@ def test_a_head_of_its_own(zoo: Zoo, lender: str, tmp_path: Path) -> None:
     assert plain.spec.drafters == ("ngram-simple",)
     assert "its folder lacks" in plain.notices[-1]
     assert "--graft-mtp" in plain.notices[-1]
-    engine = mlxspec.load(str(target), draft="mtp", draft_model=str(other))
+    engine = mlxspec.load(str(target), draft="mtp", draft_model=str(other), spec=FIXED)
     assert engine.notices == ()
     wanted, got = (e.generate([1, 2, 3, 4], WINDOW_AND_MORE) for e in (plain, engine))
     assert got.tokens == wanted.tokens
     assert got.stats.drafters["mtp"].num_drafted > 0
     if lender == "split":
-        assert mlxspec.load(str(target), draft_model=str(other)).spec.drafters == ("ngram-simple", "mtp")
+        assert mlxspec.load(str(target), draft_model=str(other), spec=FIXED).spec.drafters == (
+            "ngram-simple",
+            "mtp",
+        )
 
 
 def test_what_cannot_draft(zoo: Zoo, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ STAGES = {
     "prefill": SLOW.format(module="prefill", where="module.Prefill.advance"),
     "draft": SLOW.format(module="round", where="module.Chain.propose"),
     "verify": SLOW.format(module="round", where="module._forward"),
-    "sampling": SLOW.format(module="engine", where="module.read"),
+    "sampling": SLOW.format(module="flight", where="module.read"),
     "loading": "import mlxspec.engine.load as module, sys, time\ndef slow(*a, **k):\n"
     "    print('here it is', file=sys.stderr, flush=True)\n    time.sleep(120)\nmodule.load = slow\n",
 }
