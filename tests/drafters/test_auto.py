@@ -96,7 +96,11 @@ def test_acceptance_by_rejection_follows_the_controller_too() -> None:
 
 def test_rows_of_both_policies_decode_together() -> None:
     made = engine(FLAT)
-    specs = [SpecConfig(drafters=NAMES, policy="auto"), SpecConfig(drafters=("mtp",)), SpecConfig()]
+    specs = [
+        SpecConfig(drafters=NAMES, policy="auto"),
+        SpecConfig(drafters=("mtp",), policy="fixed"),
+        SpecConfig(),
+    ]
     requests = [made.submit(p, PARAMS["greedy"], spec=s) for p, s in zip(PROMPTS, specs, strict=True)]
     while not made.is_idle:
         made.step()
@@ -182,7 +186,9 @@ def test_statistics_tell_calls_times_and_what_plain_decoding_would_do() -> None:
     assert stats.draft_seconds + stats.verify_seconds <= stats.decode_seconds
     assert stats.other_seconds > 0
     assert stats.plain_speed == pytest.approx(1.0)  # the curve says one second a step
-    fixed = made.generate(PROMPTS[0], PARAMS["greedy"], spec=SpecConfig(drafters=("ngram-simple",))).stats
+    fixed = made.generate(
+        PROMPTS[0], PARAMS["greedy"], spec=SpecConfig(drafters=("ngram-simple",), policy="fixed")
+    ).stats
     assert fixed.plain_speed is None
     assert fixed.drafters["ngram-simple"].num_calls >= fixed.drafters["ngram-simple"].num_rounds
 
