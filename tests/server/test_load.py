@@ -95,6 +95,12 @@ def aborts(served: Served, num: int) -> None:
     assert left["mlxspec_cancelled_total"] > before
 
 
+def test_an_answer_that_got_too_little_time_is_the_clients_fault(demo: Served) -> None:
+    status, said = demo.post("/v1/completions", {"prompt": "def main():", "max_tokens": 8, "timeout": 1e-9})
+    assert (status, said["error"]["code"]) == (408, "timeout")
+    assert demo.post("/v1/completions", {"prompt": "def main():", "max_tokens": 8, "timeout": 1e5})[0] == 200
+
+
 def test_a_stop_sequence_of_events(demo: Served) -> None:
     """What comes over the wire, byte for byte: events, comments while the prompt is read, the end."""
     with send(demo, body(QUESTIONS[0] + " word" * 300, max_tokens=3)) as connection:
