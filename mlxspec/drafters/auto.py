@@ -110,8 +110,8 @@ class Auto:
         """The text was cut: drafts waiting for it have lost their place."""
         self._rows[row].said.clear()
 
-    def rests_on(self, row: int, num_tokens: int) -> bool:
-        """Whether a row that says so many tokens more is at rest, so that its drafters need not hear them at once."""
+    def advance(self, row: int, num_tokens: int) -> bool:
+        """The row says so many tokens more. Returns whether it is at rest, so that its drafters need not hear them at once."""
         state = self._rows[row]
         state.emitted = num_tokens
         return self._still > 0 and state.calm >= CALM and not state.said

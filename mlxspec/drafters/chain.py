@@ -71,7 +71,7 @@ class Chain:
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows[row]
         state.unheard.append((tokens, hidden))
-        if self.auto is None or not state.is_auto or not self.auto.rests_on(row, len(tokens)):
+        if self.auto is None or not state.is_auto or not self.auto.advance(row, len(tokens)):
             self.tell(state)
 
     def tell(self, state: ChainRow) -> None:

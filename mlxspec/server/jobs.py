@@ -140,7 +140,7 @@ def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     if changes.get("policy") == "auto" and engine.chain.auto is None:
         raise BadField(
             "policy",
-            'policy "auto" needs a server that was not started with --policy fixed: it measures first.',
+            'policy "auto" needs a server that was started with drafters and without --policy fixed: it measures first.',
         )
     if changes.get("acceptance") == "rejection" and "n_min" not in changes:
         changes["n_min"] = 0
