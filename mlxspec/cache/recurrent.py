@@ -63,7 +63,7 @@ class RecurrentLayerCache:
             return
         self.current = RecurrentState(
             rollback.flush(self.current, stood),
-            conv_window(window, inputs[:, : window.shape[2]], stood.kept, stood.rows.index),
+            conv_window(window, inputs[:, : window.shape[2]], stood.kept, stood.rows.starts),
         )
 
     def join(self, other: RecurrentLayerCache) -> None:

@@ -11,7 +11,8 @@ know which tokens are accepted (the model cache says `kept`), nor the convolutio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ import numpy as np
 
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
-from mlxspec.kernels.flat import FlatRows, pad_rows
+from mlxspec.kernels.flat import FlatRows, RowGroups, up_to
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
@@ -44,33 +45,40 @@ class RecurrentState(NamedTuple):
 @dataclass(frozen=True)
 class Stood:
     """What stands of the last forward, the same for all layers: its rows; of each row's tokens the first kept (B,) int32, so that the
-    last dropped (B,) int32 do not; no entry of kept is above longest."""
+    last dropped (B,) int32 do not; no entry of kept is above longest. groups: rows by how much of them stands, for who replays without
+    a kernel; None for all as they were run."""
 
     rows: RowLayout
     kept: mx.array
     dropped: mx.array
     longest: int
+    groups: RowGroups | None = None
+    known: tuple[FlatRows, Sequence[int]] | None = None  # rows and kept as the host has them
 
     @classmethod
-    def of(cls, rows: FlatRows, kept: list[int]) -> Stood:
+    def of(cls, rows: FlatRows, kept: Sequence[int]) -> Stood:
         """`longest` is a power of two, so that shapes repeat."""
         counts = np.asarray(kept, np.int32)
         return cls(
             RowLayout.of(rows),
             mx.array(counts),
             mx.array(np.asarray(rows.widths, np.int32) - counts),
-            _up_to(max(kept)),
+            up_to(max(kept)),
+            known=(rows, kept),
         )
 
     @classmethod
     def of_unread(cls, rows: FlatRows, kept: mx.array) -> Stood:
         """The same where only the device knows how many stand, kept (B,) int32."""
         widths = mx.array(np.asarray(rows.widths, np.int32))
-        return cls(RowLayout.of(rows), kept, widths - kept, _up_to(rows.max_width))
+        return cls(RowLayout.of(rows), kept, widths - kept, up_to(rows.max_width))
 
-
-def _up_to(most: int) -> int:
-    return 1 << max(0, most - 1).bit_length()
+    def apart(self) -> Stood:
+        """With `groups`, where the host knows and they help."""
+        if self.known is None:
+            return self
+        rows, kept = self.known
+        return replace(self, groups=rows.standing(kept))
 
 
 class Verified(NamedTuple):
@@ -136,7 +144,7 @@ class Tape(Rollback):
     def _kept(self, past: RecurrentState, stood: Stood | None) -> Kept | None:
         if stood is None:
             return None
-        return Kept(TapeArrays(*past.held), stood.rows, stood.kept, stood.longest)
+        return Kept(TapeArrays(*past.held), stood.rows, stood.kept, stood.longest, stood.groups)
 
 
 @dataclass(frozen=True)
@@ -193,17 +201,22 @@ class Checkpoint(Rollback):
         return Verified(y, state, tuple(inputs[1:]))
 
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        """Laid out as rows of equal width in which a token that does not stand neither decays nor writes."""
+        """A token that does not stand neither decays nor writes; of rows of equal width what none keeps is left out."""
         if stood is None:
             return past.state
-        num_rows = past.state.shape[0]
-        k, v, log_g, beta = (pad_rows(x, num_rows, stood.rows.index)[:, : stood.longest] for x in past.held)
-        width = k.shape[1]
-        stands = (mx.arange(width) < stood.kept[:, None])[..., None]
+        num_rows, rows = past.state.shape[0], stood.rows
+        if rows.index is not None:
+            k, v, log_g, beta = past.held
+            stands = (rows.index.places < stood.kept[rows.index.owners])[:, None]
+        else:
+            k, v, log_g, beta = (x.reshape(num_rows, -1, *x.shape[1:])[:, : stood.longest] for x in past.held)
+            width = k.shape[1]
+            stands = (mx.arange(width) < stood.kept[:, None])[..., None]
+            rows = RowLayout(mx.array(np.arange(num_rows + 1, dtype=np.int32) * width), None)
         log_g, beta = mx.where(stands, log_g, 0.0), mx.where(stands, beta, 0.0)
-        k, v, log_g, beta = (x.reshape(-1, *x.shape[2:]) for x in (k, v, log_g, beta))
-        starts = mx.array(np.arange(num_rows + 1, dtype=np.int32) * width)
-        return gdn_facts(GdnInputs(k, k, v, log_g, beta), past.state, RowLayout(starts, None))[1]
+        if rows.index is None:
+            k, v, log_g, beta = (x.reshape(-1, *x.shape[2:]) for x in (k, v, log_g, beta))
+        return gdn_facts(GdnInputs(k, k, v, log_g, beta), past.state, rows)[1]
 
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout

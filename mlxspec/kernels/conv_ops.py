@@ -13,8 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from mlxspec import device
 from mlxspec.kernels.activations import silu
-from mlxspec.kernels.flat import RaggedIndex, pad_rows, unpad_rows
+from mlxspec.kernels.flat import RaggedIndex
 
 _L2_EPS = 1e-6  # on the sum of squares, as in the reference
 
@@ -46,27 +47,60 @@ class GdnInputs(NamedTuple):
     beta: mx.array
 
 
-def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, index: RaggedIndex | None) -> mx.array:
-    """The K - 1 convolution inputs that stand before the next token: (B, K - 1, C), rows kept..kept + K - 2 of [window | inputs].
+def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, starts: mx.array) -> mx.array:
+    """The K - 1 convolution inputs that stand before the next token: (B, K - 1, C), numbers kept..kept + K - 2 of each row's window and
+    the inputs behind it.
 
-    window (B, K - 1, C); inputs (M, C) flat, of the last forward; kept (B,) int32.
+    window (B, K - 1, C); inputs (M, C) flat, of the last forward; kept (B,) int32; starts (B + 1,) int32.
     """
-    return _pick(joined_inputs(window, inputs, index), kept, window.shape[1])
+    num_rows, count, size = window.shape
+    if num_rows == 1:
+        return mx.slice(joined_inputs(window, inputs, None), kept, (1,), (1, count, size))
+    find = _compiled_find if device.compile_enabled() else _find
+    return _end_to_end(window, inputs)[find(kept, starts, mx.array(np.arange(count, dtype=np.int32)))]
+
+
+def _find(kept: mx.array, starts: mx.array, column: mx.array) -> mx.array:
+    """(B, K - 1) int32: where what `conv_window` takes is `_end_to_end`. column (K - 1,) int32: its numbers."""
+    num_rows, count = kept.shape[0], column.shape[0]
+    place = kept[:, None] + column
+    owner = mx.array(np.arange(num_rows, dtype=np.int32)[:, None])
+    return _number(num_rows, count, owner, place, starts[:-1, None] + place - count)
+
+
+_compiled_find = mx.compile(_find)
 
 
 def joined_inputs(window: mx.array, inputs: mx.array, index: RaggedIndex | None) -> mx.array:
-    """Each row's window (B, K - 1, C) and behind it its inputs, of (N, C) flat: (B, K - 1 + W, C)."""
-    return mx.concatenate([window, pad_rows(inputs, window.shape[0], index)], axis=1)
-
-
-def window_after(joined: mx.array, count: int, starts: mx.array, index: RaggedIndex | None) -> mx.array:
-    """The window (B, count, C) when all inputs stand; joined as from `joined_inputs`, starts (B + 1,) int32."""
+    """Each row's window (B, K - 1, C) and behind it its inputs, of (N, C) flat: (B, K - 1 + W, C). Of ragged rows all windows and then all
+    inputs: (B (K - 1) + N, C)."""
     if index is not None:
-        return _pick(joined, starts[1:] - starts[:-1], count)
+        return _end_to_end(window, inputs)
+    return mx.concatenate([window, inputs.reshape(window.shape[0], -1, inputs.shape[1])], axis=1)
+
+
+def window_after(
+    joined: mx.array, shape: tuple[int, ...], starts: mx.array, index: RaggedIndex | None
+) -> mx.array:
+    """The window, of `shape` (B, K - 1, C), when all inputs stand; joined as from `joined_inputs`, starts (B + 1,) int32."""
+    num_rows, count, _ = shape
+    if index is not None:
+        head = num_rows * count
+        widths = starts[1:] - starts[:-1]
+        return conv_window(joined[:head].reshape(shape), joined[head:], widths, starts)
     width = joined.shape[1] - count
     window = joined[:, width:]
     # a copy where the view would keep a whole prompt alive
     return window if width < count else mx.contiguous(window)
+
+
+def _end_to_end(window: mx.array, inputs: mx.array) -> mx.array:
+    return mx.concatenate([window.reshape(-1, window.shape[2]), inputs])
+
+
+def _number(num_rows: int, count: int, owner: mx.array, place: mx.array, flat: mx.array) -> mx.array:
+    """Where what is at `place` of row `owner`, its window of `count` before its inputs, is `_end_to_end`. flat: which input, if one."""
+    return mx.where(place < count, owner * count + place, num_rows * count + flat)
 
 
 def conv_qkv_ops(
@@ -79,11 +113,13 @@ def conv_qkv_ops(
     shape: GdnShape,
     index: RaggedIndex | None,
 ) -> GdnInputs:
-    """joined (B, K - 1 + W, C) as from `joined_inputs`; b and a (N, Hv); taps K of (1, C); neg_a = -exp(A_log), dt_bias (Hv,)."""
+    """joined as from `joined_inputs`; b and a (N, Hv); taps K of (1, C); neg_a = -exp(A_log), dt_bias (Hv,)."""
     num_tokens, num_heads = a.shape[0], shape.num_k_heads
-    mixed = _conv_silu(joined, taps)
-    if index is not None:
-        mixed = unpad_rows(mixed, index)
+    seen = _seen(joined, len(taps)) if index is None else _seen_ragged(joined, len(taps), index)
+    total = seen[0] * taps[0]
+    for inputs, tap in zip(seen[1:], taps[1:], strict=True):
+        total = total + inputs * tap
+    mixed = silu(total)
     qk, v = mx.split(mixed, [2 * shape.key_size], axis=-1)
     qk = mx.fast.rms_norm(qk.reshape(num_tokens, 2 * num_heads, shape.k_dim), None, _L2_EPS / shape.k_dim)
     scale = shape.k_dim**-0.5
@@ -98,24 +134,18 @@ def conv_qkv_ops(
     )
 
 
-def _conv_silu(joined: mx.array, taps: Sequence[mx.array]) -> mx.array:
-    """joined (B, K - 1 + W, C) -> (B, W, C)"""
-    width = joined.shape[1] - len(taps) + 1
+def _seen(joined: mx.array, num_taps: int) -> list[mx.array]:
+    """joined (B, K - 1 + W, C) -> by tap what it is multiplied with, K of (B, W, C)"""
+    width = joined.shape[1] - num_taps + 1
     if width == 1:
-        seen = mx.split(joined, len(taps), axis=1)
-    else:
-        seen = [joined[:, i : i + width] for i in range(len(taps))]
-    total = seen[0] * taps[0]
-    for inputs, tap in zip(seen[1:], taps[1:], strict=True):
-        total = total + inputs * tap
-    return silu(total)
+        return mx.split(joined, num_taps, axis=1)
+    return [joined[:, i : i + width] for i in range(num_taps)]
 
 
-def _pick(joined: mx.array, first: mx.array, count: int) -> mx.array:
-    """Rows first[b]..first[b] + count - 1 of joined (B, L, C)."""
-    num_rows, length, size = joined.shape
-    if num_rows == 1:
-        return mx.slice(joined, first, (1,), (1, count, size))
-    offsets = np.arange(num_rows)[:, None] * length + np.arange(count)
-    where = first[:, None] + mx.array(offsets.astype(np.int32))
-    return joined.reshape(num_rows * length, size)[where]
+def _seen_ragged(joined: mx.array, num_taps: int, index: RaggedIndex) -> list[mx.array]:
+    """joined (B (K - 1) + N, C) -> the same, K of (1, N, C)"""
+    num_rows, num_tokens = index.groups.order.shape[0], index.owners.shape[0]
+    tap = np.arange(num_taps, dtype=np.int32)[:, None]
+    flat = np.arange(num_tokens, dtype=np.int32) + tap - (num_taps - 1)
+    where = _number(num_rows, num_taps - 1, index.owners, index.places + mx.array(tap), mx.array(flat))
+    return mx.split(joined[where], num_taps)

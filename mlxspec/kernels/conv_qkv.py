@@ -94,12 +94,12 @@ def conv_qkv_twin(
     """Plain mx."""
     qkv, _, b, a = columns(projected, shape)
     if last is not None:
-        window = conv_window(window, last.inputs[:, : shape.conv_size], last.num, last.rows.index)
+        window = conv_window(window, last.inputs[:, : shape.conv_size], last.num, last.rows.starts)
     taps = mx.split(weights.weight, len(weights.weight)) if weights.taps is None else weights.taps
     joined = joined_inputs(window, qkv, rows.index)
     inputs = conv_qkv_ops(joined, b, a, taps, weights.neg_a, weights.dt_bias, shape, rows.index)
     if facts:
-        window = window_after(joined, window.shape[1], rows.starts, rows.index)
+        window = window_after(joined, window.shape, rows.starts, rows.index)
     return inputs, window
 
 
@@ -123,7 +123,7 @@ def conv_qkv_metal(
     """The kernel."""
     num_tokens, stride = projected.shape
     num_rows, dtype = window.shape[0], projected.dtype
-    widest = num_tokens // num_rows if rows.index is None else rows.index.pad.shape[1]
+    widest = num_tokens // num_rows if rows.index is None else rows.index.groups.max_width
     segments = -(-widest // _SEGMENT)
     units = 2 * shape.num_k_heads + shape.num_v_heads
     keys, values = (num_tokens, shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)

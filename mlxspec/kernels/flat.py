@@ -1,19 +1,24 @@
 """The flat token axis: all rows' tokens of one forward behind one another, N = sum of widths.
 
-Knows how to lay rows out, pad them and take the padding away again; does not know what the tokens are or who owns the rows.
-Matmuls see only the flat axis. What must treat rows apart (attention, recurrences) takes `starts`, or the padded `(B, W)` view.
+Knows how to lay rows out, group and pad them and take that away again; does not know what the tokens are or who owns the rows.
+Matmuls see only the flat axis. What must treat rows apart (attention, recurrences) takes `starts`, or groups of padded rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 # columns that a product of few tokens gives at once on a CPU, two or four vectors of most: what is projected may be filled up to whole ones
 PANEL = 64
+# a recurrence takes as many steps as its widest row has tokens, for all rows that go along: those of very different widths go apart
+CLASSES = (1, 4, 17, 33)
 
 
 class FlatRows:
@@ -52,43 +57,122 @@ class FlatRows:
         return mx.array(np.asarray(self.starts, np.int32))
 
     @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """All that the graph of a forward over these rows depends on, in the twins of kernels at any rate."""
+        return self.num_tokens, tuple((len(g), w, self._is_exact(g, w)) for g, w in self._grouped)
+
+    @cached_property
     def index(self) -> RaggedIndex | None:
-        """Arrays that pad and unpad, or None where a reshape does."""
-        return None if self.is_uniform else RaggedIndex.build(self)
+        """Arrays that take rows apart and put them together, or None where a reshape does."""
+        if self.is_uniform:
+            return None
+        starts, widths = np.asarray(self.starts), np.asarray(self.widths)
+        unpad, placed = np.zeros(self.num_tokens, np.int32), 0
+        for rows, width in self._grouped:
+            tokens, valid = self._tokens(rows, width, widths)
+            unpad[tokens[valid]] = placed + np.flatnonzero(valid)
+            placed += valid.size
+        owners = np.repeat(np.arange(self.num_rows), widths)
+        flat = unpad, owners, np.arange(self.num_tokens) - starts[owners]
+        return RaggedIndex(self._groups(self._grouped, widths), *(_array(x) for x in flat))
+
+    def standing(self, counts: Sequence[int]) -> RowGroups | None:
+        """Groups of each row's first so many tokens, up to powers of two so that shapes repeat. None where rows are of one width and not
+        worth taking apart."""
+        grouped = _group(counts)
+        if self.is_uniform and len(grouped) == 1:
+            return None
+        wide = [(rows, min(up_to(most), max(1, *(self.widths[r] for r in rows)))) for rows, most in grouped]
+        return self._groups(wide, np.asarray(counts))
+
+    @cached_property
+    def _grouped(self) -> list[tuple[list[int], int]]:
+        return _group(self.widths) if not self.is_uniform else [(list(range(self.num_rows)), self.max_width)]
+
+    def _groups(self, grouped: list[tuple[list[int], int]], counts: np.ndarray) -> RowGroups:
+        """Of rows' first `counts` tokens."""
+        groups = []
+        for rows, width in grouped:
+            tokens, valid = self._tokens(rows, width, counts)
+            groups.append((_array(tokens), *(() if valid.all() else (mx.array(valid),))))
+        order = np.concatenate([rows for rows, _ in grouped])
+        return RowGroups(groups, _array(order), _array(np.argsort(order)))
+
+    def _tokens(self, rows: list[int], width: int, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(b, width) each: which flat token stands at a padded place, 0 where none does; and whether one does."""
+        column = np.arange(width)
+        valid = column[None] < counts[rows, None]
+        return np.where(valid, np.asarray(self.starts)[rows, None] + column, 0), valid
+
+    def _is_exact(self, rows: list[int], width: int) -> bool:
+        return all(self.widths[r] == width for r in rows)
+
+
+def _group(counts: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Rows that are padded to one width together, and the most that one of them counts: those in one of the classes that CLASSES end."""
+    found: dict[int, list[int]] = {}
+    for r, count in enumerate(counts):
+        found.setdefault(bisect_left(CLASSES, count), []).append(r)
+    return [(rows, max(1, *(counts[r] for r in rows))) for _, rows in sorted(found.items())]
+
+
+def up_to(most: int) -> int:
+    """The power of two that is not below."""
+    return 1 << max(0, most - 1).bit_length()
+
+
+def _array(x: np.ndarray) -> mx.array:
+    return mx.array(x.astype(np.int32))
+
+
+class RowGroups:
+    """Rows taken apart by how many tokens they have; plain arrays, so that a compiled function can take them.
+
+    tokens: of each group (b, w) int32, which flat token stands at a padded place (0 where none does), and unless all places are taken which
+    are, (b, w) bool. order, back (B,) int32: rows group by group, and where each row is in that order.
+    """
+
+    def __init__(self, tokens: Sequence[tuple[mx.array, ...]], order: mx.array, back: mx.array) -> None:
+        self.tokens, self.order, self.back = [tuple(g) for g in tokens], order, back
+
+    @property
+    def arrays(self) -> tuple[object, ...]:
+        """What `RowGroups` is made of."""
+        return self.tokens, self.order, self.back
+
+    @property
+    def max_width(self) -> int:
+        return max(g[0].shape[1] for g in self.tokens)
+
+    def split(self, x: mx.array) -> list[mx.array]:
+        """(B, ...) to one (b, ...) a group."""
+        if len(self.tokens) == 1:
+            return [x]
+        ends = [*accumulate(g[0].shape[0] for g in self.tokens)]
+        return mx.split(x[self.order], ends[:-1])
+
+    def join(self, parts: Sequence[mx.array]) -> mx.array:
+        """One (b, ...) a group back to (B, ...)."""
+        return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))[self.back]
 
 
 class RaggedIndex:
-    """Gather indices between the flat axis and its padded view; plain arrays, so that a compiled function can take them.
+    """Rows of different widths: their groups; unpad (N,) int32, where each token stands in the groups' places laid end to end; owners and
+    places (N,) int32, its row and how many tokens of the row are before it."""
 
-    pad (B, W) int32: which flat token stands at a padded place (0 where none does); valid (B, W) bool; unpad (N,) int32: where a
-    flat token stands in the flattened padded view.
-    """
-
-    def __init__(self, pad: mx.array, valid: mx.array, unpad: mx.array) -> None:
-        self.pad, self.valid, self.unpad = pad, valid, unpad
-
-    @classmethod
-    def build(cls, rows: FlatRows) -> RaggedIndex:
-        column = np.arange(rows.max_width)
-        valid = column[None] < np.asarray(rows.widths)[:, None]
-        pad = np.where(valid, np.asarray(rows.starts[:-1])[:, None] + column[None], 0)
-        return cls(
-            mx.array(pad.astype(np.int32)), mx.array(valid), mx.array(np.flatnonzero(valid).astype(np.int32))
-        )
+    def __init__(self, groups: RowGroups, unpad: mx.array, owners: mx.array, places: mx.array) -> None:
+        self.groups, self.unpad, self.owners, self.places = groups, unpad, owners, places
 
     @property
-    def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
-        return self.pad, self.valid, self.unpad
+    def arrays(self) -> tuple[object, ...]:
+        """For `of`, what a compiled function takes."""
+        return self.groups.arrays, self.unpad, self.owners, self.places
 
+    @classmethod
+    def of(cls, arrays: Sequence[Any]) -> RaggedIndex:
+        groups, *flat = arrays
+        return cls(RowGroups(*groups), *flat)
 
-def pad_rows(x: mx.array, num_rows: int, index: RaggedIndex | None) -> mx.array:
-    """(N, ...) to (B, W, ...); padded places repeat flat token 0, so mask what they must not do."""
-    if index is None:
-        return x.reshape(num_rows, -1, *x.shape[1:])
-    return x[index.pad]
-
-
-def unpad_rows(x: mx.array, index: RaggedIndex | None) -> mx.array:
-    """(B, W, ...) back to (N, ...)."""
-    flat = x.reshape(-1, *x.shape[2:])
-    return flat if index is None else flat[index.unpad]
+    def join_tokens(self, parts: Sequence[mx.array]) -> mx.array:
+        """One (b w, ...) a group back to (N, ...)."""
+        return (parts[0] if len(parts) == 1 else mx.concatenate(list(parts)))[self.unpad]

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec import device
-from mlxspec.kernels.flat import RaggedIndex, pad_rows
+from mlxspec.kernels.flat import RaggedIndex, RowGroups
 
 CHUNK = 64  # tokens solved together in prefill
 COMPILE_AT_MOST = 64  # tokens a row
@@ -34,17 +34,24 @@ class Tape(NamedTuple):
 
 
 def replay(
-    state: mx.array, tape: Tape, kept: mx.array, index: RaggedIndex | None, longest: int | None = None
+    state: mx.array, tape: Tape, kept: mx.array, groups: RowGroups | None, longest: int | None = None
 ) -> mx.array:
     """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
 
-    longest: no row keeps more than this many, so what lies behind need not be looked at.
+    groups: None where rows are of one width. longest: no row keeps more than this many, so what lies behind need not be looked at.
     """
-    k, delta, log_g = tape
-    log_g = pad_rows(log_g, state.shape[0], index)[:, :longest]
-    if index is not None or log_g.shape[1] * log_g.shape[0] < k.shape[0]:
-        k, delta = (pad_rows(x, state.shape[0], index)[:, :longest] for x in (k, delta))
-    return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, kept)
+    num_rows = state.shape[0]
+    if groups is None:
+        log_g = tape.log_g.reshape(num_rows, -1, tape.log_g.shape[1])[:, :longest]
+        k, delta = tape.k, tape.delta
+        if log_g.shape[0] * log_g.shape[1] < k.shape[0]:
+            k, delta = (x.reshape(num_rows, -1, *x.shape[1:])[:, :longest] for x in (k, delta))
+        return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, kept)
+    parts = []
+    for (places, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
+        k, delta, log_g = (x[places[:, :longest]] for x in tape)
+        parts.append(_looped(_replay, log_g.shape[1])(s, k, delta, log_g, count))
+    return groups.join(parts)
 
 
 def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept: mx.array) -> mx.array:
@@ -76,20 +83,25 @@ def steps(
 
     Everything is laid out once as (B, W, Hv, rows, columns), so that a step is two matmuls and two fused elementwise operations.
     """
-    num_rows = state.shape[0]
-    tape_k, tape_log_g = k, log_g
-    decay = mx.exp(
-        pad_rows(log_g, num_rows, index)
-    )  # behind a reshape, so that it is never fused and has one form
-    if index is not None:
-        q, k, v, beta = (pad_rows(x, num_rows, index) for x in (q, k, v, beta))
-        decay = mx.where(index.valid[..., None], decay, 1.0)
-        beta = mx.where(index.valid[..., None], beta, 0.0)
-    q, k, v = (x.astype(mx.float32) for x in (q, k, v))
-    y, state, delta = _looped(_steps, decay.shape[1])(q, k, v, decay, beta, state)
-    if index is not None:
-        y, delta = y[index.unpad], delta[index.unpad]
-    return y, state, Tape(tape_k, delta, tape_log_g)
+    # decay lies behind a reshape, so that it is never fused and has one form
+    if index is None:
+        decay = mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1]))
+        y, after, delta = _looped(_steps, decay.shape[1])(*(_float(x) for x in (q, k, v)), decay, beta, state)
+        return y, after, Tape(k, delta, log_g)
+    parts = []
+    for (places, *valid), s in zip(index.groups.tokens, index.groups.split(state), strict=True):
+        tokens = [_float(x[places]) for x in (q, k, v)]
+        decay, size = mx.exp(log_g[places]), beta[places]
+        for taken in valid:
+            decay, size = mx.where(taken[..., None], decay, 1.0), mx.where(taken[..., None], size, 0.0)
+        parts.append(_looped(_steps, decay.shape[1])(*tokens, decay, size, s))
+    ys, states, deltas = zip(*parts, strict=True)
+    y, delta = index.join_tokens(ys), index.join_tokens(deltas)
+    return y, index.groups.join(states), Tape(k, delta, log_g)
+
+
+def _float(x: mx.array) -> mx.array:
+    return x.astype(mx.float32)
 
 
 def _steps(

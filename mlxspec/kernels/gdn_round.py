@@ -18,7 +18,7 @@ import numpy as np
 
 from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs
-from mlxspec.kernels.flat import FlatRows, RaggedIndex
+from mlxspec.kernels.flat import FlatRows, RaggedIndex, RowGroups
 from mlxspec.kernels.gdn_ops import Tape, replay, steps
 
 _kernel = launch.MetalKernel(
@@ -53,12 +53,22 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Kept:
-    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32, none above `longest`."""
+    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32, none above `longest`.
+
+    groups: rows by how much of them stands, for the twin; None where only the device knows, or they are of one width.
+    """
 
     tape: Tape
     rows: RowLayout
     num: mx.array
     longest: int | None = None
+    groups: RowGroups | None = None
+
+    def replay(self, state: mx.array) -> mx.array:
+        """Plain mx."""
+        index = self.rows.index
+        groups = self.groups or (index.groups if index is not None else None)
+        return replay(state, self.tape, self.num, groups, self.longest)
 
 
 class Round(NamedTuple):
@@ -112,7 +122,7 @@ def gdn_flush(state: mx.array, last: Kept) -> mx.array:
 def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
     """Plain mx."""
     if last is not None:
-        state = replay(state, last.tape, last.num, last.rows.index, last.longest)
+        state = last.replay(state)
     y, _, tape = steps(*inputs, state, rows.index)
     return Round(y, state, tape)
 
@@ -122,7 +132,7 @@ def gdn_facts_ops(
 ) -> tuple[mx.array, mx.array]:
     """Plain mx."""
     if last is not None:
-        state = replay(state, last.tape, last.num, last.rows.index, last.longest)
+        state = last.replay(state)
     y, state, _ = steps(*inputs, state, rows.index)
     return y, state
 
@@ -134,13 +144,13 @@ def gdn_snapshots_ops(
     state = mx.take_along_axis(states, slot[:, None, None, None, None], axis=1)[:, 0]
     y, newest, tape = steps(*inputs, state, rows.index)
     widths = rows.starts[1:] - rows.starts[:-1]
-    older = [replay(state, tape, mx.maximum(widths - s, 0), rows.index) for s in range(1, num_states)]
+    older = [Kept(tape, rows, mx.maximum(widths - s, 0)).replay(state) for s in range(1, num_states)]
     return y, mx.stack([newest, *older], axis=1)
 
 
 def gdn_flush_ops(state: mx.array, last: Kept) -> mx.array:
     """Plain mx."""
-    return replay(state, last.tape, last.num, last.rows.index, last.longest)
+    return last.replay(state)
 
 
 # ---- the kernel

@@ -213,7 +213,7 @@ def _unpack_layout(
     rows: FlatRows, facts: bool, rollback: Rollback, longest: int, packed: dict[str, Any]
 ) -> RoundLayout:
     def layout(starts: str, index: str) -> RowLayout:
-        return RowLayout(packed[starts], RaggedIndex(*packed[index]) if index in packed else None)
+        return RowLayout(packed[starts], RaggedIndex.of(packed[index]) if index in packed else None)
 
     stood = None
     if "kept" in packed:

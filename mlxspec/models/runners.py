@@ -49,14 +49,14 @@ class Runners:
     ) -> Callable[..., Any]:
         """`run`, or what was compiled of an equal one.
 
-        key, with the rows' number, widest and sum of widths and `deferred`, tells everything that run's graph depends on. deferred: how
-        many tokens' inputs of the last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
+        key, with the rows' shape and `deferred`, tells everything that run's graph depends on. deferred: how many tokens' inputs of the
+        last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
         """
         if not is_shaped or not device.compile_enabled():
             return run
         if rows.max_width > COMPILE_AT_MOST or rows.num_tokens > COMPILE_ALL_AT_MOST:
             return run
-        whole = (key, rows.num_rows, rows.max_width, rows.num_tokens, deferred)
+        whole = (key, rows.shape, deferred)
         if whole in self._compiled:
             return self._compiled[whole]
         if len(self._compiled) >= _SHAPES_AT_MOST:

@@ -1,6 +1,8 @@
-"""Padding and unpadding the flat token axis."""
+"""Taking the flat token axis apart by rows, and putting it together."""
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 import mlx.core as mx
 import numpy as np
@@ -8,25 +10,63 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.kernels.flat import FlatRows, pad_rows, unpad_rows
+from mlxspec.kernels.flat import CLASSES, FlatRows
 
-widths = st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(any)
+widths = st.lists(st.integers(0, 7) | st.integers(0, 70), min_size=1, max_size=8).filter(any)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(widths=widths)
-def test_padding_there_and_back_is_nothing(widths: list[int]) -> None:
+def test_apart_and_together_is_nothing(widths: list[int]) -> None:
     rows = FlatRows(tuple(widths))
-    x = mx.arange(rows.num_tokens * 2).reshape(-1, 2)
-    padded = pad_rows(x, rows.num_rows, rows.index)
-    assert padded.shape == (len(widths), max(widths), 2)
-    for r, width in enumerate(widths):
-        wanted = np.asarray(x)[rows.starts[r] : rows.starts[r] + width]
-        assert np.array_equal(np.asarray(padded[r, :width]), wanted)
-    assert np.array_equal(np.asarray(unpad_rows(padded, rows.index)), np.asarray(x))
+    index, num = rows.index, rows.num_tokens
     assert rows.active == [r for r, w in enumerate(widths) if w]
     assert rows.last_indices.tolist() == [sum(widths[: r + 1]) - 1 for r in rows.active]
-    assert rows.is_uniform == (len(set(widths)) == 1)
+    assert rows.is_uniform == (len(set(widths)) == 1) == (index is None)
+    if index is None:
+        return
+    assert index.owners.tolist() == [r for r, w in enumerate(widths) for _ in range(w)]
+    assert index.places.tolist() == [t for w in widths for t in range(w)]
+    x = mx.arange(num * 2).reshape(-1, 2)
+    padded = [x[tokens].reshape(-1, 2) for tokens, *_ in index.groups.tokens]
+    assert np.array_equal(np.asarray(index.join_tokens(padded)), np.asarray(x))
+    each = mx.arange(rows.num_rows)
+    assert index.groups.join(index.groups.split(each)).tolist() == each.tolist()
+    for part, group in zip(index.groups.split(each), index.groups.tokens, strict=True):
+        of_group(rows, part.tolist(), group, widths)
+
+
+def of_group(rows: FlatRows, part: list[int], group: tuple[mx.array, ...], counts: list[int]) -> None:
+    """Each row's first tokens, in order, and nothing else counts; rows of one class."""
+    tokens = np.asarray(group[0])
+    valid = np.asarray(group[1]) if len(group) > 1 else np.ones_like(tokens, bool)
+    assert len({bisect_left(CLASSES, counts[r]) for r in part}) == 1
+    for r, row, taken in zip(part, tokens, valid, strict=True):
+        assert row[taken].tolist() == list(range(rows.starts[r], rows.starts[r] + counts[r]))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), widths=widths)
+def test_what_stands_of_rows(data: st.DataObject, widths: list[int]) -> None:
+    kept = [data.draw(st.integers(0, w)) for w in widths]
+    rows = FlatRows(tuple(widths))
+    groups = rows.standing(kept)
+    if groups is None:
+        assert rows.is_uniform
+        assert len({bisect_left(CLASSES, k) for k in kept}) == 1
+        return
+    for part, group in zip(groups.split(mx.arange(rows.num_rows)), groups.tokens, strict=True):
+        width = group[0].shape[1]
+        assert width == max(widths[r] for r in part) or width in (0, *(2**i for i in range(8)))
+        of_group(rows, part.tolist(), group, kept)
+
+
+def test_shapes_that_repeat() -> None:
+    """Graphs are compiled by shape: the order of rows must not matter, and whatever else differs must show."""
+    assert FlatRows((17, 1, 1)).shape == FlatRows((1, 17, 1)).shape
+    assert FlatRows((4, 2, 1)).shape == FlatRows((2, 4, 1)).shape
+    different = [(17, 1, 1), (16, 2, 1), (17, 2), (17, 1, 1, 0), (4, 4), (4, 4, 1), (8,), (4, 3), (19,)]
+    assert len({FlatRows(w).shape for w in different}) == len(different)
 
 
 @pytest.mark.parametrize("widths", [(), (0,), (0, 0), (2, -1)])
