@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -40,6 +41,7 @@ _FOR_ROUNDS = 0.75  # of the seconds; the others are for drafts
 _WARM = 2  # rounds of a new width compile, and so does the first that undoes one
 _SHORT = 0.02  # seconds of a plain round, below which it shows whether a round was compiled
 _MOST = 5  # rounds of each width that count
+_PLAIN = 3  # plain rounds that such a round is weighed by
 _NAME = "ngram-simple"
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
 LIKELY_DRAFT = 0.2  # plain rounds a token
@@ -202,22 +204,35 @@ def _rounds(
     model: Model, config: EngineConfig, budget: Budget, done: Collection[int] = ()
 ) -> tuple[dict[int, float], set[int]]:
     """Width -> seconds of a round, of plain ones and of those not in `done` that the budget has room for; and which of them were warm.
-    Plain ones run ahead of the host, as they do where nothing is drafted."""
-    junk = _WorthlessDrafter()
-    engine = _engine(model, config, junk, SpecConfig())
-    taken, is_warm = _times(engine, budget, 0.0, _WARM)
-    found, warm = {1: _low(taken)}, {1} if is_warm else set()
+
+    Plain ones run ahead of the host, as they do where nothing is drafted. Once each width is warm they take turns, and each turn is
+    weighed by its own plain rounds: a machine that is slow for a while would otherwise make one width look dear, for good.
+    """
+    plain_engine, junk = _engine(model, config, _WorthlessDrafter(), SpecConfig()), _WorthlessDrafter()
+    taken = _run(plain_engine, budget, 0.0, _WARM + _PLAIN)
+    warm, plains = {1} if len(taken) > _WARM else set[int](), [_low(taken[_WARM:] or taken)]
+    found = {1: plains[0]}
     wanted = [w for w in _widths(model) if w not in done and w != 1]
-    if not wanted or not budget.allows(2 * _likely(_PROMPT) * found[1]):
+    if not wanted or not budget.allows(2 * _likely(_PROMPT) * plains[0]):
         return found, warm
     engine = _engine(model, config, junk, SpecConfig(drafters=(_NAME,), ngram_m=WIDTHS[-1]))
-    for width in wanted:
-        junk.width[0] = width
-        taken, is_warm = _times(engine, budget, _likely(width) * found[1], _warm(width, found[1]))
-        if is_warm:  # a round that compiled says nothing of those that follow
-            found[width] = _low(taken)
-            warm.add(width)
-    return _rising(found), warm
+    costs: dict[int, list[float]] = {}  # in plain rounds
+    for turn in range(_MOST):
+        if turn:
+            taken = _run(plain_engine, budget, plains[-1], 1 + _PLAIN)
+            if len(taken) < 2:  # the first was under way while others were timed
+                break
+            plains.append(_low(taken[1:]))
+        for width in wanted:
+            junk.width[0] = width
+            new = 1 + (0 if turn else _warm(width, plains[0]))
+            likely = costs[width][-1] if width in costs else _likely(width)
+            taken = _run(engine, budget, likely * plains[-1], new)
+            if len(taken) == new:  # a round that compiled says nothing of those that follow
+                costs.setdefault(width, []).append(taken[-1] / plains[-1])
+    found[1] = _low(plains)
+    found |= {w: found[1] * median(c) for w, c in costs.items()}
+    return _rising(found), warm | set(costs)
 
 
 def _engine(model: Model, config: EngineConfig, drafter: Drafter, spec: SpecConfig) -> Engine:
@@ -230,15 +245,15 @@ def _engine(model: Model, config: EngineConfig, drafter: Drafter, spec: SpecConf
     return engine
 
 
-def _times(engine: Engine, budget: Budget, likely: float, warm: int) -> tuple[list[float], bool]:
-    """Seconds of rounds as they are drafted next, and whether they were warm: of a budget that ends before it is the last one that is
-    told, and none where not even the first is likely to end in time. likely: seconds of the first, 0 to run it at any price."""
+def _run(engine: Engine, budget: Budget, likely: float, most: int) -> list[float]:
+    """Seconds of up to so many rounds as they are drafted next: fewer where the budget ends before, none where not even the first is
+    likely to end in time. likely: seconds of the first, 0 to run it at any price."""
     taken: list[float] = []
-    while len(taken) < warm + _MOST and not engine.is_idle:
+    while len(taken) < most and not engine.is_idle:
         if (taken or likely) and not budget.allows(taken[-1] if taken else likely):
             break
         taken.append(_seconds(engine.step))
-    return taken[warm:] or taken[-1:], len(taken) > warm
+    return taken
 
 
 def _likely(width: int) -> float:
