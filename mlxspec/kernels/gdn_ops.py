@@ -22,6 +22,7 @@ from mlxspec.kernels.flat import RaggedIndex, RowGroups
 
 CHUNK = 64  # tokens solved together in prefill
 COMPILE_AT_MOST = 64  # tokens a row
+_PARTS = 10  # of a split that is one operation
 _BLOCK = 16  # rows of the triangular inverse found by substitution
 
 
@@ -186,8 +187,12 @@ def _per_value_head(x: mx.array, num_heads: int) -> mx.array:
 
 
 def _each_step(x: mx.array, width: int) -> list[mx.array]:
-    """(B, W, ...) to W arrays (B, 1, ...); what is of width 1 may lack that axis."""
-    return [x] if width == 1 else mx.split(x, width, axis=1)
+    """(B, W, ...) to W arrays (B, 1, ...); what is of width 1 may lack that axis. In two stages where there are many: MLX makes one
+    operation of a split into up to _PARTS, else one for every part."""
+    if width <= _PARTS:
+        return [x] if width == 1 else mx.split(x, width, axis=1)
+    stretches = mx.split(x, list(range(_PARTS, width, _PARTS)), axis=1)
+    return [part for stretch in stretches for part in mx.split(stretch, stretch.shape[1], axis=1)]
 
 
 def _join_steps(parts: list[mx.array]) -> mx.array:
