@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlxspec import device
 from mlxspec.cache.attention import copied
 from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.conv_ops import conv_window
@@ -86,7 +87,7 @@ class RecurrentLayerCache:
         self.current = RecurrentState(*state)
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the tape (another way of rollback
+        """Of a row whatever its length: states and window, and for `widest` tokens that may be taken back the tape (another way of rollback
         may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size, and
         what fills up a panel of a product."""
         state, window = self.current.state, self.current.window
@@ -94,7 +95,8 @@ class RecurrentLayerCache:
         columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
         kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
         tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
-        return 4 * num_heads * value_dim * key_dim + kept + tape
+        num_states = 2 if device.backend() == "cpu" else 1
+        return 4 * num_states * num_heads * value_dim * key_dim + kept + tape
 
     @property
     def arrays(self) -> list[mx.array]:

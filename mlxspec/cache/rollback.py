@@ -18,6 +18,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from mlxspec import device
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows, RowGroups, up_to
@@ -124,13 +125,19 @@ class Rollback(ABC):
 
 @dataclass(frozen=True)
 class Tape(Rollback):
-    """state: before the last forward; held: its tape (k, delta, log_g)."""
+    """state: before the last forward; held: its tape (k, delta, log_g).
+
+    keeps_end: and the state behind it, which replaying the whole tape would give. The twin makes it on its way, a GPU's kernel would have
+    to write it.
+    """
+
+    keeps_end: bool = False
 
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> Verified:
-        y, state, tape = gdn_round(inputs, past.state, here, self._kept(past, stood))
-        return Verified(y, state, tuple(tape))
+        y, state, tape, after = gdn_round(inputs, past.state, here, self._kept(past, stood))
+        return Verified(y, state, (*tape, after) if self.keeps_end and after is not None else tuple(tape))
 
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
         kept = self._kept(past, stood)
@@ -144,7 +151,8 @@ class Tape(Rollback):
     def _kept(self, past: RecurrentState, stood: Stood | None) -> Kept | None:
         if stood is None:
             return None
-        return Kept(TapeArrays(*past.held), stood.rows, stood.kept, stood.longest, stood.groups)
+        tape, (after, *_) = TapeArrays(*past.held[:3]), (*past.held[3:], None)
+        return Kept(tape, stood.rows, stood.kept, stood.longest, stood.groups, after)
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ TAPE = Tape()
 def rollback(name: str, num_states: int) -> Rollback:
     """By the name that options use; num_states matters to `snapshots`. Raises ConfigError."""
     if name == "tape":
-        return TAPE
+        return Tape(keeps_end=device.backend() == "cpu")
     if name == "snapshots":
         return Snapshots(num_states)
     if name == "checkpoint":

@@ -77,25 +77,29 @@ class FlatRows:
         return RaggedIndex(self._groups(self._grouped, widths), *(_array(x) for x in flat))
 
     def standing(self, counts: Sequence[int]) -> RowGroups | None:
-        """Groups of each row's first so many tokens, up to powers of two so that shapes repeat. None where rows are of one width and not
-        worth taking apart."""
-        grouped = _group(counts)
-        if self.is_uniform and len(grouped) == 1:
+        """Groups of each row's first so many tokens; rows of which all stand are in none. Widths are powers of two, so that shapes repeat.
+        None where all rows are of one width and one class: then they are not worth taking apart."""
+        whole = [r for r, width in enumerate(self.widths) if counts[r] == width]
+        others = [r for r, width in enumerate(self.widths) if counts[r] != width]
+        grouped = [([others[i] for i in part], most) for part, most in _group([counts[r] for r in others])]
+        if self.is_uniform and not whole and len(grouped) == 1:
             return None
-        wide = [(rows, min(up_to(most), max(1, *(self.widths[r] for r in rows)))) for rows, most in grouped]
-        return self._groups(wide, np.asarray(counts))
+        wide = [(rows, min(up_to(most), max(self.widths[r] for r in rows))) for rows, most in grouped]
+        return self._groups(wide, np.asarray(counts), whole)
 
     @cached_property
     def _grouped(self) -> list[tuple[list[int], int]]:
         return _group(self.widths) if not self.is_uniform else [(list(range(self.num_rows)), self.max_width)]
 
-    def _groups(self, grouped: list[tuple[list[int], int]], counts: np.ndarray) -> RowGroups:
+    def _groups(
+        self, grouped: list[tuple[list[int], int]], counts: np.ndarray, whole: Sequence[int] = ()
+    ) -> RowGroups:
         """Of rows' first `counts` tokens."""
         groups = []
         for rows, width in grouped:
             tokens, valid = self._tokens(rows, width, counts)
             groups.append((_array(tokens), *(() if valid.all() else (mx.array(valid),))))
-        order = np.concatenate([rows for rows, _ in grouped])
+        order = np.concatenate([whole, *(rows for rows, _ in grouped)]).astype(np.int32)
         return RowGroups(groups, _array(order), _array(np.argsort(order)))
 
     def _tokens(self, rows: list[int], width: int, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +133,7 @@ class RowGroups:
     """Rows taken apart by how many tokens they have; plain arrays, so that a compiled function can take them.
 
     tokens: of each group (b, w) int32, which flat token stands at a padded place (0 where none does), and unless all places are taken which
-    are, (b, w) bool. order, back (B,) int32: rows group by group, and where each row is in that order.
+    are, (b, w) bool. order, back (B,) int32: rows group by group, and where each row is in that order. Rows in no group are in front.
     """
 
     def __init__(self, tokens: Sequence[tuple[mx.array, ...]], order: mx.array, back: mx.array) -> None:
@@ -144,15 +148,20 @@ class RowGroups:
     def max_width(self) -> int:
         return max(g[0].shape[1] for g in self.tokens)
 
+    @property
+    def num_others(self) -> int:
+        """Rows in no group."""
+        return self.order.shape[0] - sum(g[0].shape[0] for g in self.tokens)
+
     def split(self, x: mx.array) -> list[mx.array]:
-        """(B, ...) to one (b, ...) a group."""
-        if len(self.tokens) == 1:
-            return [x]
-        ends = [*accumulate(g[0].shape[0] for g in self.tokens)]
-        return mx.split(x[self.order], ends[:-1])
+        """(B, ...) to one (b, ...) for rows in no group, if there are any, and for each group."""
+        sizes = [g[0].shape[0] for g in self.tokens]
+        if self.num_others:
+            sizes.insert(0, self.num_others)
+        return [x] if len(sizes) == 1 else mx.split(x[self.order], list(accumulate(sizes))[:-1])
 
     def join(self, parts: Sequence[mx.array]) -> mx.array:
-        """One (b, ...) a group back to (B, ...)."""
+        """The parts of `split` back to (B, ...)."""
         return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))[self.back]
 
 

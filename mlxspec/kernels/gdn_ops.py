@@ -35,11 +35,17 @@ class Tape(NamedTuple):
 
 
 def replay(
-    state: mx.array, tape: Tape, kept: mx.array, groups: RowGroups | None, longest: int | None = None
+    state: mx.array,
+    tape: Tape,
+    kept: mx.array,
+    groups: RowGroups | None,
+    longest: int | None = None,
+    after: mx.array | None = None,
 ) -> mx.array:
     """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
 
-    groups: None where rows are of one width. longest: no row keeps more than this many, so what lies behind need not be looked at.
+    groups: None where rows are of one width. longest: no row keeps more than this many, so what lies behind need not be looked at. after:
+    the state after all entries, which rows in no group take.
     """
     num_rows = state.shape[0]
     if groups is None:
@@ -48,8 +54,12 @@ def replay(
         if log_g.shape[0] * log_g.shape[1] < k.shape[0]:
             k, delta = (x.reshape(num_rows, -1, *x.shape[1:])[:, :longest] for x in (k, delta))
         return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, kept)
-    parts = []
-    for (places, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
+    parts, states, counts = [], groups.split(state), groups.split(kept)
+    if groups.num_others:
+        if after is None:
+            raise ValueError("rows that take the state after all entries need one")
+        parts, states, counts = groups.split(after)[:1], states[1:], counts[1:]
+    for (places, *_), s, count in zip(groups.tokens, states, counts, strict=True):
         k, delta, log_g = (x[places[:, :longest]] for x in tape)
         parts.append(_looped(_replay, log_g.shape[1])(s, k, delta, log_g, count))
     return groups.join(parts)

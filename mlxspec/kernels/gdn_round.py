@@ -55,7 +55,7 @@ class RowLayout:
 class Kept:
     """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32, none above `longest`.
 
-    groups: rows by how much of them stands, for the twin; None where only the device knows, or they are of one width.
+    For the twin, where the host knows: groups, rows by how much of them stands, and after, the state behind all of every row.
     """
 
     tape: Tape
@@ -63,20 +63,24 @@ class Kept:
     num: mx.array
     longest: int | None = None
     groups: RowGroups | None = None
+    after: mx.array | None = None
 
     def replay(self, state: mx.array) -> mx.array:
         """Plain mx."""
-        index = self.rows.index
-        groups = self.groups or (index.groups if index is not None else None)
-        return replay(state, self.tape, self.num, groups, self.longest)
+        index, groups = self.rows.index, self.groups
+        if groups is None or (groups.num_others and self.after is None):
+            groups = index.groups if index is not None else None
+        return replay(state, self.tape, self.num, groups, self.longest, self.after)
 
 
 class Round(NamedTuple):
-    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape."""
+    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape; the state with all of them,
+    where it was made on the way."""
 
     y: mx.array
     state: mx.array
     tape: Tape
+    after: mx.array | None = None
 
 
 def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
@@ -123,8 +127,8 @@ def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kep
     """Plain mx."""
     if last is not None:
         state = last.replay(state)
-    y, _, tape = steps(*inputs, state, rows.index)
-    return Round(y, state, tape)
+    y, after, tape = steps(*inputs, state, rows.index)
+    return Round(y, state, tape, after)
 
 
 def gdn_facts_ops(
@@ -278,7 +282,7 @@ def _check_dtype(dtype: mx.Dtype) -> float:
         (gdn_round_metal, gdn_facts_metal, gdn_snapshots_metal, gdn_flush_metal),
         (gdn_round_ops, gdn_facts_ops, gdn_snapshots_ops, gdn_flush_ops),
     ):
-        y, base, tape = run(second, state, rows[1], last)
+        y, base, tape, _ = run(second, state, rows[1], last)
         states = mx.stack([state, 2 * state], axis=1)
         more = *facts(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
         found.append([y, base, tape.delta, *more, flush(state, last)])

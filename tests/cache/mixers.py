@@ -17,14 +17,20 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots
+from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Tape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import GatedDeltaNet, RoundLayout
 from tests import tiny_models
 
-WAYS = {"tape": TAPE, "snapshots": Snapshots(64), "snapshots, 3": Snapshots(3), "checkpoint": Checkpoint()}
+WAYS = {
+    "tape": TAPE,
+    "tape and its end": Tape(keeps_end=True),
+    "snapshots": Snapshots(64),
+    "snapshots, 3": Snapshots(3),
+    "checkpoint": Checkpoint(),
+}
 
 
 class Mixer:

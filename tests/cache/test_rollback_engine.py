@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots
+from mlxspec import device
+from mlxspec.cache.rollback import Checkpoint, Rollback, Snapshots, Tape
 from mlxspec.cli import options
 from mlxspec.engine.engine import Engine, Result
 from tests.engine import equality
@@ -87,7 +88,7 @@ def test_drafts_are_no_longer_than_what_can_be_taken_back_and_that_is_said() -> 
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        ("tape", TAPE),
+        ("tape", Tape(keeps_end=device.backend() == "cpu")),
         ("snapshots", Snapshots(17)),
         ("snapshots of 2", Snapshots(2)),
         ("checkpoint", Checkpoint()),

@@ -51,14 +51,20 @@ def test_what_stands_of_rows(data: st.DataObject, widths: list[int]) -> None:
     kept = [data.draw(st.integers(0, w)) for w in widths]
     rows = FlatRows(tuple(widths))
     groups = rows.standing(kept)
+    whole = [r for r in range(rows.num_rows) if kept[r] == widths[r]]
     if groups is None:
         assert rows.is_uniform
+        assert not whole
         assert len({bisect_left(CLASSES, k) for k in kept}) == 1
         return
-    for part, group in zip(groups.split(mx.arange(rows.num_rows)), groups.tokens, strict=True):
+    parts = [p.tolist() for p in groups.split(mx.arange(rows.num_rows))]
+    assert groups.num_others == len(whole)
+    if whole:
+        assert parts.pop(0) == whole
+    for part, group in zip(parts, groups.tokens, strict=True):
         width = group[0].shape[1]
-        assert width == max(widths[r] for r in part) or width in (0, *(2**i for i in range(8)))
-        of_group(rows, part.tolist(), group, kept)
+        assert width == max(widths[r] for r in part) or width in [2**i for i in range(8)]
+        of_group(rows, part, group, kept)
 
 
 def test_shapes_that_repeat() -> None:

@@ -138,11 +138,12 @@ def test_replay_is_bit_for_bit_what_steps_did(data: st.DataObject, widths: list[
     kept = [data.draw(st.integers(0, w)) for w in widths]
     rows, state = FlatRows(tuple(widths)), state_of(len(widths))
     tokens = draw(rows.num_tokens, seed=sum(widths), kind=kind)
-    _, _, tape = steps(*tokens.arrays(), mx.array(state), rows.index)
+    _, end, tape = steps(*tokens.arrays(), mx.array(state), rows.index)
     # rows grouped as they were run, and by what stands of them
     whole = None if rows.index is None else rows.index.groups
     after = replay(mx.array(state), tape, mx.array(kept, mx.int32), whole)
-    assert same(after, replay(mx.array(state), tape, mx.array(kept, mx.int32), rows.standing(kept) or whole))
+    standing = rows.standing(kept)
+    assert same(after, replay(mx.array(state), tape, mx.array(kept, mx.int32), standing or whole, None, end))
     for r, count in enumerate(kept):
         wanted = mx.array(state[r : r + 1])
         if count:
