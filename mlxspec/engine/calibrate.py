@@ -25,7 +25,6 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
 from mlxspec.engine.engine import Engine
 from mlxspec.models.base import Model
-from mlxspec.models.runners import FUSED_IS_EXACT, HOT_AFTER
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.cost import CostModel, Curve, DraftCost, read_costs, write_costs
 from mlxspec.speculation.widths import DEPTHS
@@ -39,7 +38,6 @@ _ANSWER = 4096  # tokens: more than all rounds together give
 _ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first
 _FOR_ROUNDS = 0.75  # of the seconds; the others are for drafts
 _WARM = 2  # rounds of a new width compile, and so does the first that undoes one
-_SHORT = 0.02  # seconds of a plain round, below which it shows whether a round was compiled
 _MOST = 5  # rounds of each width that count
 _PLAIN = 3  # plain rounds that such a round is weighed by
 _NAME = "ngram-simple"
@@ -225,7 +223,7 @@ def _rounds(
             plains.append(_low(taken[1:]))
         for width in wanted:
             junk.width[0] = width
-            new = 1 + (0 if turn else _warm(width, plains[0]))
+            new = 1 if turn else 1 + _WARM
             likely = costs[width][-1] if width in costs else _likely(width)
             taken = _run(engine, budget, likely * plains[-1], new)
             if len(taken) == new:  # a round that compiled says nothing of those that follow
@@ -259,13 +257,6 @@ def _run(engine: Engine, budget: Budget, likely: float, most: int) -> list[float
 def _likely(width: int) -> float:
     """Plain rounds."""
     return LIKELY.seconds(width)
-
-
-def _warm(width: int, plain: float) -> int:
-    """Rounds of a new width that do not count: compiling it, the first that undoes one, and where compiling comes late all before it,
-    unless a plain round takes so long that it matters little."""
-    late = width > 1 and device.backend() == "cpu" and FUSED_IS_EXACT and plain < _SHORT
-    return _WARM + (HOT_AFTER if late else 0)
 
 
 def _low(times: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ next, compiled where shapes repeat. They know nothing of rows, so only the numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -52,7 +53,7 @@ class Gemma(TextModel):
         super().__init__(TextStack(config), config)
         self.config = config
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
-        self._runners = Runners()
+        self._runners = Runners(self.language_model.model.layers)
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
@@ -96,11 +97,12 @@ class Gemma(TextModel):
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         angles = {shape: rotary.table(places.positions) for shape, rotary in self._rotaries.items()}
         c, fused = self.config, device.backend() != "cpu"
-        x, own_inputs = self._runner(-1, rows)(self.embed(tokens), self._embed_per_layer(tokens))
+        prepare = self._runners.get("prepare", self._prepare, rows)
+        x, own_inputs = prepare(self.embed(tokens), self._embed_per_layer(tokens))
         attended, found = None, {}
         views: dict[int, list[tuple[mx.array, mx.array]]] = {}
         for i, shape in enumerate(c.layers):
-            x, projected = self._runner(i, rows)(x, attended, _at(own_inputs, i - 1), *angles[shape.rotary])
+            x, projected = self._between(i, rows, x, attended, _at(own_inputs, i - 1), *angles[shape.rotary])
             if i - 1 in taps:
                 found[i - 1] = x
             source = shape.source
@@ -111,7 +113,7 @@ class Gemma(TextModel):
             attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, fused=fused)
             device.start(attended)
         last = len(c.layers) - 1
-        x, hidden = self._runner(last + 1, rows)(x, attended, _at(own_inputs, last))
+        x, hidden = self._between(last + 1, rows, x, attended, _at(own_inputs, last))
         if last in taps:
             found[last] = x
         return Output(
@@ -128,14 +130,18 @@ class Gemma(TextModel):
         x = self.language_model.model.embed_tokens_per_layer(tokens)
         return x * mx.array(self.config.per_layer_size**0.5, x.dtype)
 
-    def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
-        """-1: what comes before the first layer; then what lies before the attention of layer i, and behind the last. Compiled where
-        shapes repeat."""
+    def _between(
+        self, i: int, rows: FlatRows, x: mx.array, attended: mx.array | None, *arrays: Any
+    ) -> tuple[mx.array, Any]:
+        """What lies before the attention of layer i, or behind the last one; compiled as a whole for plain steps, and for verifies, which
+        come in many shapes, layer by layer."""
+        if rows.max_width == 1:
+            return self._runners.get(i, partial(self._segment, i), rows)(x, attended, *arrays)  # type: ignore[no-any-return]
 
-        def run(*arrays: Any) -> Any:
-            return self._prepare(*arrays) if i < 0 else self._segment(i, *arrays)
+        def apply(run: Callable[..., Any], layer: int, *arrays: Any) -> Any:
+            return self._runners.of_layer(run.__name__, layer, run, rows)(*arrays)
 
-        return self._runners.get(i, run, rows)
+        return self._segment(i, x, attended, *arrays, apply=apply)
 
     def _prepare(self, x: mx.array, embedded: mx.array | None) -> tuple[mx.array, list[mx.array] | None]:
         """The residual stream (N, H), and each layer's own input (N, P): its share of the token's second embedding and of the first."""
@@ -149,16 +155,31 @@ class Gemma(TextModel):
         return x, [inputs[:, i] for i in range(len(c.layers))]
 
     def _segment(
-        self, i: int, x: mx.array, attended: mx.array | None, own_input: mx.array | None, *angles: mx.array
+        self,
+        i: int,
+        x: mx.array,
+        attended: mx.array | None,
+        own_input: mx.array | None,
+        *angles: mx.array,
+        apply: Callable[..., Any] | None = None,
     ) -> tuple[mx.array, Any]:
-        """The residual stream behind layer i - 1, and layer i's projections or, behind the last, the final norm's output."""
+        """The residual stream behind layer i - 1, and layer i's projections or, behind the last, the final norm's output. apply: (piece of
+        a layer, number of the layer, arrays)."""
         stack = self.language_model.model
+        apply = apply or (lambda run, layer, *arrays: run(stack.layers[layer], *arrays))
         if attended is not None:
-            x = stack.layers[i - 1].leave(x, attended, own_input)
+            x = apply(_leave, i - 1, x, attended, own_input)
         if i == len(stack.layers):
             return x, rms_norm(x, stack.norm.weight, self.config.rms_eps)
-        layer = stack.layers[i]
-        return x, layer.self_attn.project(layer.enter(x), *angles)
+        return x, apply(_project, i, x, *angles)
+
+
+def _leave(layer: Any, x: mx.array, attended: mx.array, own_input: mx.array | None) -> mx.array:
+    return layer.leave(x, attended, own_input)  # type: ignore[no-any-return]
+
+
+def _project(layer: Any, x: mx.array, *angles: mx.array) -> tuple[mx.array, ...]:
+    return layer.self_attn.project(layer.enter(x), *angles)  # type: ignore[no-any-return]
 
 
 def _at(values: Sequence[mx.array] | None, i: int) -> mx.array | None:

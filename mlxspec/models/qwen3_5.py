@@ -4,13 +4,14 @@ Parameter names are those that mlx-lm writes, so its conversions load as they ar
 files, no sampling, no drafting.
 
 Between attention cores the forward is a chain of pure functions of arrays, the segments: the tail of one attention layer, the Gated
-DeltaNet layers behind it, the head of the next attention layer. A segment depends on widths only, so it is compiled; an attention core
-depends on every row's length, so it is not.
+DeltaNet layers behind it, the head of the next attention layer. A segment depends on widths only, so it is compiled, whole for plain
+steps and layer by layer for verifies (runners.py); an attention core depends on every row's length, so it is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -72,7 +73,7 @@ class Qwen35(TextModel):
         self._config = config
         self._segments = Segment.cut(config.is_linear)
         self._rotary = Rotary(config.rope_dims, config.rope_theta)
-        self._runners = Runners()
+        self._runners = Runners(self.language_model.model.layers)
 
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         c, dtype = self._config, self.dtype
@@ -103,14 +104,14 @@ class Qwen35(TextModel):
         layers = self.language_model.model.layers
         cos, sin = self._rotary.table(places.positions)
         layout = _pack_layout(rows, cache)
+        taps = tuple(sorted(set(taps)))  # in the order in which the layers run
+        step = self._step(rows, facts, taps, cache)
         fused = device.backend() != "cpu"
         x, attended, gate = self.embed(tokens), None, None
         found: dict[int, mx.array] = {}
-        taps = tuple(sorted(set(taps)))  # in the order in which the layers run
         for s, segment in enumerate(self._segments):
             past = [_pack_state(cache.recurrent(i).current) for i in segment.linear]
-            run = self._runner(s, rows, facts, taps, cache)
-            x, out, future, tapped = run(x, attended, gate, cos, sin, past, layout)
+            x, out, future, tapped = step(s, x, attended, gate, cos, sin, past, layout)
             device.start(x)
             for i, state in zip(segment.linear, future, strict=True):
                 cache.recurrent(i).append(_unpack_state(state))
@@ -128,29 +129,38 @@ class Qwen35(TextModel):
             is_warm=self._runners.num_cold == num_cold,
         )
 
-    def _runner(
-        self, s: int, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache
+    def _step(
+        self, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache
     ) -> Callable[..., Any]:
-        """The s-th segment as a function of arrays; compiled where shapes repeat."""
-        segment = self._segments[s]
+        """How segments run: (number of the segment, arrays) -> what `_run` returns."""
         way, longest = cache.rollback, 0 if cache.stood is None else cache.stood.longest
-
-        def run(x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
-            unpacked = _unpack_layout(rows, facts, way, longest, layout)
-            return self._run(segment, taps, unpacked, x, attended, gate, cos, sin, past)
-
+        deferred = max((_num_deferred(segment, cache) for segment in self._segments), default=0)
         # wide ragged facts are prefilled row by row, so their graph depends on every single width
         repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
-        return self._runners.get(
-            (s, facts, taps, way, longest),
-            run,
-            rows,
-            deferred=_num_deferred(segment, cache),
-            is_shaped=repeats,
-        )
+        key = facts, way, longest
 
-    def _run(self, segment, taps, layout, x, attended, gate, cos, sin, past):  # type: ignore[no-untyped-def]
-        layers = self.language_model.model.layers
+        def linear(layer, x, past, packed):  # type: ignore[no-untyped-def]
+            layout = _unpack_layout(rows, facts, way, longest, packed)
+            mixed, state = layer.linear_attn(layer.enter(x), _unpack_state(past), layout)
+            return layer.leave(x, mixed), _pack_state(state)
+
+        def apply(name: str, i: int, *arrays: Any) -> Any:
+            return pieces[name](self.language_model.model.layers[i], *arrays)
+
+        def shared(name: str, i: int, *arrays: Any) -> Any:
+            return self._runners.of_layer((name, key), i, pieces[name], rows, deferred=deferred)(*arrays)
+
+        def whole(s: int, *arrays: Any) -> Any:
+            run = partial(self._run, apply, self._segments[s], taps)
+            return self._runners.get((s, key, taps), run, rows, deferred=deferred)(*arrays)
+
+        pieces = {"tail": _tail, "linear": linear, "head": _head}
+        if rows.max_width == 1 and not deferred:
+            return whole
+        return lambda s, *arrays: self._run(shared if repeats else apply, self._segments[s], taps, *arrays)
+
+    def _run(self, apply, segment, taps, x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
+        """A segment. apply: (name of a piece of a layer, number of the layer, arrays)."""
         tapped, future = [], []
 
         def tap(i: int) -> None:
@@ -158,21 +168,25 @@ class Qwen35(TextModel):
                 tapped.append(x)
 
         if segment.tail is not None:
-            layer = layers[segment.tail]
-            x = layer.leave(x, layer.self_attn.finish(attended, gate))
+            x = apply("tail", segment.tail, x, attended, gate)
             tap(segment.tail)
         for i, state in zip(segment.linear, past, strict=True):
-            layer = layers[i]
-            mixed, state = layer.linear_attn(layer.enter(x), _unpack_state(state), layout)
-            x = layer.leave(x, mixed)
-            future.append(_pack_state(state))
+            x, state = apply("linear", i, x, state, layout)
+            future.append(state)
             tap(i)
         if segment.head is not None:
-            layer = layers[segment.head]
-            out = layer.self_attn.project(layer.enter(x), cos, sin)
+            out = apply("head", segment.head, x, cos, sin)
         else:
             out = (rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps),)
         return x, out, future, tapped
+
+
+def _tail(layer: DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
+    return layer.leave(x, layer.self_attn.finish(attended, gate))
+
+
+def _head(layer: DecoderLayer, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
+    return layer.self_attn.project(layer.enter(x), cos, sin)  # type: ignore[no-any-return]
 
 
 def _num_deferred(segment: Segment, cache: ModelCache) -> int:

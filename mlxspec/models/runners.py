@@ -1,42 +1,42 @@
-"""Functions of arrays that a model runs again and again, compiled once their shapes have repeated often enough to pay for it.
+"""Functions of arrays that a model runs again and again, compiled when a shape first comes up.
 
-On a GPU fewer launches pay at once, and so they do for plain steps on a CPU. A verify comes in many shapes, by its own width and by what
-stands of the round before; compiling one costs a CPU about two rounds' savings, so there a shape is run by single operations until it has
-come up HOT_AFTER times. That may be mixed only where fused loops round as single operations do, which on x86-64 they do; on other CPUs they
-contract to multiply-adds, so everything up to a width is compiled, or nothing. Knows shapes; knows no layers.
+Two kinds: functions of a model, whose weights are built in, and functions of a layer, which layers of one form share (forms.py). A plain
+step has one shape, so as much as possible of it is compiled at once; a verify comes in many, by its own widths and by what stands of the
+round before, so it is compiled layer by layer. Everything up to a width is compiled, or nothing: on some machines fused loops round
+otherwise than single operations do. Knows shapes; knows no layers.
 """
 
 from __future__ import annotations
 
-import platform
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.forms import Forms
 
 # tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them
 COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
-# demo model: compiling a verify of 4 to 26 tokens takes 5 to 30 ms more than running it, and saves 5 to 15 ms each time from then on
-HOT_AFTER = 2
-_SHAPES_AT_MOST = 512  # compiled ones that are kept: ragged rounds could make new ones forever
-
-FUSED_IS_EXACT = platform.machine().lower() in ("x86_64", "amd64")
+_SHAPES_AT_MOST = (
+    512  # compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever
+)
 
 
 class Runners:
-    """Compiled functions of one model. Equal forwards have equal bits, whether or not they were compiled.
+    """Compiled functions of one model. Equal forwards have equal bits, whenever they were compiled.
 
-    num_cold: how many of those handed out will not be what they are the next times: they compile, or are to be compiled once hot.
+    num_cold: how many of those handed out were new, and compile when they run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[nn.Module] = ()) -> None:
+        """layers: those that `of_layer` knows by number."""
         self.num_cold = 0
+        self._layers, self._forms = layers, Forms(layers)
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
-        self._seen: Counter[Hashable] = Counter()
 
     def get(
         self,
@@ -52,24 +52,30 @@ class Runners:
         key, with the rows' shape and `deferred`, tells everything that run's graph depends on. deferred: how many tokens' inputs of the
         last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
         """
-        if not is_shaped or not device.compile_enabled():
+        if not is_shaped or not self._compiles(rows):
             return run
-        if rows.max_width > COMPILE_AT_MOST or rows.num_tokens > COMPILE_ALL_AT_MOST:
-            return run
-        whole = (key, rows.shape, deferred)
-        if whole in self._compiled:
-            return self._compiled[whole]
-        if len(self._compiled) >= _SHAPES_AT_MOST:
-            return run
-        self.num_cold += 1
-        if not self._is_due(whole, rows, deferred):
-            return run
-        self._compiled[whole] = mx.compile(run)
-        return self._compiled[whole]
+        return self._kept((key, rows.shape, deferred), run)
 
-    def _is_due(self, whole: Hashable, rows: FlatRows, deferred: int) -> bool:
-        is_plain = rows.max_width == 1 and not deferred
-        if is_plain or device.backend() != "cpu" or not FUSED_IS_EXACT:
-            return True
-        self._seen[whole] += 1
-        return self._seen[whole] > HOT_AFTER
+    def of_layer(
+        self, key: Hashable, i: int, run: Callable[..., Any], rows: FlatRows, *, deferred: int = 0
+    ) -> Callable[..., Any]:
+        """run(layer i, ...) as a function of its other arguments, or what was compiled of it for a layer of that form. As `get` else."""
+        if not self._compiles(rows):
+            return partial(run, self._layers[i])
+        found = self._kept(
+            (key, self._forms.form(i), rows.shape, deferred), lambda *args: self._forms.on(i, run)(*args)
+        )
+        return partial(found, self._forms.weights(i))
+
+    def _compiles(self, rows: FlatRows) -> bool:
+        few = rows.max_width <= COMPILE_AT_MOST and rows.num_tokens <= COMPILE_ALL_AT_MOST
+        return few and device.compile_enabled()
+
+    def _kept(self, whole: Hashable, run: Callable[..., Any]) -> Callable[..., Any]:
+        found = self._compiled.get(whole)
+        if found is None:
+            if len(self._compiled) >= _SHAPES_AT_MOST:
+                del self._compiled[next(iter(self._compiled))]
+            self.num_cold += 1
+            found = self._compiled[whole] = mx.compile(run)
+        return found

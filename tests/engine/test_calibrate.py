@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec import device
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import calibrate
@@ -93,18 +92,23 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
 
 
-def test_verifies_are_measured_as_they_are_once_compiled(
+def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
     clock: Clock, parts: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an x86-64 CPU that is after some rounds of a shape: those before say nothing."""
-    rounds = {}
-    for is_hot_later in (True, False):
-        monkeypatch.setattr(calibrate, "FUSED_IS_EXACT", is_hot_later)
-        clock.plain, clock.rounds = 0.001, 0
-        calibrate._rounds(parts[0], parts[2], calibrate.Budget(60.0))
-        rounds[is_hot_later] = clock.rounds
-    more = calibrate.HOT_AFTER * len(calibrate.WIDTHS) if device.backend() == "cpu" else 0
-    assert rounds[True] - rounds[False] == more
+    """A third of the rounds takes three times as long, in stretches longer than a width's own rounds."""
+    clock.plain, step = 0.001, Engine.step
+
+    def step_(self: Engine) -> list:
+        before = clock.spent
+        events = step(self)
+        if clock.rounds % 60 < 20:
+            clock.spent += 2 * (clock.spent - before)
+        return events
+
+    monkeypatch.setattr(Engine, "step", step_)
+    curve = calibrate.calibrate(*parts, 60.0).curve(0)
+    for width in (1, *calibrate.WIDTHS):
+        assert curve.seconds(width) / curve.seconds(1) == pytest.approx(0.9 + 0.1 * width, rel=0.05)
 
 
 @pytest.mark.parametrize(("load", "most"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1), (10.0, 0.5), (60.0, 3.0)])
