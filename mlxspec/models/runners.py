@@ -21,9 +21,8 @@ from mlxspec.models.forms import Forms
 
 # tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them
 COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
-_SHAPES_AT_MOST = (
-    512  # compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever
-)
+# compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever
+_SHAPES_AT_MOST = 512
 
 
 class Runners:
