@@ -208,10 +208,11 @@ class Controller:
         allowed = sum(ALLOWANCE * r.seconds - sum(p.spent for p in r.promises.values()) for r in rows)
         if len(rows) == 1:
             share = self.curve(rows).seconds(1)
-            allowed += max(
+            credits = (
                 p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step)
                 for n, p in rows[0].promises.items()
             )
+            allowed += max(credits, default=CREDIT * share)  # nobody has been weighed yet
         return price <= allowed
 
     # --- with drafts at hand

@@ -14,6 +14,7 @@ import tiny_assistant
 import tiny_gemma
 from mlx.utils import tree_flatten
 
+from mlxspec import device
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.inspect import DrafterReport, Report, inspect
 from mlxspec.cli.main import main
@@ -251,7 +252,10 @@ def test_state_of_a_published_size() -> None:
     model = kind.build(kind.parse(config))
     model.set_dtype(mx.bfloat16)
     short, long = (memory.state_bytes(model, n, 1) for n in (32768, 65536))
-    assert 151e6 < short - 2 * 16 * 4 * 256 * 2 * 32768 * 9 / 8 < 151e6 + 120e6
+    states = 151e6 * (
+        2 if device.backend() == "cpu" else 1
+    )  # there the end of a verify is kept beside its beginning
+    assert states < short - 2 * 16 * 4 * 256 * 2 * 32768 * 9 / 8 < states + 120e6
     assert long - short == 2 * 16 * 4 * 256 * 2 * 32768 * 9 // 8
     told = memory.expected(config, 54 << 30, context=262144)
     assert told.weights >= 4 * 26e9 or told.weights == 54 << 30

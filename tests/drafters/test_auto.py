@@ -9,12 +9,14 @@ import mlx.core as mx
 import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters import auto
 from mlxspec.drafters.auto import STILL_TOGETHER
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.events import TokensEvent
+from mlxspec.speculation import cost
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel, DraftCost
 from tests import tiny_models
@@ -84,6 +86,18 @@ def test_where_every_token_costs_a_step_rounds_are_plain_and_run_ahead() -> None
     assert result.stats.num_rounds == 39
     assert len(lines) < 39  # rounds launched ahead are not deliberated one by one
     assert all("plain" in line for line in lines)
+
+
+def test_a_long_prompt_that_no_model_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row is in another context bucket than a row begins in, and drafters end for it before any was weighed there."""
+    monkeypatch.setattr(cost, "CONTEXTS", (8, 4096))
+    monkeypatch.setattr(auto, "ASLEEP", 16)
+    monkeypatch.setattr(auto, "_LITTLE", 4)
+    made, plainly = engine(LINEAR, step=0.5), Engine(tiny_models.target())
+    prompt = [i % 60 + 1 for i in range(40)]
+    wanted = plainly.generate(prompt, PARAMS["greedy"]).tokens
+    for _ in range(3):  # every eighth prompt is read by models anyway
+        assert made.generate(prompt, PARAMS["greedy"]).tokens == wanted
 
 
 def test_acceptance_by_rejection_follows_the_controller_too() -> None:
