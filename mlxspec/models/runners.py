@@ -61,9 +61,8 @@ class Runners:
         """run(layer i, ...) as a function of its other arguments, or what was compiled of it for a layer of that form. As `get` else."""
         if not self._compiles(rows):
             return partial(run, self._layers[i])
-        found = self._kept(
-            (key, self._forms.form(i), rows.shape, deferred), lambda *args: self._forms.on(i, run)(*args)
-        )
+        whole = key, self._forms.form(i), rows.shape, deferred
+        found = self._kept(whole, self._forms.on(i, run))
         return partial(found, self._forms.weights(i))
 
     def _compiles(self, rows: FlatRows) -> bool:
