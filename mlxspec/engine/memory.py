@@ -17,6 +17,7 @@ from mlxspec.engine.hiddens import missing
 from mlxspec.engine.prefix import STRIDE
 from mlxspec.engine.request import Request
 from mlxspec.errors import MemoryBudgetError
+from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
 
 SMALLEST_CHUNK = 32  # tokens
@@ -101,12 +102,15 @@ class Memory:
         """Bytes that the prefix store may have now."""
         return max(0, min(self.prefix_budget, self._free - self.activations(self.chunk, self._longest)))
 
+    @property
+    def scratch(self) -> int:
+        """Bytes that one forward after another needs for itself, at most."""
+        return self.activations(self._config.prefill_chunk, self._model.max_context)
+
     def activations(self, chunk: int, context: int) -> int:
         """What a forward of so many tokens behind `context` ones takes while it runs."""
-        hidden = self._model.hidden_size
-        # without a fused kernel, scores and probabilities of a layer's heads, each of which is taken to have 64 dimensions
-        scores = 0 if device.has_fused_attention() else 2 * 4 * chunk * context * max(1, hidden // 64)
-        return 4 * _ALIVE * chunk * hidden + scores + 4 * self._model.vocab_size
+        scores = max((score_bytes(heads, chunk, context) for heads in self._model.attention_heads), default=0)
+        return 4 * _ALIVE * chunk * self._model.hidden_size + scores + 4 * self._model.vocab_size
 
     @property
     def _longest(self) -> int:

@@ -95,13 +95,14 @@ class Check:
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
     """What statistics show of one kernel. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own
-    time over ours."""
+    time over ours. is_ours: False for one of MLX's that was found wrong here."""
 
     name: str
     in_use: bool
     reason: str
     note: str = ""
     failed: bool = False
+    is_ours: bool = True
     speedups: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -145,9 +146,15 @@ def needed() -> tuple[KernelReport, ...]:
     return _all_reports()
 
 
+def add_report(report: KernelReport) -> None:
+    """Of a kernel that this module does not decide on."""
+    _reports[report.name] = report
+
+
 def _all_reports() -> tuple[KernelReport, ...]:
     waiting = "has won no race on this device; MLX's own operation is used"
-    found = (_reports.get(n, KernelReport(name=n, in_use=False, reason=waiting)) for n in sorted(_checks))
+    names = [*sorted(_checks), *sorted(set(_reports) - set(_checks))]
+    found = (_reports.get(n, KernelReport(name=n, in_use=False, reason=waiting)) for n in names)
     return tuple(replace(r, speedups=dict(_speedups.get(r.name, {}))) for r in found)
 
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
+from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 
 LogitsAt = Literal["all", "last", "none"]
@@ -40,6 +41,11 @@ class Model(Protocol):
     vocab_size: int
     hidden_size: int
     max_context: int
+
+    @property
+    def attention_heads(self) -> Sequence[Heads]:
+        """Of layers that attend to a whole context."""
+        ...
 
     def forward(
         self,

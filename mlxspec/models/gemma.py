@@ -21,6 +21,7 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.cache.windowed import WindowedLayerCache
+from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
@@ -62,6 +63,14 @@ class Gemma(TextModel):
         if "per_layer_model_projection" in stack:
             stack.per_layer_model_projection = FusedLinear([stack.per_layer_model_projection])
 
+    @property
+    def attention_heads(self) -> tuple[Heads, ...]:
+        shapes = [shape for shape in self.config.layers if shape.window is None]
+        found = (
+            Heads(self.config.num_heads, shape.num_kv_heads, shape.head_dim, self.dtype) for shape in shapes
+        )
+        return tuple(dict.fromkeys(found))
+
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         """One layer cache for each layer that has keys and values of its own, in order."""
         layers: list[AttentionLayerCache] = []
@@ -96,7 +105,7 @@ class Gemma(TextModel):
     ) -> Output:
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         angles = {shape: rotary.table(places.positions) for shape, rotary in self._rotaries.items()}
-        c, fused = self.config, device.backend() != "cpu"
+        c = self.config
         prepare = self._runners.get("prepare", self._prepare, rows)
         x, own_inputs = prepare(self.embed(tokens), self._embed_per_layer(tokens))
         attended, found = None, {}
@@ -110,7 +119,7 @@ class Gemma(TextModel):
                 layer = cache.attention(len(views))
                 views[i] = layer.append(projected[1], projected[2], places)
                 source = i
-            attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, fused=fused)
+            attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window)
             device.start(attended)
         last = len(c.layers) - 1
         x, hidden = self._between(last + 1, rows, x, attended, _at(own_inputs, last))

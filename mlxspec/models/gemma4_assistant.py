@@ -17,7 +17,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
@@ -155,11 +154,11 @@ class Gemma4Assistant(nn.Module):
         where = mx.array(np.asarray(positions, np.int32))
         angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
         x = mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1)
-        attended, fused = None, device.backend() != "cpu"
+        attended = None
         for i, shape in enumerate(c.layers):
             x, (queries,) = self._runner(i, rows)(x, attended, *angles[shape.rotary])
             seen = views[shape.window is not None]
-            attended = attend_rows(queries, seen, rows, c.scale, None, fused=fused)
+            attended = attend_rows(queries, seen, rows, c.scale, None)
         x, hidden = self._runner(len(c.layers), rows)(x, attended)
         return Output(logits=self._head(x), hidden=hidden)
 

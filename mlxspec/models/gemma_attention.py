@@ -12,9 +12,10 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.windowed import ALIGNMENT
+from mlxspec.kernels.attention import attend
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.gemma_config import RotaryShape
-from mlxspec.models.layers import Rotary, attend
+from mlxspec.models.layers import Rotary
 
 _QUERY_BLOCK = 256  # queries attended together, multiple of ALIGNMENT: those of a long prompt do not see each other's windows
 
@@ -34,8 +35,6 @@ def attend_rows(
     rows: FlatRows,
     scale: float,
     window: int | None,
-    *,
-    fused: bool,
 ) -> mx.array:
     """queries (N, Hq, D), per row keys and values (1, Hkv, n, D) that end with the row's last query -> (N, Hq * D)."""
     outs = []
@@ -47,15 +46,15 @@ def attend_rows(
         # one token: the head axis and the token axis trade places without moving a byte
         own = own.reshape(1, -1, 1, queries.shape[2]) if width == 1 else own.swapaxes(0, 1)[None]
         if window is None:
-            out = attend(own, keys, values, scale, fused=fused)
+            out = attend(own, keys, values, scale)
         else:
-            out = attend_windowed(own, keys, values, scale, window, fused=fused)
+            out = attend_windowed(own, keys, values, scale, window)
         outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
 
 def attend_windowed(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, window: int, *, fused: bool
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, window: int
 ) -> mx.array:
     """Causal attention of one row in which a query sees the `window` keys that end at its own place.
 
@@ -63,7 +62,7 @@ def attend_windowed(
     """
     width, length = queries.shape[2], keys.shape[2]
     if length <= window:
-        return attend(queries, keys, values, scale, fused=fused)
+        return attend(queries, keys, values, scale)
     outs = []
     for start in range(0, width, _QUERY_BLOCK):
         end = min(start + _QUERY_BLOCK, width)
@@ -71,11 +70,7 @@ def attend_windowed(
         first = max(0, length - width + start - window + 1) // ALIGNMENT * ALIGNMENT
         block = queries[:, :, start:end] if end - start < width else queries
         mask = _mask(end - start, seen - first, window)
-        outs.append(
-            mx.fast.scaled_dot_product_attention(
-                block, keys[:, :, first:seen], values[:, :, first:seen], scale=scale, mask=mask
-            )
-        )
+        outs.append(attend(block, keys[:, :, first:seen], values[:, :, first:seen], scale, mask))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
 
 

@@ -1,4 +1,4 @@
-"""Parts that architectures share: norms, fused projections, rotary positions, causal attention over growing buffers.
+"""Parts that architectures share: norms, fused projections, rotary positions.
 
 Knows arrays and modules; knows no checkpoint names and no layer order.
 """
@@ -16,9 +16,6 @@ from mlxspec import device
 from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 
-_QUERY_BLOCK = (
-    256  # queries attended together without a fused kernel: half of a causal square is not worth computing
-)
 _PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large product the faster one
 
 
@@ -187,59 +184,3 @@ def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return mx.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
-
-
-def attend(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    *,
-    fused: bool,
-    mask: mx.array | None = None,
-) -> mx.array:
-    """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
-
-    mask (w, L) bool: what each query sees where they do not stand at the end. `fused`: the backend has a flash kernel that skips what the
-    mask hides; elsewhere long prompts are cut into blocks of queries.
-    """
-    width, length = queries.shape[2], keys.shape[2]
-    if mask is not None:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
-    if width == 1:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
-    if fused or width <= _QUERY_BLOCK:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask="causal")
-    outs = []
-    for start in range(0, width, _QUERY_BLOCK):
-        end = min(start + _QUERY_BLOCK, width)
-        seen = length - width + end
-        block = queries[:, :, start:end]
-        outs.append(
-            mx.fast.scaled_dot_product_attention(
-                block, keys[:, :, :seen], values[:, :, :seen], scale=scale, mask="causal"
-            )
-        )
-    return mx.concatenate(outs, axis=2)
-
-
-def attend_spelled(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
-) -> mx.array:
-    """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) as they come, returns (w, Hq * D). MLX's own way has the same
-    operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
-
-    mask (w, L) bool; None: all see all.
-    """
-    width, num_heads, dim = queries.shape
-    num_kv_heads = keys.shape[1]
-    groups = num_heads // num_kv_heads
-    if width == 1:
-        q = (queries * scale).reshape(1, num_kv_heads, groups, 1, dim)
-    else:
-        q = (queries * scale).reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
-    scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
-    if mask is not None:
-        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    out = mx.softmax(scores, axis=-1, precise=True) @ mx.expand_dims(values, 2)  # (1, Hkv, G, w, D)
-    return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)

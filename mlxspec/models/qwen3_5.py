@@ -22,6 +22,7 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback, Stood
+from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
@@ -75,6 +76,11 @@ class Qwen35(TextModel):
         self._rotary = Rotary(config.rope_dims, config.rope_theta)
         self._runners = Runners(self.language_model.model.layers)
 
+    @property
+    def attention_heads(self) -> tuple[Heads, ...]:
+        c = self._config
+        return (Heads(c.num_heads, c.num_kv_heads, c.head_dim, self.dtype),)
+
     def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
         c, dtype = self._config, self.dtype
         return ModelCache(
@@ -106,7 +112,6 @@ class Qwen35(TextModel):
         layout = _pack_layout(rows, cache)
         taps = tuple(sorted(set(taps)))  # in the order in which the layers run
         step = self._step(rows, facts, taps, cache)
-        fused = device.backend() != "cpu"
         x, attended, gate = self.embed(tokens), None, None
         found: dict[int, mx.array] = {}
         for s, segment in enumerate(self._segments):
@@ -119,7 +124,7 @@ class Qwen35(TextModel):
             if segment.head is not None:
                 q, k, v, gate = out
                 core = layers[segment.head].self_attn.core
-                attended = core(q, k, v, places, cache.attention(segment.head), fused=fused)
+                attended = core(q, k, v, places, cache.attention(segment.head))
                 device.start(attended)
         hidden = out[0]
         return Output(

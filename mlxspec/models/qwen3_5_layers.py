@@ -15,11 +15,12 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
+from mlxspec.kernels.attention import Heads, attend, attend_spelled, has_kernel
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
-from mlxspec.models.layers import FusedLinear, attend, attend_spelled, rms_norm, rotate, rows_of
+from mlxspec.models.layers import FusedLinear, rms_norm, rotate, rows_of
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
@@ -89,24 +90,23 @@ class Attention(nn.Module):
         v: mx.array,
         places: Places,
         cache: AttentionLayerCache,
-        *,
-        fused: bool,
     ) -> mx.array:
         """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
         outs, rows = [], places.rows
+        spells = not has_kernel(Heads(q.shape[1], k.shape[1], q.shape[2], q.dtype))
         for r, (keys, values) in enumerate(cache.append(k, v, places)):
             width = rows.widths[r]
             if width == 0:
                 continue
             queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
             mask = places.masks[r]
-            if not fused and width <= STEPS_AT_MOST:
+            if spells and width <= STEPS_AT_MOST:
                 mask = places.causal(r) if mask is None else mask
                 outs.append(attend_spelled(queries, keys, values, self._scale, mask))
                 continue
             # one token: the head axis and the token axis trade places without moving a byte
             queries = queries.reshape(1, -1, 1, q.shape[2]) if width == 1 else queries.swapaxes(0, 1)[None]
-            out = attend(queries, keys, values, self._scale, fused=fused, mask=mask)  # (1, Hq, w, D)
+            out = attend(queries, keys, values, self._scale, mask)  # (1, Hq, w, D)
             outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 

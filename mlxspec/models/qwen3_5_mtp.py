@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
@@ -67,7 +66,7 @@ class Qwen35Mtp(nn.Module):
         x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
             target.embed(tokens), hidden, cos, sin
         )
-        attended = layer.self_attn.core(q, k, v, places, cache.attention(0), fused=device.backend() != "cpu")
+        attended = layer.self_attn.core(q, k, v, places, cache.attention(0))
         out = self._runners.get("after", self._after, rows)(x, attended, gate)
         seen = out
         if logits_at == "last" and rows.num_tokens > len(rows.active):

@@ -24,6 +24,8 @@ DRAFTING = SpecConfig(drafters=("ngram-simple",), ngram_n=1, ngram_m=4)
 class Planted:
     """The tiny target with a last layer whose output depends on how many tokens come in together, from `width` on."""
 
+    attention_heads = ()
+
     def __init__(self, width: int, size: float = 0.5) -> None:
         self._inner, self._width, self._size = tiny_models.stack("attention"), width, size
         self.vocab_size, self.hidden_size, self.max_context = (

@@ -1,0 +1,178 @@
+"""Causal attention of one row: MLX's own kernel where the device has one and it was found right, else plain operations.
+
+MLX has several attention kernels for GPUs and picks by device, head size, number of queries and length. Some were wrong on some
+machines: launches too large for an M1's registers left zeros until MLX 0.32.2 and raise since (mlx #3885, #4018). So when heads first come
+up, what MLX would pick for them is compared with plain operations, as our own kernels are; where it differs it is not used, and reports
+say so. Knows arrays of one row; knows no caches and no layers.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec import device
+from mlxspec.kernels import launch
+
+_QUERY_BLOCK = 256  # queries attended together where scores are written out: half of a causal square is not worth computing
+_NARROWEST_BLOCK = 32
+_SCORES = 512 << 20  # bytes that scores of a block may take, unless it is the narrowest
+_ALIVE = 4  # scores and what becomes of them, of a block and of one that MLX has made room for already
+# head sizes for which MLX's Metal kernels attend without writing scores out: up to 8 queries at once, and more of them
+_FEW_AT_MOST = 8
+_FUSED_FEW, _FUSED_MANY = (64, 96, 128, 256), (64, 80, 128)
+# (queries, keys, whether a mask is given): MLX changes kernels at 8 queries and from 1,024 and 4,096 keys on
+_TRIALS = ((1, 40), (1, 1100), (1, 4200), (4, 40), (4, 1100), (8, 4200), (17, 300))
+_LIMIT = 0.05  # of the largest number: rounding of 16-bit types is a tenth of this, a wrong kernel many times as much
+
+
+class Heads(NamedTuple):
+    """What MLX picks a kernel by, of queries (1, Hq, w, D) and keys (1, Hkv, L, D)."""
+
+    num: int
+    num_kv: int
+    dim: int
+    dtype: mx.Dtype
+
+
+# of the models we run, for checks without a model: Qwen3.5 of 27B, 9B and 4B, 35B, 122B; Gemma 4's windowed and full layers
+COMMON = tuple(
+    Heads(*sizes, mx.bfloat16)
+    for sizes in (
+        (24, 4, 256),
+        (16, 4, 256),
+        (16, 2, 256),
+        (32, 2, 256),
+        (16, 8, 256),
+        (16, 1, 512),
+        (32, 4, 512),
+    )
+)
+
+
+def has_kernel(heads: Heads) -> bool:
+    """Whether MLX attends with one kernel here that agrees with plain operations. The first question costs some forwards on a GPU."""
+    return device.has_fused_attention() and _is_right(heads)
+
+
+def score_bytes(heads: Heads, width: int, length: int) -> int:
+    """What `attend` of so many queries and keys takes for scores while it runs; 0 where a kernel never writes them out."""
+    if not _writes_scores(heads, width):
+        return 0
+    return _ALIVE * heads.dtype.size * heads.num * min(width, _block(heads, length)) * length
+
+
+def _writes_scores(heads: Heads, width: int) -> bool:
+    return not has_kernel(heads) or heads.dim not in (_FUSED_FEW if width <= _FEW_AT_MOST else _FUSED_MANY)
+
+
+def _block(heads: Heads, length: int) -> int:
+    """Queries attended together where scores are written out."""
+    fit = _SCORES // (_ALIVE * heads.dtype.size * heads.num * max(1, length))
+    return max(_NARROWEST_BLOCK, min(_QUERY_BLOCK, fit // _NARROWEST_BLOCK * _NARROWEST_BLOCK))
+
+
+def attend(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
+) -> mx.array:
+    """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
+
+    mask (w, L) bool: what each query sees where they do not stand at the end.
+    """
+    heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
+    width, length = queries.shape[2], keys.shape[2]
+    # what MLX has on a CPU are plain operations too
+    whole = _plain if device.has_fused_attention() and not has_kernel(heads) else _by_mlx
+    block = _block(heads, length)
+    if width <= block or not _writes_scores(heads, width):
+        return whole(queries, keys, values, scale, mask)
+    outs: list[mx.array] = []
+    for start in range(0, width, block):
+        end = min(start + block, width)
+        seen = length if mask is not None else length - width + end
+        own = None if mask is None else mask[start:end]
+        asked = queries[:, :, start:end]
+        if outs:  # one behind the other: MLX would write the scores of all of them first
+            asked = mx.depends(asked, outs[-1])
+        outs.append(whole(asked, keys[:, :, :seen], values[:, :, :seen], scale, own))
+    return mx.concatenate(outs, axis=2)
+
+
+def attend_spelled(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
+) -> mx.array:
+    """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) as they come, returns (w, Hq * D). MLX's own way has the same
+    operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
+
+    mask (w, L) bool; None: all see all.
+    """
+    width, num_heads, dim = queries.shape
+    num_kv_heads = keys.shape[1]
+    groups = num_heads // num_kv_heads
+    if width == 1:
+        q = (queries * scale).reshape(1, num_kv_heads, groups, 1, dim)
+    else:
+        q = (queries * scale).reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
+    scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    out = mx.softmax(scores, axis=-1, precise=True) @ mx.expand_dims(values, 2)  # (1, Hkv, G, w, D)
+    return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)
+
+
+def _by_mlx(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
+    what = mask if mask is not None else "causal" if queries.shape[2] > 1 else None
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=what)
+
+
+def _plain(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
+    """The same in plain operations."""
+    width, length = queries.shape[2], keys.shape[2]
+    if mask is None and width > 1:
+        mask = mx.array(np.tri(width, length, length - width, dtype=np.bool_))
+    out = attend_spelled(queries[0].swapaxes(0, 1), keys, values, scale, mask)
+    return out.reshape(width, *queries.shape[1:2], queries.shape[3]).swapaxes(0, 1)[None]
+
+
+@functools.cache
+def _is_right(heads: Heads) -> bool:
+    try:
+        error = _largest_error(heads)
+    except (
+        Exception
+    ) as problem:  # whatever MLX or the device finds wrong with a kernel must cost only that kernel
+        why = f"cannot run on this device: {(str(problem) or type(problem).__name__).splitlines()[0]}"
+    else:
+        if error <= _LIMIT:
+            return True
+        why = f"differs from plain operations on this device: error {error:.2e}, limit {_LIMIT:.0e}"
+    name = f"of MLX's attention ({heads.num} heads of {heads.dim}, {heads.num_kv} of keys)"
+    launch.add_report(launch.KernelReport(name=name, in_use=False, failed=True, is_ours=False, reason=why))
+    return False
+
+
+def _largest_error(heads: Heads) -> float:
+    """Of attention over random rows whose queries see some keys far better than others, so that a wrong place shows."""
+    rng = np.random.default_rng(0)
+    worst, scale = 0.0, heads.dim**-0.5
+
+    def draw(num: int, length: int) -> mx.array:
+        return mx.array(rng.standard_normal((1, num, length, heads.dim), np.float32)).astype(heads.dtype)
+
+    for width, length in _TRIALS:
+        # keys and values are views of buffers with room behind, as caches have them
+        keys, values = (draw(heads.num_kv, length + 8)[:, :, :length] for _ in range(2))
+        queries = 3 * draw(heads.num, width)
+        q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
+        mask = mx.array(np.arange(length)[None] <= np.arange(length - width - 3, length - 3)[:, None])
+        for given in (None, mask):
+            found, wanted = _by_mlx(queries, keys, values, scale, given), _plain(q, k, v, scale, given)
+            worst = max(worst, launch.largest_error([found], [wanted]))
+    return worst
