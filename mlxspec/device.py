@@ -10,9 +10,11 @@ import ctypes
 import functools
 import os
 import sys
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
 
 from mlxspec import blas as _blas
 from mlxspec import jit as _jit
@@ -28,6 +30,7 @@ _NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
 _chosen = _blas.choose()
 _kernels = _jit.KernelFolder()
 _threads = _chosen.max_threads
+_claims: MutableMapping[object, tuple[int, int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +108,36 @@ def keep_heap() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
-def wire(nbytes: int) -> None:
-    """On a Mac, keep up to so many bytes of MLX's in memory, never more than the system recommends: above that it comes to a halt. No-op
-    elsewhere, and on systems that have no such limit."""
+def claim(owner: object, nbytes: int, scratch: int) -> None:
+    """`owner` may use so many bytes of MLX's until it is released or gone, `scratch` of them again and again.
+
+    On a Mac MLX keeps what is claimed in memory, never more than the system recommends (above that it comes to a halt), takes no more, and
+    holds no more than scratch of what was freed: left alone it holds nearly all that the system recommends, and keys and values that grow
+    leave buffers which nobody asks for again (mlx #3350). No-op elsewhere.
+    """
+    _claims[owner] = nbytes, scratch
+    _share_out()
+
+
+def release(owner: object) -> None:
+    """It needs nothing any more."""
+    _claims.pop(owner, None)
+    _share_out()
+
+
+def _share_out() -> None:
     if backend() != "metal":
         return
     import mlx.core as mx
 
     recommended = mx.device_info().get("max_recommended_working_set_size")
-    if isinstance(recommended, int):
-        with suppress(RuntimeError, ValueError):  # before macOS 15
-            mx.set_wired_limit(min(nbytes, recommended))
+    if not isinstance(recommended, int):
+        return
+    most, scratch = (min(sum(c[i] for c in _claims.values()), recommended) for i in range(2))
+    with suppress(RuntimeError, ValueError):  # before macOS 15
+        mx.set_wired_limit(most)
+    mx.set_memory_limit(most or recommended)
+    mx.set_cache_limit(scratch)
 
 
 def _set_threads(num_threads: int) -> None:

@@ -131,6 +131,7 @@ class Engine(Answers):
         self._flight = Flight(self.chain, self.stats, widest=None, overlaps=False)
         self.prefix.limit(0)
         self.memory.close()
+        device.release(self.memory)
         gc.collect()  # compiled functions of a model and the model hold each other
         mx.clear_cache()
 

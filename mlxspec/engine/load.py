@@ -95,7 +95,7 @@ def load(
         name=model,
         notices=[*target.notices, *_missing_head(asked, names, target)],
     )
-    device.wire(engine.memory.budget)
+    device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
     if names and engine.spec.policy == "auto":
         engine.prepare_auto(keep=True, seconds=allowance(time.perf_counter() - started))
     return engine

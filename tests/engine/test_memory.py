@@ -14,6 +14,7 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import memory
 from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.load import load
 from mlxspec.errors import EngineStoppedError, MemoryBudgetError
 from mlxspec.events import FinishEvent
 from tests import tiny_models
@@ -66,7 +67,7 @@ def test_what_does_not_fit_now_waits_its_turn() -> None:
 
 
 def test_the_store_gives_way_before_anybody_waits() -> None:
-    budget = least(prefill_chunk=32) + 4 * MIB
+    budget = least(prefill_chunk=32) + 6 * MIB
     tight = equality.engine(memory_budget=budget, prefix_budget=3 * MIB, prefill_chunk=32)
     tight.prefix.near = 1
     for i in range(12):
@@ -163,11 +164,54 @@ def test_a_mac_keeps_memory_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         assert memory.default_budget() // gib == wanted
 
 
-def test_the_wired_limit_is_never_above_the_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What a Mac on which 100 bytes are recommended is asked for."""
+    found: list[tuple[str, int]] = []
     monkeypatch.setattr(device, "backend", lambda: "metal")
+    monkeypatch.setattr(device, "_claims", type(device._claims)())
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 100})
-    monkeypatch.setattr(mx, "set_wired_limit", asked.append)
-    for budget in (50, 100, 500):
-        device.wire(budget)
-    assert asked == [50, 100, 100]
+    for name in ("set_wired_limit", "set_memory_limit", "set_cache_limit"):
+        monkeypatch.setattr(mx, name, lambda nbytes, name=name: found.append((name, nbytes)))
+    return found
+
+
+class Owner:
+    pass
+
+
+def shares(wired: int, memory: int, cache: int) -> list[tuple[str, int]]:
+    return [("set_wired_limit", wired), ("set_memory_limit", memory), ("set_cache_limit", cache)]
+
+
+def test_a_mac_gives_what_engines_claim_and_never_above_the_recommended(asked: list[tuple[str, int]]) -> None:
+    one, other = Owner(), Owner()
+    for owner, budget, total in ((one, 30, 30), (other, 50, 80), (other, 500, 100)):
+        device.claim(owner, budget, 7)
+        assert asked[-3:] == shares(total, total, 7 if owner is one else 14)
+    device.release(other)
+    assert asked[-3:] == shares(30, 30, 7)
+    del one, owner  # collected, never released
+    device.release(other)
+    assert asked[-3:] == shares(0, 100, 0)
+
+
+def test_before_macos_15_memory_is_limited_all_the_same(
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(nbytes: int) -> None:
+        raise RuntimeError("[metal::set_wired_limit] needs macOS 15")
+
+    monkeypatch.setattr(mx, "set_wired_limit", refuse)
+    owner = Owner()
+    device.claim(owner, 40, 8)
+    assert asked == shares(40, 40, 8)[1:]
+
+
+def test_a_closed_engine_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_claims", type(device._claims)())
+    made = load("demo", draft="off")
+    ((budget, scratch),) = device._claims.values()
+    assert budget == made.memory.budget > scratch > 0
+    made.close()
+    assert not device._claims
