@@ -254,9 +254,25 @@ def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
 
 @launch.self_check("gdn_round")
 def _self_check() -> launch.Check:
-    """Two ragged rounds, the second with parts of the first kept, in every mode."""
-    found = [_check_dtype(dtype) for dtype in (mx.float32, mx.bfloat16)]
+    """Two ragged rounds, the second with parts of the first kept, in every mode; and a wide one in the largest threadgroups there are."""
+    found = [check(dtype) for dtype in (mx.float32, mx.bfloat16) for check in (_check_dtype, _check_wide)]
     return launch.Check(error=max(found), limit=1e-5)
+
+
+def _check_wide(dtype: mx.Dtype) -> float:
+    """A device may have registers for small threadgroups of a kernel and none for large ones."""
+    rng = np.random.default_rng(1)
+    num, size = 18, 128
+
+    def draw(*shape: int) -> mx.array:
+        return mx.array(rng.standard_normal(shape, np.float32) / size**0.5)
+
+    q, k, v = (draw(num, 1, size).astype(dtype) for _ in range(3))
+    inputs = GdnInputs(q, k, v, -mx.abs(draw(num, 1)), mx.sigmoid(draw(num, 1)))
+    rows, state = RowLayout.of(FlatRows((num,))), draw(1, 1, size, size)
+    last = Kept(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([num - 1], mx.int32))
+    ours, twin = gdn_round_metal(inputs, state, rows, last), gdn_round_ops(inputs, state, rows, last)
+    return launch.largest_error([ours.y, ours.state, ours.tape.delta], [twin.y, twin.state, twin.tape.delta])
 
 
 def _check_dtype(dtype: mx.Dtype) -> float:

@@ -177,6 +177,43 @@ def test_self_check(metal):
     assert check.error <= check.limit
 
 
+def test_the_self_check_launches_the_largest_threadgroups(emulated, monkeypatch):
+    """A device that has no registers for them is found out before anybody's answer, and the kernel switched off with a reason."""
+    largest = max(
+        32 * kernel.tile(width, key_dim, value_dim)[1]
+        for width in range(1, 70)
+        for key_dim in range(32, 257, 32)
+        for value_dim in range(32, 257, 32)
+    )
+    seen = []
+
+    def factory(**settings):
+        launches = emulator.metal_kernel(**settings)
+
+        def call(*, threadgroup, **given):
+            size = int(np.prod(threadgroup))
+            seen.append(size)
+            if size > allowed:
+                raise ValueError(
+                    f"Thread group size ({size}) is greater than the maximum allowed ({allowed})."
+                )
+            return launches(threadgroup=threadgroup, **given)
+
+        return call
+
+    monkeypatch.setattr(launch, "_reports", {})
+    with emulated(), launch.using(factory):
+        allowed = largest
+        assert launch.in_use("gdn_round")
+        assert max(seen) == largest
+        launch.forget()
+        allowed = largest - 32
+        assert not launch.in_use("gdn_round")
+        (report,) = [r for r in launch.reports() if r.name == "gdn_round"]
+    assert report.failed
+    assert "did not run on this device: Thread group size" in report.reason
+
+
 def test_the_launcher_takes_the_twin_without_metal():
     if mx.metal.is_available():
         pytest.skip("there is Metal here")
