@@ -40,7 +40,11 @@ class Places:
 
     @cached_property
     def starts(self) -> list[mx.array] | None:
-        """Of each row (1,) int32, where its first token goes; None where lengths say so."""
+        """Of each row (1,) int32, where its first token goes; None where lengths say so.
+
+        One number of 4 bytes each: MLX's Metal backend made its 8-byte offset in place of larger ones, and before 0.32.2 then did not
+        wait for whoever computes them (mlx #3880).
+        """
         return None if self.exact is None else mx.split(self.exact, self.rows.num_rows)
 
     @cached_property

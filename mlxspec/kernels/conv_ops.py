@@ -55,6 +55,7 @@ def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, starts: mx.a
     """
     num_rows, count, size = window.shape
     if num_rows == 1:
+        # `kept` has the 4 bytes of which cache/places.py says why
         return mx.slice(joined_inputs(window, inputs, None), kept, (1,), (1, count, size))
     find = _compiled_find if device.compile_enabled() else _find
     return _end_to_end(window, inputs)[find(kept, starts, mx.array(np.arange(count, dtype=np.int32)))]

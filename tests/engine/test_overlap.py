@@ -65,6 +65,35 @@ def finished(own: Engine) -> None:
     own.step()
 
 
+# ---- where the device alone knows how far rows are
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_places_the_device_computes_are_numbers_of_4_bytes(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger ones MLX's Metal backend reused for its offsets, and before 0.32.2 read them too early (mlx #3880)."""
+    seen: list[int] = []
+
+    def watch(name: str, place: int) -> None:
+        real = getattr(mx, name)
+
+        def watched(*args, **kwargs):
+            seen.append(args[place].nbytes)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(mx, name, watched)
+
+    watch("slice_update", 2)
+    watch("slice", 1)
+    own = engine()
+    results = own.generate(PROMPTS[:num_rows], [asked(i) for i in range(num_rows)], spec=MTP)
+    for i, result in enumerate(results):
+        check(i, asked(i), result, "watched")
+    assert seen
+    assert set(seen) == {4}
+
+
 # ---- nothing is waited for
 
 
