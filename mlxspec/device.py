@@ -111,9 +111,9 @@ def keep_heap() -> None:
 def claim(owner: object, nbytes: int, scratch: int) -> None:
     """`owner` may use so many bytes of MLX's until it is released or gone, `scratch` of them again and again.
 
-    On a Mac MLX keeps what is claimed in memory, never more than the system recommends (above that it comes to a halt), takes no more, and
-    holds no more than scratch of what was freed: left alone it holds nearly all that the system recommends, and keys and values that grow
-    leave buffers which nobody asks for again (mlx #3350). No-op elsewhere.
+    On a Mac MLX keeps what is claimed in memory, never more than the system recommends (above that it comes to a halt), and of what was
+    freed it holds no more than scratch: left alone it holds nearly all that the system recommends, and keys and values that grow leave
+    buffers which nobody asks for again (mlx #3350). No-op elsewhere.
     """
     _claims[owner] = nbytes, scratch
     _share_out()
@@ -136,8 +136,7 @@ def _share_out() -> None:
     most, scratch = (min(sum(c[i] for c in _claims.values()), recommended) for i in range(2))
     with suppress(RuntimeError, ValueError):  # before macOS 15
         mx.set_wired_limit(most)
-    mx.set_memory_limit(most or recommended)
-    mx.set_cache_limit(scratch)
+    mx.set_cache_limit(scratch if _claims else recommended)
 
 
 def _set_threads(num_threads: int) -> None:
