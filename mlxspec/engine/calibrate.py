@@ -108,11 +108,11 @@ def kept_costs(
     """Costs from the cache folder. What is not there is measured within `seconds` and put there, so what one load has no time for the
     next ones add."""
     path = _path(model, config, name)
-    known = read_costs(path)
+    known = _read(path, drafters)
     missing = [d for d in _models(drafters) if known is None or d not in known.drafts]
     if known is None or missing or not set(_widths(model)) <= known.measured:
         known = _measure(model, drafters, config, Budget(seconds), known)
-        write_costs(path, known)
+        _write(path, known, drafters)
     return _with_guesses(known, drafters)
 
 
@@ -121,11 +121,33 @@ def measured_costs(
 ) -> tuple[CostModel, Path]:
     """Costs measured now, in place of what the cache folder has; and the file they are in."""
     path = _path(model, config, name)
-    found, before = _measure(model, drafters, config, Budget(_PATIENT), None), read_costs(path)
+    found, before = _measure(model, drafters, config, Budget(_PATIENT), None), _read(path, drafters)
     if before is not None:
         found.drafts = before.drafts | found.drafts
-    write_costs(path, found)
+    _write(path, found, drafters)
     return _with_guesses(found, drafters), path
+
+
+def _read(path: Path, drafters: Mapping[str, Drafter]) -> CostModel | None:
+    """What a file has of these drafters; draft models of other sizes have costs of their own in it."""
+    costs = read_costs(path)
+    if costs is not None:
+        costs.drafts = {n: costs.drafts[m] for n, m in _marks(drafters).items() if m in costs.drafts}
+    return costs
+
+
+def _write(path: Path, costs: CostModel, drafters: Mapping[str, Drafter]) -> None:
+    """Beside what the file has of others."""
+    before, marks, drafts = read_costs(path), _marks(drafters), costs.drafts
+    others = {} if before is None else before.drafts
+    costs.drafts = others | {marks[n]: cost for n, cost in drafts.items() if n in marks}
+    write_costs(path, costs)
+    costs.drafts = drafts
+
+
+def _marks(drafters: Mapping[str, Drafter]) -> dict[str, str]:
+    """What model drafters are called in a file."""
+    return {name: f"{name}, {drafters[name].weight_bytes} bytes" for name in _models(drafters)}
 
 
 def _models(drafters: Mapping[str, Drafter]) -> list[str]:

@@ -11,6 +11,7 @@ from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import calibrate
 from mlxspec.engine.engine import Engine
+from mlxspec.speculation.cost import DraftCost
 from tests import tiny_models
 
 HEAD = 0.1  # plain rounds a draft's token
@@ -90,6 +91,32 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
     for width in (1, 2, 5, 17):
         assert costs.curve(0).seconds(width) == pytest.approx(clock.plain * (0.9 + 0.1 * width))
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
+
+
+def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(
+    clock: Clock, parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Heavy(Mtp):
+        weight_bytes = 10**9  # type: ignore[assignment]
+
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    clock.plain = 0.001
+    target, light, config = parts
+    heavy = {"mtp": Heavy(tiny_models.mtp_head(), target.max_context)}
+    measured = calibrate._draft_cost
+    monkeypatch.setattr(
+        calibrate,
+        "_draft_cost",
+        lambda drafter, *rest: (
+            DraftCost(step=9.0) if isinstance(drafter, Heavy) else measured(drafter, *rest)
+        ),
+    )
+    for _ in range(2):
+        for drafters, step in ((light, HEAD * clock.plain), (heavy, 9.0)):
+            found = calibrate.kept_costs(target, drafters, config, "tiny", 60.0)
+            assert list(found.drafts) == ["mtp"]
+            assert found.draft("mtp").step == pytest.approx(step)
+        monkeypatch.setattr(calibrate, "_draft_cost", None)  # from here on everything is known
 
 
 def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
