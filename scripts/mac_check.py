@@ -31,7 +31,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.bench.timing import alternate, median, ratio
-from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows, races
+from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Kept, RowLayout
@@ -53,10 +53,11 @@ class Sizes:
     widths: tuple[int, ...] = (1, 2, 4, 8, 16, 64)
     matmuls: tuple[tuple[int, int], ...] = ((17408, 5120), (5120, 17408), (1024, 4096))  # out, in
     tokens: tuple[int, ...] = (64, 512, 2048)  # of a prefill
+    context: int = 8192  # keys that are attended to
 
 
 WITHOUT_METAL = Sizes(
-    rounds=5, repeat=1, layers={"0.8B": 16}, widths=(1, 4), matmuls=((512, 1024),), tokens=(64,)
+    rounds=5, repeat=1, layers={"0.8B": 16}, widths=(1, 4), matmuls=((512, 1024),), tokens=(64,), context=256
 )
 sizes = Sizes() if HAS_METAL else WITHOUT_METAL
 
@@ -84,6 +85,7 @@ def main() -> int:
         "Exactness of a quantized matmul by width": exactness,
         "Verify curve of quantized matmuls": verify_curve,
         "qmv_rows against MLX": qmv_race,
+        "MLX's attention": attention_by_width,
         "A Gated DeltaNet layer's round": rollback,
         "What stands before its recurrence": convolution,
         "Prefill of a Gated DeltaNet layer": prefill,
@@ -157,7 +159,8 @@ def self_checks() -> None:
 
 def kernel_tests() -> None:
     """On the GPU where there is Metal, else in the emulator."""
-    command = [sys.executable, "-m", "pytest", "tests/metal", "-m", "not slow", "--no-header"]
+    tests = "tests/metal", "tests/kernels/test_attention.py"
+    command = [sys.executable, "-m", "pytest", "-m", "not slow", "--no-header", *tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     print(f"{'GPU' if HAS_METAL else 'emulator'}: {lines[-1] if lines else 'no output'}")
@@ -208,6 +211,26 @@ def qmv_race() -> None:
     races.save()
     print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
     table(["shape", "bits", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
+
+
+def attention_by_width() -> None:
+    """What more queries take: from 9 on Metal may write scores out, which eights would avoid."""
+    widths, rows = (1, 2, 4, 8, 9, 16), []
+
+    def eights(q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
+        parts = (q[:, :, :8], k[:, :, :-8], v[:, :, :-8]), (q[:, :, 8:], k, v)
+        return [attention.attend(*part, 0.06) for part in parts]
+
+    for heads in attention.COMMON if HAS_METAL else attention.COMMON[:1]:
+        k, v = (normal(1, heads.num_kv, sizes.context, heads.dim) for _ in range(2))
+        q = normal(1, heads.num, 16, heads.dim)
+        runs = {str(w): partial(attention.attend, q[:, :, :w], k, v, 0.06) for w in widths}
+        taken = compare({**runs, "eights": partial(eights, q, k, v)})
+        one, used = f"{1e6 * median(taken, '1') / sizes.repeat:.0f}", str(attention.has_kernel(heads))
+        others = (relative(taken, str(name), "1") for name in (*widths[1:], "eights"))
+        rows.append([f"{heads.num} of {heads.dim}, {heads.num_kv} of keys", used, one, *others])
+    print(f"{sizes.context} keys, bfloat16; times over one query's\n")
+    table(["heads", "by MLX's kernel", "1 query, us", *map(str, widths[1:]), "16 as twice 8"], rows)
 
 
 def rollback() -> None:

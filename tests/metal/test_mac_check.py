@@ -30,6 +30,7 @@ def script(monkeypatch, tmp_path):
         "widths": (1, 2),
         "matmuls": ((16, 512),),
         "tokens": (17,),
+        "context": 40,
     }
     monkeypatch.setattr(module, "sizes", module.Sizes(rounds=1, repeat=1, **small))
     monkeypatch.setattr(module.qmv_rows, "MAX_ROWS", 2)
@@ -42,7 +43,7 @@ def test_every_section_about_kernels_runs(emulated, script):
     with emulated():
         for section in (
             *(script.machine, script.self_checks, script.exactness, script.verify_curve, script.qmv_race),
-            *(script.rollback, script.convolution, script.prefill),
+            *(script.attention_by_width, script.rollback, script.convolution, script.prefill),
         ):
             text, failed = script.run_section(section)
             assert not failed, text
