@@ -141,8 +141,7 @@ def machine() -> None:
     print(f"date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d}")
     print(f"device: {info.get('device_name') or platform.processor() or platform.machine()}{memory}")
     print(f"system: {platform.platform()}, Python {platform.python_version()}")
-    names = ("mlxspec", "mlx", "mlx-lm", "numpy")
-    print("versions: " + ", ".join(f"{name} {version(name)}" for name in names))
+    print("versions: " + ", ".join(f"{n} {version(n)}" for n in ("mlxspec", "mlx", "mlx-lm", "numpy")))
     report = device.report()
     print(
         f"backend: {report.backend}, BLAS {report.blas}, compile {'on' if report.compile_enabled else 'off'}"
@@ -158,7 +157,6 @@ def self_checks() -> None:
 
 
 def kernel_tests() -> None:
-    """On the GPU where there is Metal, else in the emulator."""
     tests = "tests/metal", "tests/kernels/test_attention.py"
     command = [sys.executable, "-m", "pytest", "-m", "not slow", "--no-header", *tests]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
