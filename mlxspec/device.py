@@ -121,8 +121,8 @@ def claim(owner: object, nbytes: int, scratch: int) -> None:
 
 def release(owner: object) -> None:
     """It needs nothing any more."""
-    _claims.pop(owner, None)
-    _share_out()
+    if _claims.pop(owner, None) is not None:
+        _share_out()
 
 
 def _share_out() -> None:

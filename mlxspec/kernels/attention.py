@@ -1,4 +1,4 @@
-"""Causal attention of one row: MLX's own kernel where the device has one and it was found right, else plain operations.
+"""Causal attention of one row: MLX's own kernel where the device has a good one and it was found right, else plain operations.
 
 MLX has several attention kernels for GPUs and picks by device, head size, number of queries and length. Some were wrong on some
 machines: launches too large for an M1's registers left zeros until MLX 0.32.2 and raise since (mlx #3885, #4018). So when heads first come
@@ -21,10 +21,11 @@ _QUERY_BLOCK = 256  # queries attended together where scores are written out: ha
 _NARROWEST_BLOCK = 32
 _SCORES = 512 << 20  # bytes that scores of a block may take, unless it is the narrowest
 _ALIVE = 4  # scores and what becomes of them, of a block and of one that MLX has made room for already
-# head sizes for which MLX's Metal kernels attend without writing scores out: up to 8 queries at once, and more of them
-_FEW_AT_MOST = 8
+# Metal attends without writing scores out for heads of these sizes: a few queries, as many as a key's heads times them are 32, and many
+_FEW, _FEW_HEADS = 8, 32
 _FUSED_FEW, _FUSED_MANY = (64, 96, 128, 256), (64, 80, 128)
-# (queries, keys, whether a mask is given): MLX changes kernels at 8 queries and from 1,024 and 4,096 keys on
+_FOLDED = 64  # queries: more of them keep a GPU busy whichever way they lie
+# (queries, keys): MLX changes kernels at 8 queries and from 1,024 and 4,096 keys on
 _TRIALS = ((1, 40), (1, 1100), (1, 4200), (4, 40), (4, 1100), (8, 4200), (17, 300))
 _LIMIT = 0.05  # of the largest number: rounding of 16-bit types is a tenth of this, a wrong kernel many times as much
 
@@ -66,7 +67,11 @@ def score_bytes(heads: Heads, width: int, length: int) -> int:
 
 
 def _writes_scores(heads: Heads, width: int) -> bool:
-    return not has_kernel(heads) or heads.dim not in (_FUSED_FEW if width <= _FEW_AT_MOST else _FUSED_MANY)
+    if not has_kernel(heads):
+        return True
+    if width > _FEW:
+        return heads.dim not in _FUSED_MANY
+    return heads.dim not in _FUSED_FEW or width * heads.num > _FEW_HEADS * heads.num_kv
 
 
 def _block(heads: Heads, length: int) -> int:
@@ -84,10 +89,11 @@ def attend(
     """
     heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
     width, length = queries.shape[2], keys.shape[2]
+    block, writes = _block(heads, length), _writes_scores(heads, width)
     # what MLX has on a CPU are plain operations too
-    whole = _plain if device.has_fused_attention() and not has_kernel(heads) else _by_mlx
-    block = _block(heads, length)
-    if width <= block or not _writes_scores(heads, width):
+    folds = device.has_fused_attention() and writes and (width <= _FOLDED or not has_kernel(heads))
+    whole = _folded if folds else _by_mlx
+    if width <= block or not writes:
         return whole(queries, keys, values, scale, mask)
     outs: list[mx.array] = []
     for start in range(0, width, block):
@@ -130,24 +136,28 @@ def _by_mlx(
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=what)
 
 
-def _plain(
+def _folded(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> mx.array:
-    """The same in plain operations."""
-    width, length = queries.shape[2], keys.shape[2]
+    """The same in plain operations, the queries of all heads that share keys as rows of one product, so that a GPU reads keys and values
+    once. MLX's own way reads them for each head anew, which for a verify of few tokens behind a long text is most of what it takes."""
+    _, num_heads, width, dim = queries.shape
+    num_kv, length = keys.shape[1], keys.shape[2]
+    q = (queries * scale).reshape(1, num_kv, -1, dim)
+    scores = q @ keys.swapaxes(-1, -2)
     if mask is None and width > 1:
         mask = mx.array(np.tri(width, length, length - width, dtype=np.bool_))
-    out = attend_spelled(queries[0].swapaxes(0, 1), keys, values, scale, mask)
-    return out.reshape(width, *queries.shape[1:2], queries.shape[3]).swapaxes(0, 1)[None]
+    if mask is not None:
+        apart = scores.reshape(1, num_kv, -1, width, length)
+        scores = mx.where(mask, apart, mx.finfo(scores.dtype).min).reshape(scores.shape)
+    return (mx.softmax(scores, axis=-1, precise=True) @ values).reshape(1, num_heads, width, dim)
 
 
 @functools.cache
 def _is_right(heads: Heads) -> bool:
     try:
         error = _largest_error(heads)
-    except (
-        Exception
-    ) as problem:  # whatever MLX or the device finds wrong with a kernel must cost only that kernel
+    except Exception as problem:  # must cost only this kernel, whatever it is
         why = f"cannot run on this device: {(str(problem) or type(problem).__name__).splitlines()[0]}"
     else:
         if error <= _LIMIT:
@@ -173,6 +183,6 @@ def _largest_error(heads: Heads) -> float:
         q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
         mask = mx.array(np.arange(length)[None] <= np.arange(length - width - 3, length - 3)[:, None])
         for given in (None, mask):
-            found, wanted = _by_mlx(queries, keys, values, scale, given), _plain(q, k, v, scale, given)
+            found, wanted = _by_mlx(queries, keys, values, scale, given), _folded(q, k, v, scale, given)
             worst = max(worst, launch.largest_error([found], [wanted]))
     return worst

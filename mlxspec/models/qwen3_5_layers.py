@@ -11,11 +11,12 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
-from mlxspec.kernels.attention import Heads, attend, attend_spelled, has_kernel
+from mlxspec.kernels.attention import attend, attend_spelled
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
@@ -93,14 +94,13 @@ class Attention(nn.Module):
     ) -> mx.array:
         """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
         outs, rows = [], places.rows
-        spells = not has_kernel(Heads(q.shape[1], k.shape[1], q.shape[2], q.dtype))
         for r, (keys, values) in enumerate(cache.append(k, v, places)):
             width = rows.widths[r]
             if width == 0:
                 continue
             queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
             mask = places.masks[r]
-            if spells and width <= STEPS_AT_MOST:
+            if not device.has_fused_attention() and width <= STEPS_AT_MOST:
                 mask = places.causal(r) if mask is None else mask
                 outs.append(attend_spelled(queries, keys, values, self._scale, mask))
                 continue

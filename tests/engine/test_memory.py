@@ -191,6 +191,9 @@ def test_a_mac_gives_what_engines_claim_and_never_above_the_recommended(asked: l
         assert asked[-2:] == shares(total, 7 if owner is one else 14)
     device.release(other)
     assert asked[-2:] == shares(30, 7)
+    device.release(other)
+    assert len(asked) == 8
+    device.claim(other, 1, 1)
     del one, owner  # collected, never released
     device.release(other)
     assert asked[-2:] == shares(0, 100)

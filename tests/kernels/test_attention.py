@@ -116,6 +116,24 @@ def test_a_query_sees_what_stands_before_it(width: int, behind: int, played: boo
     np.testing.assert_allclose(np.asarray(got), exact(q, k, v, 0.2, sees), atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("width", [1, 5, 6, 8, 9, 64])
+def test_keys_are_read_once_where_scores_are_written_out(width: int, on_gpu: Callable[[Any], None]) -> None:
+    """Up to 5 queries of 6 heads a key are MLX's kernel's, more are folded."""
+    heads = Heads(12, 2, 256, mx.float32)
+    on_gpu(MLX_ATTENDS)
+    assert has_kernel(heads)
+    q, k, v = draw(width, width + 30, heads)
+    wanted = exact(q, k, v, 0.06, np.tri(width, width + 30, 30, dtype=np.bool_))
+    on_gpu(MLX_ATTENDS if width <= 5 else never)
+    np.testing.assert_allclose(np.asarray(attend(q, k, v, 0.06)), wanted, atol=2e-5, rtol=2e-5)
+    products: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = mx.softmax
+        patch.setattr(mx, "softmax", lambda x, **rest: (products.append(x.shape), real(x, **rest))[1])
+        attend(q, k, v, 0.06)
+    assert products == ([] if width <= 5 else [(1, 2, 6 * width, width + 30)])
+
+
 @pytest.mark.parametrize("width", [1, 4, 300])
 def test_a_mask_says_what_is_seen(width: int, on_gpu: Callable[[Any], None]) -> None:
     q, k, v = draw(width, 310)
@@ -151,7 +169,9 @@ def test_a_right_kernel_is_used(
     heads = Heads(*sizes, getattr(mx, dtype))
     assert has_kernel(heads)
     assert not launch.needed()[len(launch._checks) :]
-    q, k, v = draw(3, 9, heads)
+    fused = Heads(4, 2, 64, mx.float32)
+    assert has_kernel(fused)
+    q, k, v = draw(3, 9, fused)
     on_gpu(zeros)  # asked once: it goes on being used
     assert not attend(q, k, v, 1.0).any().item()
 
@@ -213,6 +233,8 @@ def test_scores_that_are_written_out_are_counted_and_bounded(on_gpu: Callable[[A
     fused, half, split = (HEADS._replace(dim=dim) for dim in (128, 32, 256))
     assert attention.score_bytes(fused, 512, 1 << 17) == 0
     assert attention.score_bytes(split, 8, 1 << 17) == 0
+    assert attention.score_bytes(split._replace(num=24, num_kv=4), 5, 1 << 17) == 0
+    assert attention.score_bytes(split._replace(num=24, num_kv=4), 6, 1 << 17) > 0  # 36 queries a key
     assert attention.score_bytes(half, 512, 1000) == 4 * 4 * 4 * 256 * 1000
     long = attention.score_bytes(split._replace(num=24, dtype=mx.bfloat16), 512, 1 << 17)
     assert long == 4 * 2 * 24 * attention._NARROWEST_BLOCK << 17
