@@ -13,7 +13,11 @@ from typing import Literal
 
 Kind = Literal["blank", "prose", "code", "table", "rule"]
 
-_FENCE = re.compile(r"( *)(`{3,}|~{3,})([^`]*)$")
+_MARKS = re.compile(r" *(?:(?:[-*+]|\d{1,9}[.)])\s+)+")  # of items, one within the other
+_MARK = re.compile(r"[-*+]?|\d{1,9}[.)]?")
+_FENCE = re.compile(
+    r"( *)(?:(?:[-*+]|\d{1,9}[.)])\s+)*(`{3,}|~{3,})([^`]*)$"
+)  # an item may be code and nothing else
 _ITEM = re.compile(r" *(?:[-*+]|\d{1,9}[.)])(?=\s)")
 _HEADING = re.compile(r" {0,3}#{1,6}\s")
 _RULE = re.compile(r" {0,3}(?:-\s*){3,}$| {0,3}(?:\*\s*){3,}$| {0,3}(?:_\s*){3,}$")
@@ -27,7 +31,7 @@ _WIDEST_INDENT = 16
 class Line:
     """A line, or the beginning of one. `first`: it begins a block. `text` has the block's indent taken off; in code it is the line itself.
 
-    A code block's first line has its fence as `text`, and so has its last, with `last` set.
+    A code block's first line has its fence as `text`, behind the marks of an item if it is one, and its last the fence, with `last` set.
     """
 
     kind: Kind
@@ -70,10 +74,13 @@ class Blocks:
             return True
         if not line.strip():
             return False
-        bare = line.lstrip()
+        bare, marks = line.lstrip(), _MARKS.match(line)
+        rest = line[marks.end() :] if marks else bare
+        if marks and _MARK.fullmatch(rest):  # there may be one more
+            return False
+        if rest and rest[0] in "`~":  # three of them begin a fence
+            return not rest.startswith(3 * rest[0]) and bool(rest.strip(rest[0]))
         mark = bare[0]
-        if mark in "`~":  # three of them begin a fence
-            return not bare.startswith(3 * mark) and bool(bare.strip(mark))
         if mark in "-*_=":  # nothing but them is a rule
             return bool(bare.replace(mark, "").strip())
         return mark != "|" and bool(re.match(r"\S+\s+\S", bare))
@@ -116,7 +123,7 @@ class Blocks:
         bare = line.strip()
         if bare and set(bare) == {self._fence[0]} and len(bare) >= len(self._fence):
             self._kind = "blank"
-            return Line(kind="code", text=bare, last=True, indent=self._indent)
+            return Line(kind="code", text=self._cut(line).rstrip(), last=True, indent=self._indent)
         return Line(kind="code", text=self._cut(line), indent=self._indent, whole=whole)
 
     def _cut(self, line: str) -> str:

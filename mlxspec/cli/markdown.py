@@ -7,12 +7,14 @@ behind a text is the model's to choose. Knows rich and Markdown; knows no model.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from markdown_it import MarkdownIt
-from rich.markdown import Heading, Markdown
+from markdown_it.rules_inline import StateInline, escape
+from rich.markdown import CodeBlock, Heading, Markdown
 from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.syntax import Syntax
@@ -23,7 +25,7 @@ from mlxspec.cli.blocks import Blocks, Line
 from mlxspec.cli.inline import settle
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 _WIDEST = 100  # columns; longer lines are hard to read
 _CODE_WINDOW = 60  # lines that are looked at to colour the next
@@ -32,9 +34,21 @@ _DIM = Style(dim=True)
 
 
 def parser() -> MarkdownIt:
-    """CommonMark and strikethrough, without what would hide some of the text: HTML, images, link references, indented code."""
+    """CommonMark and strikethrough, without what would hide some of the text (HTML, images, link references, indented code) or
+    is no prose (rules)."""
     made = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
-    return made.disable(["image", "reference", "lheading", "code", "html_block", "html_inline"])
+    made.inline.ruler.at("escape", _escape)
+    return made.disable(["image", "reference", "lheading", "code", "hr", "html_block", "html_inline"])
+
+
+def _escape(state: StateInline, silent: bool) -> bool:
+    """As in CommonMark, but that no backslash is lost that begins a formula, `\\(` or `\\[`, or ends a line."""
+    if state.src[state.pos] != "\\" or state.src[state.pos + 1 : state.pos + 2] not in set("()[]\n"):
+        return escape(state, silent)
+    if not silent:
+        state.pending += "\\"
+    state.pos += 1
+    return True
 
 
 class MarkdownStream:
@@ -108,7 +122,7 @@ class MarkdownStream:
         if line.first or line.last:
             if line.first:
                 self._open()
-                self._language = line.text.lstrip("`~").strip().split(" ")[0]
+                self._language = re.split("[`~]{3,}", line.text)[-1].strip().split(" ")[0]
                 self._code = []
             self._print(Text(pad + line.text, _DIM))
             return
@@ -212,7 +226,9 @@ class Prose:
         texts = ["".join(s.text for s in line) for line in lines]
         place = self._place(texts, width)
         if place is None:  # another width, or another reading of the same text: go on in a new line
-            place = _behind(texts, sum(len(_letters(t)) for t in self._printed))
+            # what was a character may be a mark now, but letters stay letters
+            counts = str.isalnum if width == self._width else _is_seen
+            place = _behind(texts, sum(counts(c) for t in self._printed for c in t), counts)
             if place is None:
                 return
             self._console.print()
@@ -261,10 +277,27 @@ class _Heading(Heading):
     LEVEL_ALIGN: ClassVar[dict[str, Any]] = {}  # all to the left
 
 
+class _Code(CodeBlock):
+    """Code within a quote, with the line that opens it, as code that stands alone has."""
+
+    opening = ""
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Any) -> Any:
+        made: Any = super().create(markdown, token)
+        made.opening = token.markup + token.info
+        return made
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.opening, _DIM)
+        if code := str(self.text).rstrip():
+            yield Syntax(code, self.lexer_name, theme="ansi_dark", background_color="default", word_wrap=True)
+
+
 class _Markdown(Markdown):
     """rich's Markdown of tokens that were parsed our way."""
 
-    elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "heading_open": _Heading}
+    elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "heading_open": _Heading, "fence": _Code}
 
     def __init__(self, source: str, parser: MarkdownIt) -> None:
         super().__init__("", hyperlinks=False)
@@ -272,9 +305,6 @@ class _Markdown(Markdown):
 
 
 def _markdown(source: str, parser: MarkdownIt) -> _Markdown:
-    # `\(` and `\[` begin formulas; as escapes they would only lose their backslash
-    for mark in "()[]":
-        source = source.replace("\\" + mark, "\\\\" + mark)
     return _Markdown(source, parser)
 
 
@@ -308,18 +338,18 @@ def _from(line: Iterable[Segment], column: int) -> list[Segment]:
     return found
 
 
-def _letters(text: str) -> str:
-    return "".join(text.split())
+def _is_seen(character: str) -> bool:
+    return not character.isspace()
 
 
-def _behind(texts: Sequence[str], num_letters: int) -> tuple[int, int] | None:
-    """Row and column behind so many characters that are no blanks; None if there is nothing behind them."""
+def _behind(texts: Sequence[str], num: int, counts: Callable[[str], bool]) -> tuple[int, int] | None:
+    """Row and column behind so many characters that count; None if there is none behind them."""
     for row, text in enumerate(texts):
         for column, character in enumerate(text):
-            if not character.isspace():
-                if num_letters == 0:
+            if counts(character):
+                if num == 0:
                     return row, column
-                num_letters -= 1
+                num -= 1
     return None
 
 

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -102,6 +102,45 @@ def test_pieces_do_not_matter(size: int) -> None:
     assert shown(pieces) == shown([TEXT])
 
 
+FENCED = """\
+- ```python
+  def f():
+      return 1
+  ```
+- then
+1. - ~~~
+     x
+     ~~~
+after
+
+> ```sh
+> ls
+> ```
+"""
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_an_item_may_be_code_and_ends_where_it_does(size: int) -> None:
+    pieces = [FENCED[i : i + size] for i in range(0, len(FENCED), size)]
+    assert (
+        shown(pieces)
+        == """\
+- ```python
+  def f():
+      return 1
+  ```
+ • then
+1. - ~~~
+     x
+     ~~~
+after
+
+▌ ```sh
+▌ ls
+"""
+    )
+
+
 MARKS = st.sampled_from(
     [
         *"** * _ ` ``` ~~ [ ]( ) | \\ <b> &amp; word x é".split(),
@@ -122,8 +161,12 @@ def letters(text: str) -> list[str]:
     return re.findall(r"[a-zé]", text.replace("&amp;", ""))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.lists(MARKS, max_size=30), st.integers(1, 7))
+@example(["- ", "```", "<b>"], 1)
+@example(["\\", "\n", "word"], 1)
+@example(["**", "**", " ", "<b>"], 1)
+@example([*"** ** ` ** ` ** ** ** <b>".split(), "# "], 1)
 def test_no_letter_is_lost_or_said_twice(parts: list[str], size: int) -> None:
     text = "".join(parts)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
