@@ -41,7 +41,8 @@ def check_number(name: str, value: object, low: float, high: float, *, integer: 
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
         raise ConfigError(f"{name} must be {kind}, not {shown(value)}.")
     if not low <= value <= high:  # also false for nan; isfinite would choke on integers beyond float
-        raise ConfigError(f"{name} must be between {low:g} and {high:g}, not {shown(value)}.")
+        ends = (int(end) if float(end).is_integer() else end for end in (low, high))
+        raise ConfigError(f"{name} must be between {' and '.join(map(str, ends))}, not {shown(value)}.")
 
 
 def shown(value: object) -> str:
