@@ -348,14 +348,19 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
         return SpecConfig(**given)
 
 
-def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None) -> Engine:
-    """The engine these options ask for. Raises MlxspecError subclasses."""
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """What these options say of an engine before any model is looked at. Raises ConfigError."""
     for flag in ("--model", "--draft-model"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
     with named_by_flags():
         sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
-        config = EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
+        return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
+
+
+def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None) -> Engine:
+    """The engine these options ask for. Raises MlxspecError subclasses."""
+    config = engine_config(args)
     from mlxspec.cli.progress_bar import shown_progress
     from mlxspec.engine.load import load
 

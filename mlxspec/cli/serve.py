@@ -61,6 +61,7 @@ def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[]
         if name in makers:
             raise ConfigError(f"Two models are called {name}; --model NAME=MODEL gives them names.")
         own = argparse.Namespace(**{**vars(args), "model": model})
+        options.engine_config(own)  # what is wrong with it is said before a port is taken
         makers[name] = partial(options.load_engine, own, spec)
     return makers
 

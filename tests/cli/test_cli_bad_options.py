@@ -4,6 +4,7 @@ nothing on stdout, no traceback; and before any model is looked for."""
 from __future__ import annotations
 
 import argparse
+import socket
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,13 @@ def test_aliases_are_the_flags_they_stand_for() -> None:
     with pytest.raises(ConfigError, match="no option -n"):
         options.parse(["list", "-n", "3"])
     assert Path(NOWHERE).is_absolute()
+
+
+def test_what_is_wrong_is_said_before_a_port_is_taken(run: Run) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = f"--port={busy.getsockname()[1]}"
+        refused(run("serve", port, "--max-rows=0"), "--max-rows")
+        refused(run("serve", port, "--model", ""), "--model")
+        assert "in use" in run("serve", port).err
