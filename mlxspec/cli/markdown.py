@@ -168,7 +168,7 @@ class MarkdownStream:
         grid = Table.grid(padding=(0, 2, 0, 0))
         for width in self._widths:
             grid.add_column(width=width, overflow="fold", style="bold" if bold else "")
-        grid.add_row(*(_markdown(c, self._parser) for c in cells[: len(self._widths)]))
+        grid.add_row(*(_Markdown(c, self._parser) for c in cells[: len(self._widths)]))
         return grid
 
     @property
@@ -264,7 +264,7 @@ class Prose:
         if not source.strip():
             return []
         options = self._console.options.update(width=width, height=None)
-        lines = self._console.render_lines(_markdown(source, self._parser), options, pad=False)
+        lines = self._console.render_lines(_Markdown(source, self._parser), options, pad=False)
         trimmed = [_trimmed(line) for line in lines]
         while trimmed and not trimmed[-1]:
             trimmed.pop()
@@ -302,10 +302,6 @@ class _Markdown(Markdown):
     def __init__(self, source: str, parser: MarkdownIt) -> None:
         super().__init__("", hyperlinks=False)
         self.parsed = parser.parse(source)
-
-
-def _markdown(source: str, parser: MarkdownIt) -> _Markdown:
-    return _Markdown(source, parser)
 
 
 def coloured(lines: Sequence[str], language: str) -> Text:
