@@ -14,8 +14,8 @@ least     the same without any rollback: the state read and written once, the to
 launches  Metal kernels between the layer's two projections (convolution, norms and gates; recurrence; what rollback needs besides),
           counted in the compiled graph with our kernels as stubs: nothing runs
 CPU       time of the same stretch in plain MLX operations on this CPU, median of alternating rounds, and over `plain`: the tokens in
-          steps with nothing to take back. Says nothing about Apple GPUs. Snapshots look worse here than they need: on a CPU their older
-          states are replayed one by one. Needs an otherwise idle machine to mean anything
+          steps with nothing to take back. Says nothing about Apple GPUs; on a CPU the engine's `tape` holds the states that the verify
+          passed where they are small, which this does not time. Needs an otherwise idle machine to mean anything
 """
 
 from __future__ import annotations

@@ -197,10 +197,9 @@ class ModelCache:
         """Apply what recurrent layers have deferred."""
         self._require_idle("flush")
         if self.stood is not None:
-            stood = self.stood.apart()
             for layer in self.layers:
                 if isinstance(layer, RecurrentLayerCache):
-                    layer.flush(self.rollback, stood)
+                    layer.flush(self.rollback, self.stood)
         self.stood = None
 
     def join(self, other: ModelCache) -> None:

@@ -8,7 +8,7 @@ what a query sees, the angle of a position) goes by the array. Knows no buffers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import mlx.core as mx
 import numpy as np
@@ -53,8 +53,7 @@ class Places:
         if self.starts is None:
             return [None] * self.rows.num_rows
         return [
-            mx.array(np.arange(length + width, dtype=np.int32)[None])
-            <= start + mx.array(np.arange(width, dtype=np.int32)[:, None])
+            _seen(start, mx.array(_up_to(width)[:, None]), mx.array(_up_to(length + width)))
             if width
             else None
             for length, width, start in zip(self.lengths, self.rows.widths, self.starts, strict=True)
@@ -67,3 +66,12 @@ class Places:
             ends = np.arange(length, length + width)[:, None]
             self._causal[row] = None if width <= 1 else mx.array(np.arange(length + width)[None] <= ends)
         return self._causal[row]
+
+
+def _up_to(end: int) -> np.ndarray:
+    return np.arange(end, dtype=np.int32)
+
+
+@partial(mx.compile, shapeless=True)
+def _seen(start: mx.array, own: mx.array, every: mx.array) -> mx.array:
+    return every <= start + own

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.cache.attention import copied
-from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
+from mlxspec.cache.rollback import RecurrentState, Rollback, Stood, by_tape
 from mlxspec.kernels.conv_ops import conv_window
 from mlxspec.kernels.flat import PANEL
 
@@ -87,16 +86,17 @@ class RecurrentLayerCache:
         self.current = RecurrentState(*state)
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Of a row whatever its length: states and window, and for `widest` tokens that may be taken back the tape (another way of rollback
-        may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size, and
-        what fills up a panel of a product."""
+        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the tape or the states passed
+        (another way of rollback may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate,
+        decay and step size, and what fills up a panel of a product."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
         columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
         kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
         tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
-        num_states = 2 if device.backend() == "cpu" else 1
-        return 4 * num_states * num_heads * value_dim * key_dim + kept + tape
+        size = 4 * num_heads * value_dim * key_dim
+        passed = size * min(widest, by_tape().most_passed(size))
+        return size + kept + max(tape, passed)
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -21,12 +21,16 @@ import numpy as np
 from mlxspec import device
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
-from mlxspec.kernels.flat import FlatRows, RowGroups, up_to
+from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
+from mlxspec.kernels.gdn_ops import pick, picked
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
 
 STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
+_PASSED_AT_MOST = (
+    8 << 20
+)  # bytes of the states that a row passed in one layer: of more its tape is kept instead
 
 
 class RecurrentState(NamedTuple):
@@ -46,40 +50,24 @@ class RecurrentState(NamedTuple):
 @dataclass(frozen=True)
 class Stood:
     """What stands of the last forward, the same for all layers: its rows; of each row's tokens the first kept (B,) int32, so that the
-    last dropped (B,) int32 do not; no entry of kept is above longest. groups: rows by how much of them stands, for who replays without
-    a kernel; None for all as they were run."""
+    last dropped (B,) int32 do not. known: rows and kept as the host has them; None where only the device does."""
 
     rows: RowLayout
     kept: mx.array
     dropped: mx.array
-    longest: int
-    groups: RowGroups | None = None
-    known: tuple[FlatRows, Sequence[int]] | None = None  # rows and kept as the host has them
+    known: tuple[FlatRows, Sequence[int]] | None = None
 
     @classmethod
     def of(cls, rows: FlatRows, kept: Sequence[int]) -> Stood:
-        """`longest` is a power of two, so that shapes repeat."""
         counts = np.asarray(kept, np.int32)
-        return cls(
-            RowLayout.of(rows),
-            mx.array(counts),
-            mx.array(np.asarray(rows.widths, np.int32) - counts),
-            up_to(max(kept)),
-            known=(rows, kept),
-        )
+        dropped = np.asarray(rows.widths, np.int32) - counts
+        return cls(RowLayout.of(rows), mx.array(counts), mx.array(dropped), (rows, kept))
 
     @classmethod
     def of_unread(cls, rows: FlatRows, kept: mx.array) -> Stood:
         """The same where only the device knows how many stand, kept (B,) int32."""
         widths = mx.array(np.asarray(rows.widths, np.int32))
-        return cls(RowLayout.of(rows), kept, widths - kept, up_to(rows.max_width))
-
-    def apart(self) -> Stood:
-        """With `groups`, where the host knows and they help."""
-        if self.known is None:
-            return self
-        rows, kept = self.known
-        return replace(self, groups=rows.standing(kept))
+        return cls(RowLayout.of(rows), kept, widths - kept)
 
 
 class Verified(NamedTuple):
@@ -127,32 +115,53 @@ class Rollback(ABC):
 class Tape(Rollback):
     """state: before the last forward; held: its tape (k, delta, log_g).
 
-    keeps_end: and the state behind it, which replaying the whole tape would give. The twin makes it on its way, a GPU's kernel would have
-    to write it.
+    keeps_passed: hold the states behind each token instead, where they are small. The twin makes them on its way anyway, so that nothing is
+    to be replayed; a GPU's kernel would have to write them.
     """
 
-    keeps_end: bool = False
+    keeps_passed: bool = False
 
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> Verified:
-        y, state, tape, after = gdn_round(inputs, past.state, here, self._kept(past, stood))
-        return Verified(y, state, (*tape, after) if self.keeps_end and after is not None else tuple(tape))
+        y, state, tape, passed = gdn_round(inputs, *self._start(past, stood, here))
+        fit = widths.max_width <= self.most_passed(state.nbytes // state.shape[0])
+        return Verified(y, state, tuple(passed if passed and fit else tape))
+
+    def most_passed(self, state_bytes: int) -> int:
+        """How many states of a row, of so many bytes each in a layer, are held; of a forward of more tokens it is the tape."""
+        return _PASSED_AT_MOST // state_bytes if self.keeps_passed else 0
 
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        kept = self._kept(past, stood)
-        return past.state if kept is None else gdn_flush(past.state, kept)
+        if stood is None:
+            return past.state
+        if not _are_states(past.held):
+            return gdn_flush(past.state, self._kept(past, stood))
+        if stood.known is None:
+            return pick(past.state, past.held, stood.kept, stood.rows.groups)
+        rows, kept = stood.known
+        return picked(past.state, past.held, kept, rows.grouped)
 
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return gdn_facts(inputs, past.state, here, self._kept(past, stood))
+        return gdn_facts(inputs, *self._start(past, stood, here))
 
-    def _kept(self, past: RecurrentState, stood: Stood | None) -> Kept | None:
-        if stood is None:
-            return None
-        tape, (after, *_) = TapeArrays(*past.held[:3]), (*past.held[3:], None)
-        return Kept(tape, stood.rows, stood.kept, stood.longest, stood.groups, after)
+    def _start(
+        self, past: RecurrentState, stood: Stood | None, here: RowLayout
+    ) -> tuple[mx.array, RowLayout, Kept | None]:
+        """The state that a forward begins with, its rows, and what is to be replayed onto that state."""
+        if stood is None or _are_states(past.held):
+            return self.flush(past, stood), here, None
+        return past.state, here, self._kept(past, stood)
+
+    def _kept(self, past: RecurrentState, stood: Stood) -> Kept:
+        return Kept(TapeArrays(*past.held), stood.rows, stood.kept)
+
+
+def _are_states(held: Sequence[mx.array]) -> bool:
+    """Or a tape, which begins with keys (M, Hk, Dk)."""
+    return held[0].ndim > 3
 
 
 @dataclass(frozen=True)
@@ -209,21 +218,16 @@ class Checkpoint(Rollback):
         return Verified(y, state, tuple(inputs[1:]))
 
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        """A token that does not stand neither decays nor writes; of rows of equal width what none keeps is left out."""
+        """A token that does not stand neither decays nor writes."""
         if stood is None:
             return past.state
-        num_rows, rows = past.state.shape[0], stood.rows
-        if rows.index is not None:
-            k, v, log_g, beta = past.held
-            stands = (rows.index.places < stood.kept[rows.index.owners])[:, None]
-        else:
-            k, v, log_g, beta = (x.reshape(num_rows, -1, *x.shape[1:])[:, : stood.longest] for x in past.held)
-            width = k.shape[1]
-            stands = (mx.arange(width) < stood.kept[:, None])[..., None]
-            rows = RowLayout(mx.array(np.arange(num_rows + 1, dtype=np.int32) * width), None)
-        log_g, beta = mx.where(stands, log_g, 0.0), mx.where(stands, beta, 0.0)
+        (k, v, log_g, beta), rows = past.held, stood.rows
         if rows.index is None:
-            k, v, log_g, beta = (x.reshape(-1, *x.shape[2:]) for x in (k, v, log_g, beta))
+            places = mx.arange(k.shape[0] // past.state.shape[0])
+            stands = (places < stood.kept[:, None]).reshape(-1, 1)
+        else:
+            stands = (rows.index.places < stood.kept[rows.index.owners])[:, None]
+        log_g, beta = mx.where(stands, log_g, 0.0), mx.where(stands, beta, 0.0)
         return gdn_facts(GdnInputs(k, k, v, log_g, beta), past.state, rows)[1]
 
     def _steps(
@@ -235,10 +239,15 @@ class Checkpoint(Rollback):
 TAPE = Tape()
 
 
+def by_tape() -> Tape:
+    """The default way on this device."""
+    return Tape(keeps_passed=device.backend() == "cpu")
+
+
 def rollback(name: str, num_states: int) -> Rollback:
     """By the name that options use; num_states matters to `snapshots`. Raises ConfigError."""
     if name == "tape":
-        return Tape(keeps_end=device.backend() == "cpu")
+        return by_tape()
     if name == "snapshots":
         return Snapshots(num_states)
     if name == "checkpoint":

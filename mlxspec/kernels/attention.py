@@ -8,7 +8,7 @@ say so. Knows arrays of one row; knows no caches and no layers.
 
 from __future__ import annotations
 
-import functools
+from functools import cache, partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -118,15 +118,21 @@ def attend_spelled(
     width, num_heads, dim = queries.shape
     num_kv_heads = keys.shape[1]
     groups = num_heads // num_kv_heads
+    q = queries if scale == 1.0 else queries * scale
     if width == 1:
-        q = (queries * scale).reshape(1, num_kv_heads, groups, 1, dim)
+        q = q.reshape(1, num_kv_heads, groups, 1, dim)
     else:
-        q = (queries * scale).reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
+        q = q.reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
     scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
     if mask is not None:
-        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        scores = _masked(scores, mask)
     out = mx.softmax(scores, axis=-1, precise=True) @ mx.expand_dims(values, 2)  # (1, Hkv, G, w, D)
     return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)
+
+
+@partial(mx.compile, shapeless=True)
+def _masked(scores: mx.array, mask: mx.array) -> mx.array:
+    return mx.where(mask, scores, mx.finfo(scores.dtype).min)
 
 
 def _by_mlx(
@@ -149,11 +155,11 @@ def _folded(
         mask = mx.array(np.tri(width, length, length - width, dtype=np.bool_))
     if mask is not None:
         apart = scores.reshape(1, num_kv, -1, width, length)
-        scores = mx.where(mask, apart, mx.finfo(scores.dtype).min).reshape(scores.shape)
+        scores = _masked(apart, mask).reshape(scores.shape)
     return (mx.softmax(scores, axis=-1, precise=True) @ values).reshape(1, num_heads, width, dim)
 
 
-@functools.cache
+@cache
 def _is_right(heads: Heads) -> bool:
     try:
         error = _largest_error(heads)

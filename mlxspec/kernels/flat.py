@@ -59,7 +59,7 @@ class FlatRows:
     @cached_property
     def shape(self) -> tuple[object, ...]:
         """All that the graph of a forward over these rows depends on, in the twins of kernels at any rate."""
-        return self.num_tokens, tuple((len(g), w, self._is_exact(g, w)) for g, w in self._grouped)
+        return self.num_tokens, tuple((len(g), w, self._is_exact(g, w)) for g, w in self.grouped)
 
     @cached_property
     def index(self) -> RaggedIndex | None:
@@ -67,62 +67,34 @@ class FlatRows:
         if self.is_uniform:
             return None
         starts, widths = np.asarray(self.starts), np.asarray(self.widths)
-        unpad, placed = np.zeros(self.num_tokens, np.int32), 0
-        for rows, width in self._grouped:
-            tokens, valid = self._tokens(rows, width, widths)
+        unpad, placed, groups = np.zeros(self.num_tokens, np.int32), 0, []
+        for rows, width in self.grouped:
+            # which flat token stands at a padded place, 0 where none does; and whether one does
+            column = np.arange(width)
+            valid = column[None] < widths[rows, None]
+            tokens = np.where(valid, starts[rows, None] + column, 0)
             unpad[tokens[valid]] = placed + np.flatnonzero(valid)
             placed += valid.size
+            groups.append((_array(tokens), *(() if valid.all() else (mx.array(valid),))))
+        order = np.concatenate([rows for rows, _ in self.grouped])
         owners = np.repeat(np.arange(self.num_rows), widths)
         flat = unpad, owners, np.arange(self.num_tokens) - starts[owners]
-        return RaggedIndex(self._groups(self._grouped, widths), *(_array(x) for x in flat))
-
-    def standing(self, counts: Sequence[int]) -> RowGroups | None:
-        """Groups of each row's first so many tokens; rows of which all stand are in none. Widths are powers of two, so that shapes repeat.
-        None where all rows are of one width and one class: then they are not worth taking apart."""
-        whole = [r for r, width in enumerate(self.widths) if counts[r] == width]
-        others = [r for r, width in enumerate(self.widths) if counts[r] != width]
-        grouped = [([others[i] for i in part], most) for part, most in _group([counts[r] for r in others])]
-        if self.is_uniform and not whole and len(grouped) == 1:
-            return None
-        wide = [(rows, min(up_to(most), max(self.widths[r] for r in rows))) for rows, most in grouped]
-        return self._groups(wide, np.asarray(counts), whole)
+        return RaggedIndex(
+            RowGroups(groups, _array(order), _array(np.argsort(order))), *(_array(x) for x in flat)
+        )
 
     @cached_property
-    def _grouped(self) -> list[tuple[list[int], int]]:
-        return _group(self.widths) if not self.is_uniform else [(list(range(self.num_rows)), self.max_width)]
-
-    def _groups(
-        self, grouped: list[tuple[list[int], int]], counts: np.ndarray, whole: Sequence[int] = ()
-    ) -> RowGroups:
-        """Of rows' first `counts` tokens."""
-        groups = []
-        for rows, width in grouped:
-            tokens, valid = self._tokens(rows, width, counts)
-            groups.append((_array(tokens), *(() if valid.all() else (mx.array(valid),))))
-        order = np.concatenate([whole, *(rows for rows, _ in grouped)]).astype(np.int32)
-        return RowGroups(groups, _array(order), _array(np.argsort(order)))
-
-    def _tokens(self, rows: list[int], width: int, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(b, width) each: which flat token stands at a padded place, 0 where none does; and whether one does."""
-        column = np.arange(width)
-        valid = column[None] < counts[rows, None]
-        return np.where(valid, np.asarray(self.starts)[rows, None] + column, 0), valid
+    def grouped(self) -> list[tuple[list[int], int]]:
+        """Rows that a recurrence takes together, padded to one width, and that width: those in one of the classes that CLASSES end."""
+        if self.is_uniform:
+            return [(list(range(self.num_rows)), self.max_width)]
+        found: dict[int, list[int]] = {}
+        for r, width in enumerate(self.widths):
+            found.setdefault(bisect_left(CLASSES, width), []).append(r)
+        return [(rows, max(1, *(self.widths[r] for r in rows))) for _, rows in sorted(found.items())]
 
     def _is_exact(self, rows: list[int], width: int) -> bool:
         return all(self.widths[r] == width for r in rows)
-
-
-def _group(counts: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Rows that are padded to one width together, and the most that one of them counts: those in one of the classes that CLASSES end."""
-    found: dict[int, list[int]] = {}
-    for r, count in enumerate(counts):
-        found.setdefault(bisect_left(CLASSES, count), []).append(r)
-    return [(rows, max(1, *(counts[r] for r in rows))) for _, rows in sorted(found.items())]
-
-
-def up_to(most: int) -> int:
-    """The power of two that is not below."""
-    return 1 << max(0, most - 1).bit_length()
 
 
 def _array(x: np.ndarray) -> mx.array:
@@ -133,7 +105,7 @@ class RowGroups:
     """Rows taken apart by how many tokens they have; plain arrays, so that a compiled function can take them.
 
     tokens: of each group (b, w) int32, which flat token stands at a padded place (0 where none does), and unless all places are taken which
-    are, (b, w) bool. order, back (B,) int32: rows group by group, and where each row is in that order. Rows in no group are in front.
+    are, (b, w) bool. order, back (B,) int32: rows group by group, and where each row is in that order.
     """
 
     def __init__(self, tokens: Sequence[tuple[mx.array, ...]], order: mx.array, back: mx.array) -> None:
@@ -148,16 +120,9 @@ class RowGroups:
     def max_width(self) -> int:
         return max(g[0].shape[1] for g in self.tokens)
 
-    @property
-    def num_others(self) -> int:
-        """Rows in no group."""
-        return self.order.shape[0] - sum(g[0].shape[0] for g in self.tokens)
-
     def split(self, x: mx.array) -> list[mx.array]:
-        """(B, ...) to one (b, ...) for rows in no group, if there are any, and for each group."""
+        """(B, ...) to one (b, ...) for each group."""
         sizes = [g[0].shape[0] for g in self.tokens]
-        if self.num_others:
-            sizes.insert(0, self.num_others)
         return [x] if len(sizes) == 1 else mx.split(x[self.order], list(accumulate(sizes))[:-1])
 
     def join(self, parts: Sequence[mx.array]) -> mx.array:

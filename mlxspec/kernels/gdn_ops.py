@@ -11,7 +11,7 @@ Knows nothing of layers, caches or commits; the caller says how many tape entrie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -34,33 +34,30 @@ class Tape(NamedTuple):
     log_g: mx.array
 
 
-def replay(
-    state: mx.array,
-    tape: Tape,
-    kept: mx.array,
-    groups: RowGroups | None,
-    longest: int | None = None,
-    after: mx.array | None = None,
-) -> mx.array:
+class Steps(NamedTuple):
+    """What `steps` gives: y (N, Hv, Dv) float32, the state behind all tokens, their tape, and the states that were passed.
+
+    passed: of every group of rows, one group behind the other, the state behind each token, (b, Hv, Dv, Dk) or with an axis of 1 behind b.
+    """
+
+    y: mx.array
+    after: mx.array
+    tape: Tape
+    passed: list[mx.array]
+
+
+def replay(state: mx.array, tape: Tape, kept: mx.array, groups: RowGroups | None) -> mx.array:
     """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
 
-    groups: None where rows are of one width. longest: no row keeps more than this many, so what lies behind need not be looked at. after:
-    the state after all entries, which rows in no group take.
+    groups: None where rows are of one width.
     """
     num_rows = state.shape[0]
     if groups is None:
-        log_g = tape.log_g.reshape(num_rows, -1, tape.log_g.shape[1])[:, :longest]
-        k, delta = tape.k, tape.delta
-        if log_g.shape[0] * log_g.shape[1] < k.shape[0]:
-            k, delta = (x.reshape(num_rows, -1, *x.shape[1:])[:, :longest] for x in (k, delta))
-        return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, kept)
-    parts, states, counts = [], groups.split(state), groups.split(kept)
-    if groups.num_others:
-        if after is None:
-            raise ValueError("rows that take the state after all entries need one")
-        parts, states, counts = groups.split(after)[:1], states[1:], counts[1:]
-    for (places, *_), s, count in zip(groups.tokens, states, counts, strict=True):
-        k, delta, log_g = (x[places[:, :longest]] for x in tape)
+        log_g = tape.log_g.reshape(num_rows, -1, tape.log_g.shape[1])
+        return _looped(_replay, log_g.shape[1])(state, tape.k, tape.delta, log_g, kept)
+    parts = []
+    for (places, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
+        k, delta, log_g = (x[places] for x in tape)
         parts.append(_looped(_replay, log_g.shape[1])(s, k, delta, log_g, count))
     return groups.join(parts)
 
@@ -76,9 +73,51 @@ def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept
     delta = mx.where(keep, delta.reshape(num_rows, width, num_heads, v_dim, 1), 0.0)
     k = k.reshape(num_rows, width, num_heads, 1, k_dim)
     s = state[:, None]
-    for decay_t, delta_t, k_t in zip(*(_each_step(x, width) for x in (decay, delta, k)), strict=True):
+    for decay_t, delta_t, k_t in zip(*(_each_step(x, width, 1) for x in (decay, delta, k)), strict=True):
         s = s * decay_t + delta_t * k_t
     return s.reshape(state.shape)
+
+
+def pick(state: mx.array, passed: Sequence[mx.array], kept: mx.array, groups: RowGroups | None) -> mx.array:
+    """`replay` where the states that `steps` passed were kept: of each row the one behind its first `kept[b]` (B,) tokens."""
+    if groups is None:
+        return _pick(state, passed, kept)
+    parts, place = [], 0
+    for (tokens, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
+        width = tokens.shape[1]
+        parts.append(_pick(s, passed[place : place + width], count))
+        place += width
+    return groups.join(parts)
+
+
+def _pick(state: mx.array, passed: Sequence[mx.array], kept: mx.array) -> mx.array:
+    """Of rows of equal width. One row's count is a single number, beside which whole states lie one behind the other in memory."""
+    shape = passed[0].shape
+    s = state.reshape(shape)
+    kept = kept if kept.shape[0] == 1 else kept.reshape(-1, *(1 for _ in shape[1:]))
+    for t, state_t in enumerate(passed):
+        s = mx.where(kept > t, state_t, s)
+    return s.reshape(state.shape)
+
+
+def picked(
+    state: mx.array, passed: Sequence[mx.array], kept: Sequence[int], grouped: Sequence[tuple[list[int], int]]
+) -> mx.array:
+    """`pick` where the host knows how many stand, which takes no arithmetic. grouped: rows that were run together and their width."""
+    parts, place = [], 0
+    for rows, width in grouped:
+        behind, place = passed[place : place + width], place + width
+        counts = {kept[r] for r in rows}
+        if len(counts) == 1 and 0 not in counts:
+            parts.append(behind[counts.pop() - 1])
+        else:
+            parts += [
+                behind[kept[r] - 1][i : i + 1] if kept[r] else state[r : r + 1] for i, r in enumerate(rows)
+            ]
+    parts = [part.reshape(-1, *state.shape[1:]) for part in parts]
+    joined = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    order = [r for rows, _ in grouped for r in rows]
+    return joined if order == sorted(order) else joined[mx.array(np.argsort(order).astype(np.int32))]
 
 
 def steps(
@@ -89,26 +128,32 @@ def steps(
     beta: mx.array,
     state: mx.array,
     index: RaggedIndex | None = None,
-) -> tuple[mx.array, mx.array, Tape]:
-    """Token by token. Returns y (N, Hv, Dv) float32, the state after all tokens, and the tape. Padded places leave the state alone.
+) -> Steps:
+    """Token by token. Padded places leave the state alone.
 
-    Everything is laid out once as (B, W, Hv, rows, columns), so that a step is two matmuls and two fused elementwise operations.
+    Everything is laid out once as (B, W, Hv, rows, columns), or for one row without B, so that a step is two matmuls and two fused
+    elementwise operations.
     """
     # decay lies behind a reshape, so that it is never fused and has one form
     if index is None:
         decay = mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1]))
-        y, after, delta = _looped(_steps, decay.shape[1])(*(_float(x) for x in (q, k, v)), decay, beta, state)
-        return y, after, Tape(k, delta, log_g)
-    parts = []
+        y, delta, passed = _looped(_steps, decay.shape[1])(
+            *(_float(x) for x in (q, k, v)), decay, beta, state
+        )
+        return Steps(y, passed[-1].reshape(state.shape), Tape(k, delta, log_g), passed)
+    ys, deltas, ends, every = [], [], [], []
     for (places, *valid), s in zip(index.groups.tokens, index.groups.split(state), strict=True):
         tokens = [_float(x[places]) for x in (q, k, v)]
         decay, size = mx.exp(log_g[places]), beta[places]
         for taken in valid:
             decay, size = mx.where(taken[..., None], decay, 1.0), mx.where(taken[..., None], size, 0.0)
-        parts.append(_looped(_steps, decay.shape[1])(*tokens, decay, size, s))
-    ys, states, deltas = zip(*parts, strict=True)
-    y, delta = index.join_tokens(ys), index.join_tokens(deltas)
-    return y, index.groups.join(states), Tape(k, delta, log_g)
+        y, delta, passed = _looped(_steps, decay.shape[1])(*tokens, decay, size, s)
+        ys.append(y)
+        deltas.append(delta)
+        ends.append(passed[-1].reshape(s.shape))
+        every += passed
+    tape = Tape(k, index.join_tokens(deltas), log_g)
+    return Steps(index.join_tokens(ys), index.groups.join(ends), tape, every)
 
 
 def _float(x: mx.array) -> mx.array:
@@ -117,13 +162,16 @@ def _float(x: mx.array) -> mx.array:
 
 def _steps(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array, mx.array]:
-    """The same on rows of equal width, decay (B, W, Hv), all else flat (B W, ...) or not: y and delta (B W, Hv, Dv), and the last state.
-    One token a row needs no axis for the width."""
+) -> tuple[mx.array, mx.array, list[mx.array]]:
+    """The same on rows of equal width, decay (B, W, Hv), all else flat (B W, ...) or not: y and delta (B W, Hv, Dv), and the states passed.
+
+    One row's steps are cut along the axis of its tokens, and one token a row needs no cutting: states have no axis more then.
+    """
     num_rows, num_heads, v_dim, k_dim = state.shape
     width = decay.shape[1]
     q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
-    head = (num_rows, num_heads) if width == 1 else (num_rows, width, num_heads)
+    axis = 0 if num_rows == 1 else 1
+    head = (num_rows * width, num_heads) if 1 in (num_rows, width) else (num_rows, width, num_heads)
     shaped = (
         q.reshape(*head, k_dim, 1),
         k.reshape(*head, k_dim, 1),
@@ -132,14 +180,17 @@ def _steps(
         decay.reshape(*head, 1, 1),
         beta.reshape(*head, 1, 1),
     )
-    s, ys, deltas = state if width == 1 else state[:, None], [], []
-    for q_t, k_t, k_row, v_t, decay_t, beta_t in zip(*(_each_step(x, width) for x in shaped), strict=True):
+    s, ys, deltas, passed = state if len(head) == 2 else state[:, None], [], [], []
+    for q_t, k_t, k_row, v_t, decay_t, beta_t in zip(
+        *(_each_step(x, width, axis) for x in shaped), strict=True
+    ):
         delta = (v_t - (s @ k_t) * decay_t) * beta_t
         s = s * decay_t + delta * k_row
         ys.append(s @ q_t)
         deltas.append(delta)
-    y, delta = (_join_steps(x).reshape(num_rows * width, num_heads, v_dim) for x in (ys, deltas))
-    return y, s if width == 1 else s.reshape(state.shape), delta
+        passed.append(s)
+    y, delta = (_join_steps(x, axis).reshape(num_rows * width, num_heads, v_dim) for x in (ys, deltas))
+    return y, delta, passed
 
 
 _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
@@ -196,17 +247,17 @@ def _per_value_head(x: mx.array, num_heads: int) -> mx.array:
     return x if groups == 1 else mx.repeat(x, groups, axis=-2)
 
 
-def _each_step(x: mx.array, width: int) -> list[mx.array]:
-    """(B, W, ...) to W arrays (B, 1, ...); what is of width 1 may lack that axis. In two stages where there are many: MLX makes one
-    operation of a split into up to _PARTS, else one for every part."""
+def _each_step(x: mx.array, width: int, axis: int) -> list[mx.array]:
+    """W arrays of width 1 on `axis`, where x has W. In two stages where there are many: MLX makes one operation of a split into up to
+    _PARTS, else one for every part."""
     if width <= _PARTS:
-        return [x] if width == 1 else mx.split(x, width, axis=1)
-    stretches = mx.split(x, list(range(_PARTS, width, _PARTS)), axis=1)
-    return [part for stretch in stretches for part in mx.split(stretch, stretch.shape[1], axis=1)]
+        return [x] if width == 1 else mx.split(x, width, axis=axis)
+    stretches = mx.split(x, list(range(_PARTS, width, _PARTS)), axis=axis)
+    return [part for stretch in stretches for part in mx.split(stretch, stretch.shape[axis], axis=axis)]
 
 
-def _join_steps(parts: list[mx.array]) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+def _join_steps(parts: list[mx.array], axis: int) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
 
 
 def _cut(x: mx.array, num_chunks: int, size: int) -> mx.array:

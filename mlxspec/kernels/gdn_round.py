@@ -10,6 +10,7 @@ h // (Hv / Hk). A row may have no tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows, RaggedIndex, RowGroups
-from mlxspec.kernels.gdn_ops import Tape, replay, steps
+from mlxspec.kernels.gdn_ops import Tape, pick, replay, steps
 
 _kernel = launch.MetalKernel(
     "gdn_round",
@@ -50,37 +51,33 @@ class RowLayout:
     def of(cls, rows: FlatRows) -> RowLayout:
         return cls(rows.starts_array, rows.index)
 
+    @property
+    def groups(self) -> RowGroups | None:
+        """Rows that the twins run together; None where all rows are of one width."""
+        return None if self.index is None else self.index.groups
+
 
 @dataclass(frozen=True)
 class Kept:
-    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32, none above `longest`.
-
-    For the twin, where the host knows: groups, rows by how much of them stands, and after, the state behind all of every row.
-    """
+    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32."""
 
     tape: Tape
     rows: RowLayout
     num: mx.array
-    longest: int | None = None
-    groups: RowGroups | None = None
-    after: mx.array | None = None
 
     def replay(self, state: mx.array) -> mx.array:
         """Plain mx."""
-        index, groups = self.rows.index, self.groups
-        if groups is None or (groups.num_others and self.after is None):
-            groups = index.groups if index is not None else None
-        return replay(state, self.tape, self.num, groups, self.longest, self.after)
+        return replay(state, self.tape, self.num, self.rows.groups)
 
 
 class Round(NamedTuple):
-    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape; the state with all of them,
-    where it was made on the way."""
+    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape; the states that the twin
+    passed on its way, as `Steps` has them, the kernel none."""
 
     y: mx.array
     state: mx.array
     tape: Tape
-    after: mx.array | None = None
+    passed: Sequence[mx.array] = ()
 
 
 def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
@@ -127,8 +124,8 @@ def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kep
     """Plain mx."""
     if last is not None:
         state = last.replay(state)
-    y, after, tape = steps(*inputs, state, rows.index)
-    return Round(y, state, tape, after)
+    ran = steps(*inputs, state, rows.index)
+    return Round(ran.y, state, ran.tape, ran.passed)
 
 
 def gdn_facts_ops(
@@ -137,19 +134,19 @@ def gdn_facts_ops(
     """Plain mx."""
     if last is not None:
         state = last.replay(state)
-    y, state, _ = steps(*inputs, state, rows.index)
-    return y, state
+    ran = steps(*inputs, state, rows.index)
+    return ran.y, ran.after
 
 
 def gdn_snapshots_ops(
     inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
 ) -> tuple[mx.array, mx.array]:
-    """Plain mx: each older state is the beginning with a shorter tape replayed onto it."""
+    """Plain mx: older states are those that were passed."""
     state = mx.take_along_axis(states, slot[:, None, None, None, None], axis=1)[:, 0]
-    y, newest, tape = steps(*inputs, state, rows.index)
+    ran = steps(*inputs, state, rows.index)
     widths = rows.starts[1:] - rows.starts[:-1]
-    older = [Kept(tape, rows, mx.maximum(widths - s, 0)).replay(state) for s in range(1, num_states)]
-    return y, mx.stack([newest, *older], axis=1)
+    older = [pick(state, ran.passed, mx.maximum(widths - s, 0), rows.groups) for s in range(1, num_states)]
+    return ran.y, mx.stack([ran.after, *older], axis=1)
 
 
 def gdn_flush_ops(state: mx.array, last: Kept) -> mx.array:

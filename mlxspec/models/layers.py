@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -46,10 +47,9 @@ class FusedLinear(nn.Module):
             weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
             if device.backend() == "cpu" and weight.dtype == mx.float32:
                 self.panels = _in_panels(weight)
-                self._all = (
-                    mx.arange(len(self.panels), dtype=mx.uint32),
-                    mx.zeros(len(self.panels), mx.uint32),
-                )
+                # numbers, not operations: those a compiled forward would run anew at every call
+                num = len(self.panels)
+                self._all = mx.array(np.arange(num, dtype=np.uint32)), mx.array(np.zeros(num, np.uint32))
             else:
                 self.weight = weight
         elif _same_format(parts):
@@ -175,8 +175,15 @@ class Rotary:
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """positions (N,) int32 -> cos, sin (N, 1, dims / 2) float32; made once a forward, used by every layer."""
-        angles = positions.astype(mx.float32)[:, None, None] * self._frequencies
-        return mx.cos(angles), mx.sin(angles)
+        return _turns(positions[:, None, None], self._frequencies)
+
+
+@partial(mx.compile, shapeless=True)
+def _turns(positions: mx.array, frequencies: mx.array) -> tuple[mx.array, mx.array]:
+    """Written so that it takes two kernels: a product of its own would be what both need, and so a third."""
+    return mx.cos(positions.astype(mx.float32) * frequencies), mx.sin(
+        frequencies * positions.astype(mx.float32)
+    )
 
 
 def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:

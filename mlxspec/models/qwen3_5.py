@@ -37,7 +37,7 @@ class Segment:
     """A stretch of layers without an attention core in it. Indices into the decoder layers.
 
     tail: the attention layer whose core has just run; linear: Gated DeltaNet layers; head: the attention layer whose core comes next,
-    None for the last stretch, which ends in the final norm.
+    None for the last stretch, behind which comes the final norm.
     """
 
     def __init__(self, tail: int | None, linear: tuple[int, ...], head: int | None) -> None:
@@ -126,7 +126,7 @@ class Qwen35(TextModel):
                 core = layers[segment.head].self_attn.core
                 attended = core(q, k, v, places, cache.attention(segment.head))
                 device.start(attended)
-        hidden = out[0]
+        hidden = self._runners.get("end", self._end, rows)(x)
         return Output(
             logits=self._logits(hidden, rows, logits_at),
             hidden=hidden,
@@ -138,14 +138,14 @@ class Qwen35(TextModel):
         self, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache
     ) -> Callable[..., Any]:
         """How segments run: (number of the segment, arrays) -> what `_run` returns."""
-        way, longest = cache.rollback, 0 if cache.stood is None else cache.stood.longest
+        way = cache.rollback
         deferred = max((_num_deferred(segment, cache) for segment in self._segments), default=0)
         # wide ragged facts are prefilled row by row, so their graph depends on every single width
         repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
-        key = facts, way, longest
+        key = facts, way
 
         def linear(layer, x, past, packed):  # type: ignore[no-untyped-def]
-            layout = _unpack_layout(rows, facts, way, longest, packed)
+            layout = _unpack_layout(rows, facts, way, packed)
             mixed, state = layer.linear_attn(layer.enter(x), _unpack_state(past), layout)
             return layer.leave(x, mixed), _pack_state(state)
 
@@ -166,7 +166,7 @@ class Qwen35(TextModel):
 
     def _run(self, apply, segment, taps, x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
         """A segment. apply: (name of a piece of a layer, number of the layer, arrays)."""
-        tapped, future = [], []
+        out, tapped, future = (), [], []
 
         def tap(i: int) -> None:
             if i in taps:
@@ -181,9 +181,10 @@ class Qwen35(TextModel):
             tap(i)
         if segment.head is not None:
             out = apply("head", segment.head, x, cos, sin)
-        else:
-            out = (rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps),)
         return x, out, future, tapped
+
+    def _end(self, x: mx.array) -> mx.array:
+        return rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps)
 
 
 def _tail(layer: DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
@@ -228,13 +229,11 @@ def _pack_layout(rows: FlatRows, cache: ModelCache) -> dict[str, Any]:
     return packed
 
 
-def _unpack_layout(
-    rows: FlatRows, facts: bool, rollback: Rollback, longest: int, packed: dict[str, Any]
-) -> RoundLayout:
+def _unpack_layout(rows: FlatRows, facts: bool, rollback: Rollback, packed: dict[str, Any]) -> RoundLayout:
     def layout(starts: str, index: str) -> RowLayout:
         return RowLayout(packed[starts], RaggedIndex.of(packed[index]) if index in packed else None)
 
     stood = None
     if "kept" in packed:
-        stood = Stood(layout("last_starts", "last_index"), packed["kept"], packed["dropped"], longest)
+        stood = Stood(layout("last_starts", "last_index"), packed["kept"], packed["dropped"])
     return RoundLayout(rows, facts, rollback, layout("starts", "index"), stood)

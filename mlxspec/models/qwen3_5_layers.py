@@ -6,6 +6,7 @@ ones run. Knows no layer order, no caches' transactions, no files.
 
 from __future__ import annotations
 
+from math import log2
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -61,10 +62,15 @@ class Attention(nn.Module):
             [query, self.k_proj, gate, self.v_proj],
             [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_heads, c.num_kv_heads)],
         )
+        query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
+        if log2(
+            self._scale
+        ).is_integer():  # 256 and 64 dimensions: exact in every dtype, and one operation less
+            query_norm, self._scale = query_norm * self._scale, 1.0
         self.qk_norm = mx.concatenate(
             [
-                mx.repeat(norm.weight[None], num, axis=0)
-                for norm, num in ((self.q_norm, c.num_heads), (self.k_norm, c.num_kv_heads))
+                mx.repeat(weight[None], num, axis=0)
+                for weight, num in ((query_norm, c.num_heads), (key_norm, c.num_kv_heads))
             ]
         )
         self.out = FusedLinear([self.o_proj])
@@ -74,7 +80,8 @@ class Attention(nn.Module):
     def project(
         self, x: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """x (N, H) -> queries (N, Hq, D), keys and values (N, Hkv, D), gate (N, Hq * D); queries and keys rotated."""
+        """x (N, H) -> queries (N, Hq, D), keys and values (N, Hkv, D), gate (N, Hq * D); queries and keys rotated, queries scaled but for
+        `_scale`."""
         c = self._c
         num_heads = c.num_heads + c.num_kv_heads
         qk, gate, v = self.qkv.split(

@@ -26,7 +26,7 @@ from tests import tiny_models
 
 WAYS = {
     "tape": TAPE,
-    "tape and its end": Tape(keeps_end=True),
+    "states passed": Tape(keeps_passed=True),
     "snapshots": Snapshots(64),
     "snapshots, 3": Snapshots(3),
     "checkpoint": Checkpoint(),

@@ -88,7 +88,7 @@ def test_drafts_are_no_longer_than_what_can_be_taken_back_and_that_is_said() -> 
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        ("tape", Tape(keeps_end=device.backend() == "cpu")),
+        ("tape", Tape(keeps_passed=device.backend() == "cpu")),
         ("snapshots", Snapshots(17)),
         ("snapshots of 2", Snapshots(2)),
         ("checkpoint", Checkpoint()),

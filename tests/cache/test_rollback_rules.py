@@ -90,8 +90,31 @@ def test_caches_of_different_ways_share_snapshots_and_rows() -> None:
     same_state(joined, [[0, 1, 0], [0, 1], [0, 1, 0], [0, 1, 0, 1], [0, 1, 0]], mixer)
 
 
+def test_states_passed_are_held_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixer = tiny("float32")
+    size = mixer.make_cache(1).recurrent(0).current.state.nbytes
+    monkeypatch.setattr("mlxspec.cache.rollback._PASSED_AT_MOST", 3 * size)
+    way = Tape(keeps_passed=True)
+    assert way.most_passed(size) == 3
+    cache = mixer.make_cache(2, way)
+    held = []
+    for widths, kept in (
+        ((3, 3), [2, 0]),
+        ((4, 4), [1, 3]),
+        ((4, 1), [3, 1]),
+        ((2, 1), [2, 1]),
+        ((3, 3), [3, 3]),
+    ):
+        verify(cache, widths, mixer)
+        cache.commit(kept)
+        held.append(cache.recurrent(0).current.held[0].ndim)
+    assert held == [5, 3, 3, 4, 5], "states, those of several rows with an axis more, or keys"
+    texts = [[0, 1, 0, 0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 0, 0, 0, 1, 2]]
+    same_state(cache, texts, mixer)
+
+
 def test_ways_have_names() -> None:
-    tape = Tape(keeps_end=device.backend() == "cpu")
+    tape = Tape(keeps_passed=device.backend() == "cpu")
     assert [rollback(name, 4) for name in ROLLBACKS] == [tape, Snapshots(4), Checkpoint()]
     for make in (lambda: rollback("rewind", 4), lambda: Snapshots(1)):
         with pytest.raises(ConfigError):

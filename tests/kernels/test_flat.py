@@ -45,28 +45,6 @@ def of_group(rows: FlatRows, part: list[int], group: tuple[mx.array, ...], count
         assert row[taken].tolist() == list(range(rows.starts[r], rows.starts[r] + counts[r]))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(data=st.data(), widths=widths)
-def test_what_stands_of_rows(data: st.DataObject, widths: list[int]) -> None:
-    kept = [data.draw(st.integers(0, w)) for w in widths]
-    rows = FlatRows(tuple(widths))
-    groups = rows.standing(kept)
-    whole = [r for r in range(rows.num_rows) if kept[r] == widths[r]]
-    if groups is None:
-        assert rows.is_uniform
-        assert not whole
-        assert len({bisect_left(CLASSES, k) for k in kept}) == 1
-        return
-    parts = [p.tolist() for p in groups.split(mx.arange(rows.num_rows))]
-    assert groups.num_others == len(whole)
-    if whole:
-        assert parts.pop(0) == whole
-    for part, group in zip(parts, groups.tokens, strict=True):
-        width = group[0].shape[1]
-        assert width == max(widths[r] for r in part) or width in [2**i for i in range(8)]
-        of_group(rows, part, group, kept)
-
-
 def test_shapes_that_repeat() -> None:
     """Graphs are compiled by shape: the order of rows must not matter, and whatever else differs must show."""
     assert FlatRows((17, 1, 1)).shape == FlatRows((1, 17, 1)).shape

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, replay, steps
+from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, pick, picked, replay, steps
 
 HK, HV, DK, DV = 2, 4, 32, 16
 # of all classes of rows that a recurrence takes apart
@@ -85,7 +85,7 @@ def same(a: mx.array, b: mx.array) -> bool:
 @pytest.mark.parametrize("num", [1, 2, 7, 33])
 def test_steps_are_the_rule(num: int, kind: str) -> None:
     tokens, state = draw(num, kind=kind), state_of(1)
-    y, after, tape = steps(*tokens.arrays(), mx.array(state))
+    y, after, tape, _ = steps(*tokens.arrays(), mx.array(state))
     wanted_y, wanted_state, wanted_delta = loop(tokens, state[0])
     assert error(y, wanted_y) < 5e-6
     assert error(after[0], wanted_state) < 5e-6
@@ -138,32 +138,31 @@ def test_replay_is_bit_for_bit_what_steps_did(data: st.DataObject, widths: list[
     kept = [data.draw(st.integers(0, w)) for w in widths]
     rows, state = FlatRows(tuple(widths)), state_of(len(widths))
     tokens = draw(rows.num_tokens, seed=sum(widths), kind=kind)
-    _, end, tape = steps(*tokens.arrays(), mx.array(state), rows.index)
-    # rows grouped as they were run, and by what stands of them
+    ran = steps(*tokens.arrays(), mx.array(state), rows.index)
     whole = None if rows.index is None else rows.index.groups
-    after = replay(mx.array(state), tape, mx.array(kept, mx.int32), whole)
-    standing = rows.standing(kept)
-    assert same(after, replay(mx.array(state), tape, mx.array(kept, mx.int32), standing or whole, None, end))
+    after = replay(mx.array(state), ran.tape, mx.array(kept, mx.int32), whole)
+    assert same(after, pick(mx.array(state), ran.passed, mx.array(kept, mx.int32), whole))
+    assert same(after, picked(mx.array(state), ran.passed, kept, rows.grouped))
     for r, count in enumerate(kept):
         wanted = mx.array(state[r : r + 1])
         if count:
             part = tokens.part(rows.starts[r], rows.starts[r] + count)
-            _, wanted, _ = steps(*part.arrays(), wanted)
+            wanted = steps(*part.arrays(), wanted).after
         assert same(after[r], wanted[0]), f"row {r}, {count} of {widths[r]} kept"
 
 
 def test_replaying_everything_and_nothing() -> None:
     tokens, state = draw(8), mx.array(state_of(2))
     rows = FlatRows((4, 4))
-    _, after, tape = steps(*tokens.arrays(), state, rows.index)
-    assert same(replay(state, tape, mx.array([4, 4]), None), after)
-    assert same(replay(state, tape, mx.array([0, 0]), None), state)
+    ran = steps(*tokens.arrays(), state, rows.index)
+    assert same(replay(state, ran.tape, mx.array([4, 4]), None), ran.after)
+    assert same(replay(state, ran.tape, mx.array([0, 0]), None), state)
 
 
 def test_replay_never_looks_at_what_is_not_kept() -> None:
     """Rejected entries may hold anything: an infinity times 0 would be no number."""
     tokens, state = draw(4), mx.array(state_of(1))
-    _, _, tape = steps(*tokens.arrays(), state)
+    tape = steps(*tokens.arrays(), state).tape
     spoiled = np.asarray(tape.delta).copy()
     spoiled[2:] = np.inf
     bad_decay = np.asarray(tape.log_g).copy()
@@ -178,13 +177,14 @@ def test_padding_is_neutral(widths: list[int]) -> None:
     """A row beside longer rows is, bit for bit, the row alone."""
     rows, state = FlatRows(tuple(widths)), state_of(len(widths))
     tokens = draw(rows.num_tokens, seed=7)
-    y, after, tape = steps(*tokens.arrays(), mx.array(state), rows.index)
+    y, after, tape, _ = steps(*tokens.arrays(), mx.array(state), rows.index)
     for r, width in enumerate(widths):
         start, end = rows.starts[r], rows.starts[r + 1]
         if width == 0:
             assert same(after[r], mx.array(state[r]))
             continue
-        alone_y, alone, alone_tape = steps(*tokens.part(start, end).arrays(), mx.array(state[r : r + 1]))
+        part = tokens.part(start, end).arrays()
+        alone_y, alone, alone_tape, _ = steps(*part, mx.array(state[r : r + 1]))
         assert same(y[start:end], alone_y)
         assert same(after[r], alone[0])
         assert same(tape.delta[start:end], alone_tape.delta)

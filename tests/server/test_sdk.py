@@ -195,7 +195,8 @@ def test_drafting_is_chosen_a_request(client: Any) -> None:
     """Same text whoever drafts; what drafted is said."""
     texts = set()
     for draft in ("off", "auto", ["ngram-simple"], "mtp", False, True):
-        answer = ask(client, extra_body={"draft": draft, "n_max": 2}, max_tokens=32)
+        # policy auto may find that drafting does not pay, on a machine that is busy with other things
+        answer = ask(client, extra_body={"draft": draft, "n_max": 2, "policy": "fixed"}, max_tokens=32)
         texts.add(answer.choices[0].message.content)
         used = set(answer.mlxspec["drafters"])
         if draft in ("off", False):
