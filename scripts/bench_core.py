@@ -23,6 +23,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlxspec.bench.timing import alternate, median, ratio
+from mlxspec.cache.rollback import by_tape
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
@@ -136,7 +137,7 @@ def _verify(peer, engine: Engine, rounds: int) -> dict[str, float]:  # type: ign
     mx.eval(peer(prompt[None], cache=theirs))
 
     def step(width: int) -> Callable[[], object]:
-        model, cache = engine.model, engine.model.make_cache(1)
+        model, cache = engine.model, engine.model.make_cache(1, by_tape())
         model.forward(prompt, FlatRows((PROMPT,)), cache, facts=True)
         cache.commit()
         mx.eval(cache.arrays)

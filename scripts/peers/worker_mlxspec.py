@@ -11,6 +11,7 @@ from peers import evaluation  # noqa: F401  (between the BLAS and MLX)
 # isort: split
 import mlx.core as mx
 
+from mlxspec.cache.rollback import by_tape
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
@@ -95,7 +96,7 @@ def nodes_of(model: Model, prompt: list[int]) -> dict[str, int]:
     # on a CPU a forward is handed over in pieces, and what has been handed over cannot be counted any more
     with device.private_kernels(), patch.object(device, "start"):
         for width in (1, 4):
-            cache = model.make_cache(1)
+            cache = model.make_cache(1, by_tape())
             model.forward(mx.array(prompt, mx.int32), FlatRows((len(prompt),)), cache, facts=True)
             cache.commit()
             for _ in range(2):  # as it runs once its shape has come up

@@ -18,6 +18,7 @@ import pytest
 from mlx.utils import tree_flatten
 from test_gemma_config import SIZES as GEMMAS
 
+from mlxspec import device
 from mlxspec.checkpoints.memory import state_bytes
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import architecture
@@ -123,13 +124,16 @@ def test_effective_parameters(size: str, billions: float) -> None:
     ],
 )
 def test_memory_of_a_row(size: str, bytes_a_token: int, constant: int) -> None:
-    """Keys and values of the layers that see everything, states and windows; and the room that buffers have to grow and for drafts."""
+    """Keys and values of the layers that see everything, states and windows; and the room that buffers have to grow and for drafts. On a
+    CPU up to 8 MB of the states that a verify passes are kept in a layer."""
     config = SIZES[size][0]
     kind = architecture(config)
-    model = kind.build(kind.parse(config))
+    parsed = kind.parse(config)
+    model = kind.build(parsed)
     model.set_dtype(mx.bfloat16)
     before = mx.get_active_memory()
+    passed = sum(getattr(parsed, "is_linear", ())) * (8 << 20) if device.backend() == "cpu" else 0
     for length in (65536, 131072):
         least = length * bytes_a_token + constant
-        assert least <= state_bytes(model, length, 1) < 1.3 * least, length
+        assert least <= state_bytes(model, length, 1) < 1.3 * least + passed, length
     assert mx.get_active_memory() - before < 1 << 26
