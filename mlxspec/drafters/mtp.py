@@ -127,8 +127,8 @@ class Mtp(ModelDrafter):
             index = np.cumsum([name in names for name in self._order]) * [n in names for n in self._order]
             num = mx.concatenate([mx.zeros((1,), mx.int32), num])[mx.array(index.astype(np.int32))]
         cache.commit(num)
-        last = mx.arange(len(names)) * unread.width + unread.num - 1
-        hidden = out.hidden[last]
+        before = np.arange(len(names), dtype=np.int32) * unread.width - 1
+        hidden = out.hidden[mx.array(before) + unread.num]
         return self._head.head(hidden), hidden
 
     def _make_cache(self, num_rows: int) -> ModelCache:

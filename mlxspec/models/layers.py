@@ -189,5 +189,5 @@ def _turns(positions: mx.array, frequencies: mx.array) -> tuple[mx.array, mx.arr
 def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     """Turn the halves of x's first dims against one another (not interleaved). x (N, heads, D) float32, cos and sin from `Rotary.table`."""
     half = cos.shape[-1]
-    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return mx.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+    a, b, *rest = mx.split(x, [half, 2 * half] if 2 * half < x.shape[-1] else 2, axis=-1)
+    return mx.concatenate([a * cos - b * sin, b * cos + a * sin, *rest], axis=-1)
