@@ -26,7 +26,7 @@ class GemmaRotary(Rotary):
     def __init__(self, shape: RotaryShape) -> None:
         pairs = np.arange(shape.head_dim // 2, dtype=np.float64)
         frequencies = shape.theta ** (-2 * pairs / shape.head_dim) / shape.factor
-        self._frequencies = mx.array(np.where(pairs < shape.num_pairs, frequencies, 0.0).astype(np.float32))
+        super().__init__(np.where(pairs < shape.num_pairs, frequencies, 0.0))
 
 
 def attend_rows(

@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from mlxspec.kernels.activations import gated
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape
-from mlxspec.models.layers import FusedLinear, rms_norm, rotate
+from mlxspec.models.layers import FusedLinear, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp
 
 _GELU = 2.0 * math.sqrt(2.0 / math.pi)
@@ -69,15 +69,19 @@ class Attention(nn.Module):
     def project(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
         """x (N, H) -> queries (N, Hq, D) and, unless they are another layer's, keys and values (N, Hkv, D); all as attention takes them."""
         eps, dim = self._c.rms_eps, self._shape.head_dim
+
+        def turned(heads: mx.array, norm: nn.RMSNorm) -> mx.array:
+            normed = mx.fast.rms_norm(heads, norm.weight, eps)
+            return rotate(normed, swapped(normed), cos, sin).astype(x.dtype)
+
         q, *kv = (part.reshape(x.shape[0], -1, dim) for part in self.qkv.split(x))
-        q = rotate(mx.fast.rms_norm(q, self.q_norm.weight, eps), cos, sin).astype(x.dtype)
+        q = turned(q, self.q_norm)
         if not kv:
             return (q,)
         k, v = kv[0], kv[-1]
         if self._c.norms_values:
             v = mx.fast.rms_norm(v, None, eps)
-        k = rotate(mx.fast.rms_norm(k, self.k_norm.weight, eps), cos, sin)
-        return q, k.astype(x.dtype), v
+        return q, turned(k, self.k_norm), v
 
 
 class Router(nn.Module):

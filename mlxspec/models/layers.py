@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -136,13 +137,13 @@ def _affine(part: nn.Module) -> QuantizedWeight | None:
     return QuantizedWeight(part.weight, part.scales, part.biases, part.group_size, part.bits)
 
 
-def rows_of(module: nn.Module, shape: Sequence[int], place: int) -> nn.Module:
-    """A linear module of some of another's outputs, those at `place` on the second of three axes into which `shape` lays them out."""
+def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
+    """A linear module of some of another's outputs: laid out as `shape`, those that `places` indexes."""
     found = copy.copy(module)
     for name in ("weight", "scales", "biases"):
         if found.get(name) is not None:
             rows = found[name]
-            found[name] = rows.reshape(*shape, rows.shape[-1])[:, place].reshape(-1, rows.shape[-1])
+            found[name] = rows.reshape(*shape, rows.shape[-1])[places].reshape(-1, rows.shape[-1])
     return found
 
 
@@ -166,28 +167,44 @@ def _concat_quantized(parts: Sequence[nn.Module]) -> nn.Module:
 
 
 class Rotary:
-    """Angles of rotary positions for the first `dims` of each head."""
+    """Angles of rotary positions, for heads in which number i pairs with i + D / 2. A pair of frequency 0 stays as it is."""
 
-    def __init__(self, dims: int, theta: float) -> None:
-        self._frequencies = mx.array(
-            (theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)).astype(np.float32)
-        )
+    def __init__(self, frequencies: np.ndarray) -> None:
+        """frequencies (D / 2,): radians a position."""
+        self._cos = mx.array(np.concatenate([frequencies, frequencies]).astype(np.float32))
+        self._sin = mx.array(np.concatenate([-frequencies, frequencies]).astype(np.float32))
+
+    @classmethod
+    def of_first(cls, dims: int, theta: float, head_dim: int) -> Rotary:
+        """For heads laid out in `rotary_order`, of which `dims` numbers are turned."""
+        frequencies = theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
+        return cls(np.concatenate([frequencies, np.zeros((head_dim - dims) // 2)]))
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """positions (N,) int32 -> cos, sin (N, 1, dims / 2) float32; made once a forward, used by every layer."""
-        return _turns(positions[:, None, None], self._frequencies)
+        """positions (N,) int32 -> what `rotate` multiplies a number and the other of its pair with, (N, 1, D) float32 each; made once a
+        forward, used by every layer."""
+        return _turns(positions[:, None, None], self._cos, self._sin)
 
 
 @partial(mx.compile, shapeless=True)
-def _turns(positions: mx.array, frequencies: mx.array) -> tuple[mx.array, mx.array]:
-    """Written so that it takes two kernels: a product of its own would be what both need, and so a third."""
-    return mx.cos(positions.astype(mx.float32) * frequencies), mx.sin(
-        frequencies * positions.astype(mx.float32)
-    )
+def _turns(positions: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:
+    at = positions.astype(mx.float32)
+    return mx.cos(at * cos), mx.sin(at * sin)
 
 
-def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Turn the halves of x's first dims against one another (not interleaved). x (N, heads, D) float32, cos and sin from `Rotary.table`."""
-    half = cos.shape[-1]
-    a, b, *rest = mx.split(x, [half, 2 * half] if 2 * half < x.shape[-1] else 2, axis=-1)
-    return mx.concatenate([a * cos - b * sin, b * cos + a * sin, *rest], axis=-1)
+def rotary_order(head_dim: int, dims: int) -> list[int]:
+    """Where a head's numbers are taken from for `Rotary.of_first`, by a checkpoint's order, in which number i of the first `dims` pairs
+    with i + dims / 2. Scores do not change where queries and keys are laid out alike."""
+    half, rest = dims // 2, list(range(dims, head_dim))
+    cut = len(rest) // 2
+    return [*range(half), *rest[:cut], *range(half, dims), *rest[cut:]]
+
+
+def swapped(x: mx.array) -> mx.array:
+    """(..., D), each number in the place of the other of its pair."""
+    return mx.concatenate(mx.split(x, 2, axis=-1)[::-1], axis=-1)
+
+
+def rotate(x: mx.array, other: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Turn pairs against one another, in one kernel: x and other = swapped(x) (N, heads, D), cos and sin from `Rotary.table`; float32."""
+    return x * cos + other * sin

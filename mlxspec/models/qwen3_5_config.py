@@ -101,7 +101,7 @@ class Qwen35Config:
         ):
             if b == 0 or a % b:
                 raise ModelError(f"config.json: cannot divide {what} ({a} by {b}).")
-        if self.rope_dims % 2 or not 0 < self.rope_dims <= self.head_dim:
+        if self.rope_dims % 2 or self.head_dim % 2 or not 0 < self.rope_dims <= self.head_dim:
             raise ModelError(
                 f"config.json: rotary dimensions {self.rope_dims} do not fit heads of {self.head_dim}."
             )

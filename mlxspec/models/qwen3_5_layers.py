@@ -22,7 +22,7 @@ from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
-from mlxspec.models.layers import FusedLinear, rms_norm, rotate, rows_of
+from mlxspec.models.layers import FusedLinear, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
@@ -57,9 +57,16 @@ class Attention(nn.Module):
     def fuse(self) -> None:
         c = self._c
         # a head's outputs are its query and then its gate; queries and keys side by side are normed and turned by one operation
-        query, gate = (rows_of(self.q_proj, (c.num_heads, 2, c.head_dim), place) for place in (0, 1))
+        query, gate = (
+            rows_of(self.q_proj, (c.num_heads, 2, c.head_dim), (slice(None), place)) for place in (0, 1)
+        )
+        order = mx.array(rotary_order(c.head_dim, c.rope_dims))
+        query, key = (
+            rows_of(part, (num, c.head_dim), (slice(None), order))
+            for part, num in ((query, c.num_heads), (self.k_proj, c.num_kv_heads))
+        )
         self.qkv = FusedLinear(
-            [query, self.k_proj, gate, self.v_proj],
+            [query, key, gate, self.v_proj],
             [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_heads, c.num_kv_heads)],
         )
         query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
@@ -69,10 +76,11 @@ class Attention(nn.Module):
             query_norm, self._scale = query_norm * self._scale, 1.0
         self.qk_norm = mx.concatenate(
             [
-                mx.repeat(weight[None], num, axis=0)
+                mx.repeat(weight[None, order], num, axis=0)
                 for weight, num in ((query_norm, c.num_heads), (key_norm, c.num_kv_heads))
             ]
         )
+        self.qk_norm_swapped = swapped(self.qk_norm)
         self.out = FusedLinear([self.o_proj])
         for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
             delattr(self, name)
@@ -87,8 +95,9 @@ class Attention(nn.Module):
         qk, gate, v = self.qkv.split(
             x, (num_heads, c.head_dim), (c.num_heads * c.head_dim,), (c.num_kv_heads, c.head_dim)
         )
-        normed = mx.fast.rms_norm(qk.astype(self.qk_norm.dtype), None, c.rms_eps) * self.qk_norm
-        q, k = mx.split(rotate(normed, cos, sin).astype(x.dtype), [c.num_heads], axis=1)
+        normed = mx.fast.rms_norm(qk.astype(self.qk_norm.dtype), None, c.rms_eps)
+        other = swapped(normed) * self.qk_norm_swapped
+        q, k = mx.split(rotate(normed * self.qk_norm, other, cos, sin).astype(x.dtype), [c.num_heads], axis=1)
         return q, k, v, gate
 
     def core(

@@ -1,4 +1,4 @@
-"""How many kernels the Gated DeltaNet mixer launches in a decode step on Metal, counted in the graph and beside mlx-lm's.
+"""How many kernels a layer's mixer, Gated DeltaNet or attention, launches in a decode step on Metal: counted in the graph, beside mlx-lm's.
 
 Nothing runs on a GPU: kernels are stubs that record one primitive each, and the graph that MLX built is read, not evaluated. Counted is the
 mixer alone (no MLP, no residual), weights quantized alike, in the way each engine runs it: ours inside `mx.compile`, mlx-lm's as it is.
@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlxspec import device  # noqa: F401  (before mlx)
@@ -24,14 +25,18 @@ from mlxspec.cache.rollback import TAPE, RecurrentState, Stood
 from mlxspec.kernels import launch
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
+from mlxspec.models.layers import Rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_layers import GatedDeltaNet, RoundLayout
+from mlxspec.models.qwen3_5_layers import Attention, GatedDeltaNet, RoundLayout
 
 VIEWS = {
     *("Slice", "Reshape", "ExpandDims", "Squeeze", "Split", "Broadcast", "Transpose", "Flatten", "Unflatten"),
     "StopGradient",
 }
-MOST = 6
+compiled = pytest.mark.skipif(
+    "MLX_DISABLE_COMPILE" in os.environ, reason="counts compiled kernels: test_compiled.py runs it"
+)
+MOST, MOST_OF_ATTENTION = 6, 7
 HIDDEN, KEY_HEADS, VALUE_HEADS, DIM = 512, 16, 48, 128  # heads of the 27B, behind a narrower residual stream
 
 
@@ -172,9 +177,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     return [mixer(x, cache=cache), cache[0], cache[1]]
 
 
-@pytest.mark.skipif(
-    "MLX_DISABLE_COMPILE" in os.environ, reason="counts compiled kernels: test_compiled.py runs it"
-)
+@compiled
 @pytest.mark.parametrize("facts", [False, True], ids=["verify", "facts"])
 def test_the_mixer_launches_at_most_six_kernels(config, with_kernels, monkeypatch, tmp_path, facts):
     own = launches(ours(config, facts=facts), tmp_path)
@@ -185,3 +188,63 @@ def test_the_mixer_launches_at_most_six_kernels(config, with_kernels, monkeypatc
     assert own["QuantizedMatmul"] == 2
     assert own.total() <= MOST
     assert own.total() < other.total()
+
+
+def our_attention(config: Qwen35Config) -> list[mx.array]:
+    """One token: what is around the core, with queries in the core's place. What it writes and attends is the same for both."""
+    mixer = Attention(config)
+    quantized(mixer)
+    mixer.fuse()
+    mx.eval(mixer.parameters())
+    x, cos = mx.ones((1, HIDDEN), mx.bfloat16), mx.ones((1, 1, config.head_dim))
+    mx.eval(x, cos)
+
+    def step(x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
+        q, k, v, gate = mixer.project(x, cos, sin)
+        return mixer.finish(mx.depends(q.reshape(1, -1), [k, v]), gate), k, v
+
+    return list(mx.compile(step)(x, cos, cos))
+
+
+def their_attention(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
+    from mlx_lm.models import qwen3_next
+    from mlx_lm.models.qwen3_5 import Attention as Theirs
+    from mlx_lm.models.qwen3_5 import TextModelArgs
+
+    arguments = {
+        "model_type": "qwen3_5_text", "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "num_hidden_layers": 1,
+        "num_attention_heads": 24, "rms_norm_eps": 1e-6, "vocab_size": 32, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 128, "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    }  # fmt: skip
+
+    def rope(x: mx.array, *_: Any, **__: Any) -> mx.array:
+        return stub()(inputs=[x], output_shapes=[x.shape], output_dtypes=[x.dtype])[0]
+
+    def core(queries: mx.array, keys: mx.array, values: mx.array, **_: Any) -> mx.array:
+        return mx.depends(queries, [keys, values])
+
+    monkeypatch.setattr(mx.fast, "rope", rope)
+    monkeypatch.setattr(qwen3_next, "scaled_dot_product_attention", core)
+    mixer = quantized(Theirs(TextModelArgs.from_dict(arguments)))
+    x = mx.ones((1, 1, HIDDEN), mx.bfloat16)
+    mx.eval(x)
+    return [mixer(x)]
+
+
+@compiled
+def test_attention_launches_few_kernels_around_its_core(config, with_kernels, monkeypatch, tmp_path):
+    pytest.importorskip("mlx_lm.models.qwen3_next")
+    sizes = replace(config, num_heads=24, num_kv_heads=4, head_dim=256, rope_dims=64)
+    own = launches(our_attention(sizes), tmp_path)
+    other = launches(their_attention(monkeypatch), tmp_path)
+    print(f"\nlaunches around the core of attention in a decode step: {own.total()} {dict(own)}")
+    print(f"mlx-lm's: {other.total()} {dict(other)}")
+    # without the core; a concatenation copies each of two parts by itself
+    assert own.total() - 1 + own["Concatenate"] <= MOST_OF_ATTENTION
+    assert own.total() < other.total()
+
+
+@compiled
+def test_positions_take_three_kernels(tmp_path):
+    angles = Rotary.of_first(64, 1e7, 256).table(mx.array([3, 4, 5], mx.int32))
+    assert launches(angles, tmp_path).total() == 3
