@@ -153,7 +153,10 @@ class Qwen35(TextModel):
             return pieces[name](self.language_model.model.layers[i], *arrays)
 
         def shared(name: str, i: int, *arrays: Any) -> Any:
-            return self._runners.of_layer((name, key), i, pieces[name], rows, deferred=deferred)(*arrays)
+            out = self._runners.of_layer((name, key), i, pieces[name], rows, deferred=deferred)(*arrays)
+            if name == "linear":
+                device.start(out[0])  # the device need not wait for the next layers to be built
+            return out
 
         def whole(s: int, *arrays: Any) -> Any:
             run = partial(self._run, apply, self._segments[s], taps)

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
@@ -66,6 +67,7 @@ class Qwen35Mtp(nn.Module):
         x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
             target.embed(tokens), hidden, cos, sin
         )
+        device.start(x)  # so that the device need not wait until all of the forward is built
         attended = layer.self_attn.core(q, k, v, places, cache.attention(0))
         out = self._runners.get("after", self._after, rows)(x, attended, gate)
         seen = out
