@@ -28,9 +28,8 @@ from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
 
 STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
-_PASSED_AT_MOST = (
-    8 << 20
-)  # bytes of the states that a row passed in one layer: of more its tape is kept instead
+# bytes of the states that a row passed in one layer: of more its tape is kept instead
+_PASSED_AT_MOST = 8 << 20
 
 
 class RecurrentState(NamedTuple):
@@ -124,7 +123,8 @@ class Tape(Rollback):
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> Verified:
-        y, state, tape, passed = gdn_round(inputs, *self._start(past, stood, here))
+        begun, kept = self._start(past, stood)
+        y, state, tape, passed = gdn_round(inputs, begun, here, kept)
         fit = widths.max_width <= self.most_passed(state.nbytes // state.shape[0])
         return Verified(y, state, tuple(passed if passed and fit else tape))
 
@@ -145,15 +145,14 @@ class Tape(Rollback):
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return gdn_facts(inputs, *self._start(past, stood, here))
+        begun, kept = self._start(past, stood)
+        return gdn_facts(inputs, begun, here, kept)
 
-    def _start(
-        self, past: RecurrentState, stood: Stood | None, here: RowLayout
-    ) -> tuple[mx.array, RowLayout, Kept | None]:
-        """The state that a forward begins with, its rows, and what is to be replayed onto that state."""
+    def _start(self, past: RecurrentState, stood: Stood | None) -> tuple[mx.array, Kept | None]:
+        """The state that a forward begins with, and what is to be replayed onto it."""
         if stood is None or _are_states(past.held):
-            return self.flush(past, stood), here, None
-        return past.state, here, self._kept(past, stood)
+            return self.flush(past, stood), None
+        return past.state, self._kept(past, stood)
 
     def _kept(self, past: RecurrentState, stood: Stood) -> Kept:
         return Kept(TapeArrays(*past.held), stood.rows, stood.kept)

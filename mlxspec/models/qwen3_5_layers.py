@@ -70,9 +70,8 @@ class Attention(nn.Module):
             [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_heads, c.num_kv_heads)],
         )
         query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
-        if log2(
-            self._scale
-        ).is_integer():  # 256 and 64 dimensions: exact in every dtype, and one operation less
+        # of heads of 256 and 64 a power of two, which no dtype rounds: one operation less
+        if log2(self._scale).is_integer():
             query_norm, self._scale = query_norm * self._scale, 1.0
         self.qk_norm = mx.concatenate(
             [
