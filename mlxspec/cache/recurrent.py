@@ -86,17 +86,15 @@ class RecurrentLayerCache:
         self.current = RecurrentState(*state)
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back the tape or the states passed
-        (another way of rollback may take more) and the convolution's inputs, which keep the columns of what was projected with them: gate,
+        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back what the default way of rollback
+        holds (another may hold more) and the convolution's inputs, which keep the columns of what was projected with them: gate,
         decay and step size, and what fills up a panel of a product."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
         columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
         kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
-        tape = 4 * widest * num_heads * (value_dim + key_dim + 1)
         size = 4 * num_heads * value_dim * key_dim
-        passed = size * min(widest, by_tape().most_passed(size))
-        return size + kept + max(tape, passed)
+        return size + kept + by_tape().bytes_for(widest, state.shape[1:])
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -1,6 +1,7 @@
-"""How the recurrence of a Gated DeltaNet layer goes back to what was accepted: three ways behind one contract, `Rollback`.
+"""How the recurrence of a Gated DeltaNet layer goes back to what was accepted: four ways behind one contract, `Rollback`.
 
     Tape        keeps the state before the last forward and what that forward did to it; the next replays what stands (the default)
+    Trail       the same with fewer operations: rows of few tokens keep the states they passed (the default on a CPU)
     Snapshots   keeps the last states themselves; the next forward starts from the one that stands
     Checkpoint  keeps the state before and the forward's inputs; the next runs what stands again (the plain twin of the others)
 
@@ -22,14 +23,12 @@ from mlxspec import device
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
-from mlxspec.kernels.gdn_ops import pick, picked
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
 
 STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
-# bytes of the states that a row passed in one layer: of more its tape is kept instead
-_PASSED_AT_MOST = 8 << 20
 
 
 class RecurrentState(NamedTuple):
@@ -112,55 +111,67 @@ class Rollback(ABC):
 
 @dataclass(frozen=True)
 class Tape(Rollback):
-    """state: before the last forward; held: its tape (k, delta, log_g).
-
-    keeps_passed: hold the states behind each token instead, where they are small. The twin makes them on its way anyway, so that nothing is
-    to be replayed; a GPU's kernel would have to write them.
-    """
-
-    keeps_passed: bool = False
+    """state: before the last forward; held: its tape (k, delta, log_g)."""
 
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> Verified:
-        begun, kept = self._start(past, stood)
-        y, state, tape, passed = gdn_round(inputs, begun, here, kept)
-        fit = widths.max_width <= self.most_passed(state.nbytes // state.shape[0])
-        return Verified(y, state, tuple(passed if passed and fit else tape))
-
-    def most_passed(self, state_bytes: int) -> int:
-        """How many states of a row, of so many bytes each in a layer, are held; of a forward of more tokens it is the tape."""
-        return _PASSED_AT_MOST // state_bytes if self.keeps_passed else 0
+        y, state, tape = gdn_round(inputs, past.state, here, _kept(past, stood))
+        return Verified(y, state, tuple(tape))
 
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        if stood is None:
-            return past.state
-        if not _are_states(past.held):
-            return gdn_flush(past.state, self._kept(past, stood))
-        if stood.known is None:
-            return pick(past.state, past.held, stood.kept, stood.rows.groups)
-        rows, kept = stood.known
-        return picked(past.state, past.held, kept, rows.grouped)
+        kept = _kept(past, stood)
+        return past.state if kept is None else gdn_flush(past.state, kept)
 
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        begun, kept = self._start(past, stood)
-        return gdn_facts(inputs, begun, here, kept)
+        return gdn_facts(inputs, past.state, here, _kept(past, stood))
 
-    def _start(self, past: RecurrentState, stood: Stood | None) -> tuple[mx.array, Kept | None]:
-        """The state that a forward begins with, and what is to be replayed onto it."""
-        if stood is None or _are_states(past.held):
-            return self.flush(past, stood), None
-        return past.state, self._kept(past, stood)
-
-    def _kept(self, past: RecurrentState, stood: Stood) -> Kept:
-        return Kept(TapeArrays(*past.held), stood.rows, stood.kept)
+    def bytes_for(self, width: int, state: Sequence[int]) -> int:
+        """The most that is held of a row of up to `width` tokens in a layer of state (Hv, Dv, Dk)."""
+        num_heads, value_dim, key_dim = state
+        return 4 * width * num_heads * (value_dim + key_dim + 1)
 
 
-def _are_states(held: Sequence[mx.array]) -> bool:
-    """Or a tape, which begins with keys (M, Hk, Dk)."""
-    return held[0].ndim > 3
+def _kept(past: RecurrentState, stood: Stood | None) -> Kept | None:
+    """What is to be replayed onto `past.state`."""
+    return None if stood is None else Kept(TapeArrays(*past.held), stood.rows, stood.kept)
+
+
+@dataclass(frozen=True)
+class Trail(Rollback):
+    """The tape's part where operations are what costs, on a CPU, see kernels/gdn_few.py. state: before the last forward; held: its trail.
+
+    one_by_one: the widest rows whose tokens run one by one; those of wider ones all at once, with other last bits than plain decoding.
+    """
+
+    one_by_one: int = 4
+
+    def verify(
+        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+    ) -> Verified:
+        state = self.flush(past, stood)
+        y, held = few_round(inputs, state, here.index, self.one_by_one)
+        return Verified(y, state, held)
+
+    def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
+        if stood is None:
+            return past.state
+        if stood.known is not None:
+            rows, kept = stood.known
+            return go_back_known(past.state, past.held, kept, rows.grouped, self.one_by_one)
+        width = past.inputs.shape[0] // past.state.shape[0]
+        return go_back(past.state, past.held, stood.kept, stood.rows.groups, width, self.one_by_one)
+
+    def _steps(
+        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
+    ) -> tuple[mx.array, mx.array]:
+        return few_facts(inputs, self.flush(past, stood), here.index, self.one_by_one)
+
+    def bytes_for(self, width: int, state: Sequence[int]) -> int:
+        """As a tape's."""
+        return trail_bytes(width, state, self.one_by_one)
 
 
 @dataclass(frozen=True)
@@ -238,9 +249,9 @@ class Checkpoint(Rollback):
 TAPE = Tape()
 
 
-def by_tape() -> Tape:
+def by_tape() -> Tape | Trail:
     """The default way on this device."""
-    return Tape(keeps_passed=device.backend() == "cpu")
+    return Trail() if device.backend() == "cpu" else TAPE
 
 
 def rollback(name: str, num_states: int) -> Rollback:

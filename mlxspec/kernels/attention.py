@@ -16,11 +16,13 @@ import numpy as np
 
 from mlxspec import device
 from mlxspec.kernels import launch
+from mlxspec.kernels.softmax import may_be_spelled, weigh
 
 _QUERY_BLOCK = 256  # queries attended together where scores are written out: half of a causal square is not worth computing
 _NARROWEST_BLOCK = 32
 _SCORES = 512 << 20  # bytes that scores of a block may take, unless it is the narrowest
-_ALIVE = 4  # scores and what becomes of them, of a block and of one that MLX has made room for already
+# scores and what becomes of them, of a block and of those that MLX has made room for already; and where softmax is spelled out
+_ALIVE, _ALIVE_SPELLED = 4, 16
 # Metal attends without writing scores out for heads of these sizes: a few queries, as many as a key's heads times them are 32, and many
 _FEW, _FEW_HEADS = 8, 32
 _FUSED_FEW, _FUSED_MANY = (64, 96, 128, 256), (64, 80, 128)
@@ -63,7 +65,7 @@ def score_bytes(heads: Heads, width: int, length: int) -> int:
     """What `attend` of so many queries and keys takes for scores while it runs; 0 where a kernel never writes them out."""
     if not _writes_scores(heads, width):
         return 0
-    return _ALIVE * heads.dtype.size * heads.num * min(width, _block(heads, length)) * length
+    return _bytes_a_score(heads) * heads.num * min(width, _block(heads, length)) * length
 
 
 def _writes_scores(heads: Heads, width: int) -> bool:
@@ -76,8 +78,12 @@ def _writes_scores(heads: Heads, width: int) -> bool:
 
 def _block(heads: Heads, length: int) -> int:
     """Queries attended together where scores are written out."""
-    fit = _SCORES // (_ALIVE * heads.dtype.size * heads.num * max(1, length))
+    fit = _SCORES // (_bytes_a_score(heads) * heads.num * max(1, length))
     return max(_NARROWEST_BLOCK, min(_QUERY_BLOCK, fit // _NARROWEST_BLOCK * _NARROWEST_BLOCK))
+
+
+def _bytes_a_score(heads: Heads) -> int:
+    return heads.dtype.size * (_ALIVE_SPELLED if may_be_spelled(heads.dtype) else _ALIVE)
 
 
 def attend(
@@ -90,8 +96,10 @@ def attend(
     heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
     width, length = queries.shape[2], keys.shape[2]
     block, writes = _block(heads, length), _writes_scores(heads, width)
-    # what MLX has on a CPU are plain operations too
-    folds = device.has_fused_attention() and writes and (width <= _FOLDED or not has_kernel(heads))
+    if device.has_fused_attention():
+        folds = writes and (width <= _FOLDED or not has_kernel(heads))
+    else:  # what MLX has on a CPU are plain operations too
+        folds = may_be_spelled(queries.dtype)
     whole = _folded if folds else _by_mlx
     if width <= block or not writes:
         return whole(queries, keys, values, scale, mask)
@@ -126,7 +134,7 @@ def attend_spelled(
     scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
     if mask is not None:
         scores = _masked(scores, mask)
-    out = mx.softmax(scores, axis=-1, precise=True) @ mx.expand_dims(values, 2)  # (1, Hkv, G, w, D)
+    out = weigh(scores, mx.expand_dims(values, 2))  # (1, Hkv, G, w, D)
     return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)
 
 
@@ -156,7 +164,7 @@ def _folded(
     if mask is not None:
         apart = scores.reshape(1, num_kv, -1, width, length)
         scores = _masked(apart, mask).reshape(scores.shape)
-    return (mx.softmax(scores, axis=-1, precise=True) @ values).reshape(1, num_heads, width, dim)
+    return weigh(scores, values).reshape(1, num_heads, width, dim)
 
 
 @cache

@@ -11,7 +11,7 @@ Knows nothing of layers, caches or commits; the caller says how many tape entrie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -65,7 +65,7 @@ def replay(state: mx.array, tape: Tape, kept: mx.array, groups: RowGroups | None
 def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept: mx.array) -> mx.array:
     """The same on rows of equal width: log_g (B, W, Hv); k and delta (B W, ...) or with an axis each."""
     num_rows, num_heads, v_dim, k_dim = state.shape
-    k = _per_value_head(k.astype(mx.float32), num_heads)
+    k = per_value_head(k.astype(mx.float32), num_heads)
     width = log_g.shape[1]
     places = mx.array(np.arange(width, dtype=np.int32).reshape(1, width, 1, 1, 1))
     keep = places < kept.reshape(num_rows, 1, 1, 1, 1)
@@ -81,16 +81,16 @@ def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept
 def pick(state: mx.array, passed: Sequence[mx.array], kept: mx.array, groups: RowGroups | None) -> mx.array:
     """`replay` where the states that `steps` passed were kept: of each row the one behind its first `kept[b]` (B,) tokens."""
     if groups is None:
-        return _pick(state, passed, kept)
+        return pick_rows(state, passed, kept)
     parts, place = [], 0
     for (tokens, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
         width = tokens.shape[1]
-        parts.append(_pick(s, passed[place : place + width], count))
+        parts.append(pick_rows(s, passed[place : place + width], count))
         place += width
     return groups.join(parts)
 
 
-def _pick(state: mx.array, passed: Sequence[mx.array], kept: mx.array) -> mx.array:
+def pick_rows(state: mx.array, passed: Sequence[mx.array], kept: mx.array) -> mx.array:
     """Of rows of equal width. One row's count is a single number, beside which whole states lie one behind the other in memory."""
     shape = passed[0].shape
     s = state.reshape(shape)
@@ -100,24 +100,39 @@ def _pick(state: mx.array, passed: Sequence[mx.array], kept: mx.array) -> mx.arr
     return s.reshape(state.shape)
 
 
-def picked(
-    state: mx.array, passed: Sequence[mx.array], kept: Sequence[int], grouped: Sequence[tuple[list[int], int]]
-) -> mx.array:
-    """`pick` where the host knows how many stand, which takes no arithmetic. grouped: rows that were run together and their width."""
-    parts, place = [], 0
-    for rows, width in grouped:
-        behind, place = passed[place : place + width], place + width
-        counts = {kept[r] for r in rows}
-        if len(counts) == 1 and 0 not in counts:
-            parts.append(behind[counts.pop() - 1])
-        else:
-            parts += [
-                behind[kept[r] - 1][i : i + 1] if kept[r] else state[r : r + 1] for i, r in enumerate(rows)
-            ]
-    parts = [part.reshape(-1, *state.shape[1:]) for part in parts]
-    joined = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-    order = [r for rows, _ in grouped for r in rows]
-    return joined if order == sorted(order) else joined[mx.array(np.argsort(order).astype(np.int32))]
+class Group(NamedTuple):
+    """Rows that run together, W tokens each, padded: decay (b, W, Hv), state (b, Hv, Dv, Dk); q, k, v and beta flat (b W, ...) or (b, W,
+    ...), float32. A padded place has a decay of 1 and a step size of 0, so it leaves the state alone."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    decay: mx.array
+    beta: mx.array
+    state: mx.array
+
+
+def each_group(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    log_g: mx.array,
+    beta: mx.array,
+    state: mx.array,
+    index: RaggedIndex | None,
+) -> Iterator[Group]:
+    """index None: rows are of one width, and one group."""
+    # decay lies behind a reshape, so that it is never fused and has one form
+    if index is None:
+        decay = mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1]))
+        yield Group(*(x.astype(mx.float32) for x in (q, k, v)), decay, beta, state)
+        return
+    for (places, *valid), s in zip(index.groups.tokens, index.groups.split(state), strict=True):
+        tokens = [x[places].astype(mx.float32) for x in (q, k, v)]
+        decay, size = mx.exp(log_g[places]), beta[places]
+        for taken in valid:
+            decay, size = mx.where(taken[..., None], decay, 1.0), mx.where(taken[..., None], size, 0.0)
+        yield Group(*tokens, decay, size, s)
 
 
 def steps(
@@ -129,47 +144,35 @@ def steps(
     state: mx.array,
     index: RaggedIndex | None = None,
 ) -> Steps:
-    """Token by token. Padded places leave the state alone.
-
-    Everything is laid out once as (B, W, Hv, rows, columns), or for one row without B, so that a step is two matmuls and two fused
-    elementwise operations.
-    """
-    # decay lies behind a reshape, so that it is never fused and has one form
-    if index is None:
-        decay = mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1]))
-        y, delta, passed = _looped(_steps, decay.shape[1])(
-            *(_float(x) for x in (q, k, v)), decay, beta, state
-        )
-        return Steps(y, passed[-1].reshape(state.shape), Tape(k, delta, log_g), passed)
+    """Token by token."""
     ys, deltas, ends, every = [], [], [], []
-    for (places, *valid), s in zip(index.groups.tokens, index.groups.split(state), strict=True):
-        tokens = [_float(x[places]) for x in (q, k, v)]
-        decay, size = mx.exp(log_g[places]), beta[places]
-        for taken in valid:
-            decay, size = mx.where(taken[..., None], decay, 1.0), mx.where(taken[..., None], size, 0.0)
-        y, delta, passed = _looped(_steps, decay.shape[1])(*tokens, decay, size, s)
+    for group in each_group(q, k, v, log_g, beta, state, index):
+        y, delta, passed = run_steps(group)
         ys.append(y)
         deltas.append(delta)
-        ends.append(passed[-1].reshape(s.shape))
+        ends.append(passed[-1].reshape(group.state.shape))
         every += passed
+    if index is None:
+        return Steps(ys[0], ends[0], Tape(k, deltas[0], log_g), every)
     tape = Tape(k, index.join_tokens(deltas), log_g)
     return Steps(index.join_tokens(ys), index.groups.join(ends), tape, every)
 
 
-def _float(x: mx.array) -> mx.array:
-    return x.astype(mx.float32)
+def run_steps(group: Group) -> tuple[mx.array, mx.array, list[mx.array]]:
+    """y and delta (b W, Hv, Dv), and the states passed, (b, Hv, Dv, Dk) or with an axis of 1 behind b."""
+    return _looped(_steps, group.decay.shape[1])(*group)  # type: ignore[no-any-return]
 
 
 def _steps(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array, list[mx.array]]:
-    """The same on rows of equal width, decay (B, W, Hv), all else flat (B W, ...) or not: y and delta (B W, Hv, Dv), and the states passed.
-
-    One row's steps are cut along the axis of its tokens, and one token a row needs no cutting: states have no axis more then.
+    """Everything is laid out once as (B, W, Hv, rows, columns), or for one row without B, so that a step is two matmuls and two fused
+    elementwise operations. One row's steps are cut along the axis of its tokens, and one token a row needs no cutting: states have no axis
+    more then.
     """
     num_rows, num_heads, v_dim, k_dim = state.shape
     width = decay.shape[1]
-    q, k = _per_value_head(q, num_heads), _per_value_head(k, num_heads)
+    q, k = per_value_head(q, num_heads), per_value_head(k, num_heads)
     axis = 0 if num_rows == 1 else 1
     head = (num_rows * width, num_heads) if 1 in (num_rows, width) else (num_rows, width, num_heads)
     shaped = (
@@ -216,21 +219,22 @@ def chunks(
     q, k, v, log_g, beta = (_cut(x.astype(mx.float32), num_chunks, size) for x in (q, k, v, log_g, beta))
     q, k = _group_heads(q, num_heads), _group_heads(k, num_heads)  # (H, n, C, Dk)
     beta = beta[..., None]
-    lower = mx.tri(size, dtype=mx.float32)
-    # decay between token j and token i, each sum on its own: differences of one running sum lose float32 where decays are strong
-    between = mx.cumsum(log_g[..., :, None] * mx.tri(size, k=-1), axis=-2)  # (H, n, C, C)
-    decay = mx.exp(between) * lower
+    place = np.arange(size)
+    later = mx.array(place[:, None] > place)
+    g = mx.exp(log_g)[..., None]  # (H, n, C, 1)
+    # decay between token j and token i, each a product of its own: quotients of running products lose float32 where decays are strong
+    between = mx.cumprod(mx.where(later, g, 1.0), axis=-2)  # (H, n, C, C)
+    decay = between * mx.array(np.tri(size, dtype=np.float32))
     keys = k.swapaxes(-1, -2)
-    cumulative = mx.cumsum(log_g, axis=-1)[..., None]  # (H, n, C, 1)
-    grown = mx.exp(cumulative)
-    coupling = ((k * beta) @ keys) * decay * (1.0 - mx.eye(size))
+    grown = mx.cumprod(g, axis=-2)
+    coupling = mx.where(later, ((k * beta) @ keys) * decay, 0.0)
     inverse = _unit_lower_inverse(coupling)
     fresh = inverse @ (v * beta)  # deltas if the chunk began with an empty state
     seen = inverse @ (k * beta * grown)
     scores = (q @ keys) * decay
     q = q * grown
-    k_out = (k * mx.exp(between[..., -1, :])[..., None]).swapaxes(-1, -2)
-    carry = mx.exp(cumulative[..., -1:, :])
+    k_out = (k * between[..., -1, :, None]).swapaxes(-1, -2)
+    carry = grown[..., -1:, :]
     memory = state[0].swapaxes(-1, -2)  # (H, Dk, Dv)
     ys = []
     for c in range(num_chunks):
@@ -241,7 +245,7 @@ def chunks(
     return y.swapaxes(0, 1)[:num_tokens], memory.swapaxes(-1, -2)[None]
 
 
-def _per_value_head(x: mx.array, num_heads: int) -> mx.array:
+def per_value_head(x: mx.array, num_heads: int) -> mx.array:
     """(..., Hk, Dk) to (..., Hv, Dk)."""
     groups = num_heads // x.shape[-2]
     return x if groups == 1 else mx.repeat(x, groups, axis=-2)

@@ -10,7 +10,6 @@ h // (Hv / Hk). A row may have no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,13 +70,11 @@ class Kept:
 
 
 class Round(NamedTuple):
-    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape; the states that the twin
-    passed on its way, as `Steps` has them, the kernel none."""
+    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape."""
 
     y: mx.array
     state: mx.array
     tape: Tape
-    passed: Sequence[mx.array] = ()
 
 
 def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
@@ -125,7 +122,7 @@ def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kep
     if last is not None:
         state = last.replay(state)
     ran = steps(*inputs, state, rows.index)
-    return Round(ran.y, state, ran.tape, ran.passed)
+    return Round(ran.y, state, ran.tape)
 
 
 def gdn_facts_ops(

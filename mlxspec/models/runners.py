@@ -19,10 +19,11 @@ from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.forms import Forms
 
-# tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them
+# tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them. One row's on a CPU
+# is compiled all the same: layer by layer that takes less than fused loops save, even the first time
 COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
-# compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever
-_SHAPES_AT_MOST = 512
+# compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever, and so could prompts
+_SHAPES_AT_MOST, _WIDE_AT_MOST = 512, 64
 
 
 class Runners:
@@ -35,7 +36,8 @@ class Runners:
         """layers: those that `of_layer` knows by number."""
         self.num_cold = 0
         self._layers, self._forms = layers, Forms(layers)
-        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._few: dict[Hashable, Callable[..., Any]] = {}
+        self._wide: dict[Hashable, Callable[..., Any]] = {}
 
     def get(
         self,
@@ -53,7 +55,7 @@ class Runners:
         """
         if not is_shaped or not self._compiles(rows):
             return run
-        return self._kept((key, rows.shape, deferred), run)
+        return self._kept((key, rows.shape, deferred), run, rows)
 
     def of_layer(
         self, key: Hashable, i: int, run: Callable[..., Any], rows: FlatRows, *, deferred: int = 0
@@ -62,18 +64,26 @@ class Runners:
         if not self._compiles(rows):
             return partial(run, self._layers[i])
         whole = key, self._forms.form(i), rows.shape, deferred
-        found = self._kept(whole, self._forms.on(i, run))
+        found = self._kept(whole, self._forms.on(i, run), rows)
         return partial(found, self._forms.weights(i))
 
     def _compiles(self, rows: FlatRows) -> bool:
-        few = rows.max_width <= COMPILE_AT_MOST and rows.num_tokens <= COMPILE_ALL_AT_MOST
-        return few and device.compile_enabled()
+        return (_are_few(rows) or _is_worth_compiling(rows)) and device.compile_enabled()
 
-    def _kept(self, whole: Hashable, run: Callable[..., Any]) -> Callable[..., Any]:
-        found = self._compiled.get(whole)
+    def _kept(self, whole: Hashable, run: Callable[..., Any], rows: FlatRows) -> Callable[..., Any]:
+        kept, most = (self._few, _SHAPES_AT_MOST) if _are_few(rows) else (self._wide, _WIDE_AT_MOST)
+        found = kept.get(whole)
         if found is None:
-            if len(self._compiled) >= _SHAPES_AT_MOST:
-                del self._compiled[next(iter(self._compiled))]
+            if len(kept) >= most:
+                del kept[next(iter(kept))]
             self.num_cold += 1
-            found = self._compiled[whole] = mx.compile(run)
+            found = kept[whole] = mx.compile(run)
         return found
+
+
+def _are_few(rows: FlatRows) -> bool:
+    return rows.max_width <= COMPILE_AT_MOST and rows.num_tokens <= COMPILE_ALL_AT_MOST
+
+
+def _is_worth_compiling(rows: FlatRows) -> bool:
+    return rows.num_rows == 1 and device.backend() == "cpu"
