@@ -35,7 +35,10 @@ def test_what_may_repeat_is_compiled(compiling: pytest.MonkeyPatch) -> None:
     assert is_compiled(Runners(), (1,))
     assert is_compiled(Runners(), (5, 1), deferred=3)
     assert is_compiled(Runners(), (17,) * 4)
-    assert not is_compiled(Runners(), (COMPILE_AT_MOST + 1,))
+    for backend, pays in (("cpu", True), ("metal", False)):
+        compiling.setattr(device, "backend", lambda found=backend: found)
+        assert is_compiled(Runners(), (COMPILE_AT_MOST + 1,)) == pays
+    assert not is_compiled(Runners(), (COMPILE_AT_MOST + 1, 1))
     assert not is_compiled(Runners(), (COMPILE_AT_MOST,) * (COMPILE_ALL_AT_MOST // COMPILE_AT_MOST + 1))
     assert not is_compiled(Runners(), (5, 1), is_shaped=False)
     compiling.setattr(device, "compile_enabled", lambda: False)
@@ -45,9 +48,9 @@ def test_what_may_repeat_is_compiled(compiling: pytest.MonkeyPatch) -> None:
 def test_what_compiles_is_cold(compiling: pytest.MonkeyPatch) -> None:
     found = Runners()
     colds = []
-    for width in (4, 4, 5, COMPILE_AT_MOST + 1, 4):
+    for widths in ((4,), (4,), (5,), (COMPILE_AT_MOST + 1, 1), (4,)):
         before = found.num_cold
-        found.get("key", run, FlatRows((width,)))
+        found.get("key", run, FlatRows(widths))
         colds.append(found.num_cold > before)
     assert colds == [True, False, True, False, False]
 
@@ -59,6 +62,17 @@ def test_the_oldest_shapes_are_forgotten(compiling: pytest.MonkeyPatch) -> None:
     assert found.get("key", run, FlatRows((4,))) is functions[3]
     assert found.get("key", run, FlatRows((1,))) is not functions[0]
     assert found.num_cold == 5
+
+
+def test_prompts_do_not_push_out_what_rounds_repeat(compiling: pytest.MonkeyPatch) -> None:
+    compiling.setattr(device, "backend", lambda: "cpu")
+    compiling.setattr(runners, "_WIDE_AT_MOST", 2)
+    found = Runners()
+    few = found.get("key", run, FlatRows((4,)))
+    wide = [found.get("key", run, FlatRows((w,))) for w in (100, 101, 102)]
+    assert found.get("key", run, FlatRows((102,))) is wide[2]
+    assert found.get("key", run, FlatRows((100,))) is not wide[0]
+    assert found.get("key", run, FlatRows((4,))) is few
 
 
 def test_another_shape_has_another_function(compiling: pytest.MonkeyPatch) -> None:
@@ -119,8 +133,8 @@ def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.M
 
     def logits() -> list[np.ndarray]:
         cache, found = model.make_cache(1), []
-        for width, kept in ((9, 9), (1, 1), (4, 3), (1, 1), (1, 1), (12, 5), (2, 2), (1, 1)):
-            facts = width in (1, 9)
+        for width, kept in ((90, 90), (1, 1), (4, 3), (1, 1), (1, 1), (12, 5), (2, 2), (1, 1)):
+            facts = width in (1, 90)
             out = model.forward(mx.arange(width), FlatRows((width,)), cache, facts=facts)
             found.append(np.array(out.logits))
             cache.commit(None if facts else (kept,))
@@ -128,7 +142,7 @@ def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.M
 
     with device.private_kernels():
         found = [logits(), logits()]
-        monkeypatch.setattr(runners, "COMPILE_AT_MOST", 0)
+        monkeypatch.setattr(runners.Runners, "_compiles", lambda *_: False)
         found.append(logits())
     for other in found[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
