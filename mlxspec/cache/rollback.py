@@ -161,7 +161,7 @@ class Trail(Rollback):
         if stood.known is not None:
             rows, kept = stood.known
             return go_back_known(past.state, past.held, kept, rows.grouped, self.one_by_one)
-        width = past.inputs.shape[0] // past.state.shape[0]
+        width = 0 if past.inputs is None else past.inputs.shape[0] // past.state.shape[0]
         return go_back(past.state, past.held, stood.kept, stood.rows.groups, width, self.one_by_one)
 
     def _steps(

@@ -1,8 +1,8 @@
 """A few tokens of the gated delta rule on a CPU, and what brings rows back from them: the trail.
 
-Rows are taken in groups of like widths (`RowGroups`). In a group of few tokens these go one by one, as in plain decoding and with its bits,
-and the trail is the states that were passed. In a wider one all go at once: token by token they would take five of MLX's operations each, of
-a few microseconds whatever they compute. What each token writes, delta, depends on those before it,
+Rows are taken in groups of like widths (`RowGroups`). In a group of few tokens these go one by one, as in plain decoding and with its
+bits, and the trail is the states that were passed. In a wider one all go at once: token by token they would take five of MLX's operations
+each, of a few microseconds whatever they compute. What each token writes, delta, depends on those before it,
     delta_i = beta_i (v_i - g_1..g_i S k_i) - sum_j<i beta_i (k_j . k_i) g_j+1..g_i delta_j,
 which is one triangular system a head (the WY form of Yang et al. 2024, see gdn_ops, of a single chunk); the trail is what was written.
 Shapes as in gdn_ops; inside, heads come first and tokens last. Does not know which tokens are accepted; the caller says how many.
@@ -21,7 +21,9 @@ from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import RaggedIndex, RowGroups
 from mlxspec.kernels.gdn_ops import each_group, per_value_head, pick_rows, run_steps
 
-_PASSED_AT_MOST = 8 << 20  # bytes of the states that a row passes in one layer: where they take more, all tokens go at once
+_PASSED_AT_MOST = (
+    8 << 20
+)  # bytes of the states that a row passes in one layer: where they take more, all tokens go at once
 _HELD = 3  # arrays in the trail of a group that went at once
 
 
@@ -47,7 +49,8 @@ def trail_bytes(width: int, state: Sequence[int], one_by_one: int) -> int:
 
 def few_round(inputs: GdnInputs, state: mx.array, index: RaggedIndex | None, one_by_one: int) -> Trail:
     """Tokens of which any prefix of each row may stand."""
-    ys, held = [], []
+    ys: list[mx.array] = []
+    held: list[mx.array] = []
     for ran in _each_ran(inputs, state, index, one_by_one):
         ys.append(ran.y)
         held += ran.trail
@@ -133,7 +136,10 @@ def go_back_known(
         elif len(set(counts)) == 1 and counts[0]:
             parts.append(trail[counts[0] - 1])
         else:
-            parts += [trail[n - 1][i : i + 1] if n else state[r : r + 1] for i, (r, n) in enumerate(zip(rows, counts, strict=True))]
+            parts += [
+                trail[n - 1][i : i + 1] if n else state[r : r + 1]
+                for i, (r, n) in enumerate(zip(rows, counts, strict=True))
+            ]
     parts = [part.reshape(-1, *state.shape[1:]) for part in parts]
     joined = parts[0] if len(parts) == 1 else mx.concatenate(parts)
     order = [r for rows, _ in grouped for r in rows]
@@ -164,7 +170,8 @@ def _back(
 
 
 def _back_written(state: mx.array, trail: Sequence[mx.array], kept: mx.array) -> mx.array:
-    return (_compiled_written if device.compile_enabled() else _written)(state, *trail, kept)
+    delta, keys, decays = trail
+    return (_compiled_written if device.compile_enabled() else _written)(state, delta, keys, decays, kept)
 
 
 def _array(x: Sequence[int]) -> mx.array:
@@ -194,7 +201,9 @@ def _solved(
     decays = _decays(decay.swapaxes(1, 2)[:, :, None], mx.array(later >= since), mx.array(later >= since - 1))
     begun, between = mx.split(decays, [1], axis=2)
     beta = heads_first(beta, tokens_last=True)
-    coupling = mx.where(mx.array(later > later[:, None]), alike_k * between * beta, mx.array(np.eye(width, dtype=np.float32)))
+    coupling = mx.where(
+        mx.array(later > later[:, None]), alike_k * between * beta, mx.array(np.eye(width, dtype=np.float32))
+    )
     fresh = (heads_first(v, tokens_last=True) - seen_k * begun) * beta
     delta = fresh @ mx.linalg.tri_inv(coupling, upper=True)
     y = seen_q * begun + delta @ (alike_q * between)
@@ -205,9 +214,7 @@ def _decays(decay: mx.array, counts: mx.array, reached: mx.array) -> mx.array:
     return mx.cumprod(mx.where(counts, decay, 1.0), axis=-1) * reached
 
 
-def _written(
-    state: mx.array, delta: mx.array, keys: mx.array, decays: mx.array, kept: mx.array
-) -> mx.array:
+def _written(state: mx.array, delta: mx.array, keys: mx.array, decays: mx.array, kept: mx.array) -> mx.array:
     """The state behind the first kept (B,) tokens of what `_solved` ran. What does not stand may hold anything."""
     count = kept.reshape(-1, 1, 1, 1)
     until = mx.take_along_axis(decays, mx.maximum(count - 1, 0), axis=-1)  # (B, Hv, W + 1, 1)

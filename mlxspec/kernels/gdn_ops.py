@@ -122,17 +122,16 @@ def each_group(
     index: RaggedIndex | None,
 ) -> Iterator[Group]:
     """index None: rows are of one width, and one group."""
+    q, k, v = (x.astype(mx.float32) for x in (q, k, v))
     # decay lies behind a reshape, so that it is never fused and has one form
     if index is None:
-        decay = mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1]))
-        yield Group(*(x.astype(mx.float32) for x in (q, k, v)), decay, beta, state)
+        yield Group(q, k, v, mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1])), beta, state)
         return
     for (places, *valid), s in zip(index.groups.tokens, index.groups.split(state), strict=True):
-        tokens = [x[places].astype(mx.float32) for x in (q, k, v)]
         decay, size = mx.exp(log_g[places]), beta[places]
         for taken in valid:
             decay, size = mx.where(taken[..., None], decay, 1.0), mx.where(taken[..., None], size, 0.0)
-        yield Group(*tokens, decay, size, s)
+        yield Group(q[places], k[places], v[places], decay, size, s)
 
 
 def steps(

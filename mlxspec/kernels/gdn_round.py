@@ -292,7 +292,7 @@ def _check_dtype(dtype: mx.Dtype) -> float:
         (gdn_round_metal, gdn_facts_metal, gdn_snapshots_metal, gdn_flush_metal),
         (gdn_round_ops, gdn_facts_ops, gdn_snapshots_ops, gdn_flush_ops),
     ):
-        y, base, tape, _ = run(second, state, rows[1], last)
+        y, base, tape = run(second, state, rows[1], last)
         states = mx.stack([state, 2 * state], axis=1)
         more = *facts(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
         found.append([y, base, tape.delta, *more, flush(state, last)])

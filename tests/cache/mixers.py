@@ -17,7 +17,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Tape
+from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Trail
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -26,11 +26,14 @@ from tests import tiny_models
 
 WAYS = {
     "tape": TAPE,
-    "states passed": Tape(keeps_passed=True),
+    "trail": Trail(one_by_one=64),
     "snapshots": Snapshots(64),
     "snapshots, 3": Snapshots(3),
     "checkpoint": Checkpoint(),
 }
+# all of a forward's tokens at once, with other last bits than one after the other
+AT_ONCE = Trail(one_by_one=1)
+NEAR = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 
 class Mixer:
@@ -107,20 +110,30 @@ def as_numpy(x: mx.array) -> np.ndarray:
 
 
 def same_state(cache: ModelCache, known: list[list[int]], mixer: Mixer) -> None:
-    """State and window of every row, bit for bit those of plain decoding. Flushes."""
+    """State and window of every row, bit for bit those of plain decoding, or nearly where tokens ran at once. Flushes."""
     cache.flush()
+    near = NEAR[mx.float32] if cache.rollback == AT_ONCE else 0.0
     current = cache.recurrent(0).current
     for r, tokens in enumerate(known):
         state, window = mixer.plainly(tuple(tokens))[1]
-        assert np.array_equal(as_numpy(current.state[r]), as_numpy(state[0])), f"state of row {r}"
+        assert is_near(as_numpy(current.state[r]), as_numpy(state[0]), near), f"state of row {r}"
         assert np.array_equal(as_numpy(current.window[r]), as_numpy(window[0])), f"window of row {r}"
 
 
-def same_outputs(out: np.ndarray, known: list[list[int]], pieces: list[list[int]], mixer: Mixer) -> None:
-    """What each token of a forward gave, bit for bit what it gives in plain decoding."""
+def same_outputs(
+    out: np.ndarray, known: list[list[int]], pieces: list[list[int]], mixer: Mixer, near: float = 0.0
+) -> None:
+    """What each token of a forward gave, bit for bit what it gives in plain decoding, or as near."""
     place = 0
     for r, (before, piece) in enumerate(zip(known, pieces, strict=True)):
         for i in range(len(piece)):
             wanted = mixer.plainly((*before, *piece[: i + 1]))[0]
-            assert np.array_equal(out[place], wanted), f"token {i} of row {r}"
+            assert is_near(out[place], wanted, near), f"token {i} of row {r}"
             place += 1
+
+
+def is_near(got: np.ndarray, wanted: np.ndarray, near: float) -> bool:
+    """Within `near` of the largest number; 0: the same bits."""
+    if not near:
+        return np.array_equal(got, wanted)
+    return bool(np.abs(got - wanted).max() <= near * max(1e-3, np.abs(wanted).max()))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec import device
-from mlxspec.cache.rollback import Checkpoint, Rollback, Snapshots, Tape
+from mlxspec.cache.rollback import Checkpoint, Rollback, Snapshots, by_tape
 from mlxspec.cli import options
 from mlxspec.engine.engine import Engine, Result
 from tests.engine import equality
@@ -88,7 +87,7 @@ def test_drafts_are_no_longer_than_what_can_be_taken_back_and_that_is_said() -> 
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        ("tape", Tape(keeps_passed=device.backend() == "cpu")),
+        ("tape", by_tape()),
         ("snapshots", Snapshots(17)),
         ("snapshots of 2", Snapshots(2)),
         ("checkpoint", Checkpoint()),

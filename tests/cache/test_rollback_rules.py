@@ -7,12 +7,12 @@ import pytest
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Tape, rollback
+from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Tape, Trail, by_tape, rollback
 from mlxspec.config import ROLLBACKS, EngineConfig
 from mlxspec.errors import CacheError, ConfigError
 from mlxspec.kernels.flat import FlatRows
 from tests import tiny_models
-from tests.cache.mixers import WAYS, Mixer, full_size, same_state, tiny
+from tests.cache.mixers import AT_ONCE, NEAR, WAYS, Mixer, as_numpy, full_size, is_near, same_state, tiny
 
 FULL = 48  # value heads of 27B
 
@@ -90,32 +90,54 @@ def test_caches_of_different_ways_share_snapshots_and_rows() -> None:
     same_state(joined, [[0, 1, 0], [0, 1], [0, 1, 0], [0, 1, 0, 1], [0, 1, 0]], mixer)
 
 
-def test_states_passed_are_held_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_passed_are_held_while_they_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     mixer = tiny("float32")
     size = mixer.make_cache(1).recurrent(0).current.state.nbytes
-    monkeypatch.setattr("mlxspec.cache.rollback._PASSED_AT_MOST", 3 * size)
-    way = Tape(keeps_passed=True)
-    assert way.most_passed(size) == 3
-    cache = mixer.make_cache(2, way)
+    monkeypatch.setattr("mlxspec.kernels.gdn_few._PASSED_AT_MOST", 3 * size)
+    cache = mixer.make_cache(2, Trail(one_by_one=3))
     held = []
     for widths, kept in (
         ((3, 3), [2, 0]),
         ((4, 4), [1, 3]),
-        ((4, 1), [3, 1]),
+        ((5, 1), [3, 1]),
         ((2, 1), [2, 1]),
         ((3, 3), [3, 3]),
     ):
         verify(cache, widths, mixer)
         cache.commit(kept)
-        held.append(cache.recurrent(0).current.held[0].ndim)
-    assert held == [5, 3, 3, 4, 5], "states, those of several rows with an axis more, or keys"
+        held.append([x.shape for x in cache.recurrent(0).current.held])
+    heads, v_dim, k_dim = cache.recurrent(0).current.state.shape[1:]
+    passed = (2, 1, heads, v_dim, k_dim)
+
+    def written(num_rows: int, width: int) -> list[tuple[int, ...]]:
+        head = num_rows, heads
+        return [(*head, v_dim, width), (*head, width, k_dim), (*head, width + 1, width)]
+
+    one = (1, heads, v_dim, k_dim)
+    assert held == [[passed] * 3, written(2, 4), [one, *written(1, 5)], [one] * 3, [passed] * 3]
+    cache.flush()
     texts = [[0, 1, 0, 0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 0, 0, 0, 1, 2]]
-    same_state(cache, texts, mixer)
+    for r, tokens in enumerate(texts):
+        wanted = as_numpy(mixer.plainly(tuple(tokens))[1][0][0])
+        assert is_near(as_numpy(cache.recurrent(0).current.state[r]), wanted, NEAR[mx.float32])
+
+
+@pytest.mark.parametrize("widths", [(1,), (3,), (4,), (5,), (9,), (9, 2, 5, 1)])
+@pytest.mark.parametrize("way", [TAPE, Trail(), Trail(one_by_one=64), AT_ONCE], ids=repr)
+def test_no_row_holds_more_than_is_said(way: Tape | Trail, widths: tuple[int, ...]) -> None:
+    mixer = tiny("float32")
+    cache = mixer.make_cache(len(widths), way)
+    verify(cache, widths, mixer)
+    cache.commit(list(widths))
+    current = cache.recurrent(0).current
+    said = len(widths) * way.bytes_for(max(widths), current.state.shape[1:])
+    assert sum(x.nbytes for x in current.held) <= said
 
 
 def test_ways_have_names() -> None:
-    tape = Tape(keeps_passed=device.backend() == "cpu")
-    assert [rollback(name, 4) for name in ROLLBACKS] == [tape, Snapshots(4), Checkpoint()]
+    ways = Trail() if device.backend() == "cpu" else TAPE, Snapshots(4), Checkpoint()
+    assert tuple(rollback(name, 4) for name in ROLLBACKS) == ways
+    assert by_tape() == ways[0]
     for make in (lambda: rollback("rewind", 4), lambda: Snapshots(1)):
         with pytest.raises(ConfigError):
             make()
