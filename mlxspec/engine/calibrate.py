@@ -1,7 +1,7 @@
 """Measures at load what rounds cost here: real rounds of every width with worthless drafts, and what each model drafter takes.
 
 Whole rounds are timed, host work included, because whole rounds are what the controller weighs. Kept in the user's cache folder by
-machine, versions and model, so that the next load starts from them. Knows the engine and clocks; decides nothing.
+machine, versions, code and model, so that the next load starts from them. Knows the engine and clocks; decides nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,8 @@ from statistics import median
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxspec import __version__, device, folders
+from mlxspec import __version__, device, folders, kernels, models
+from mlxspec import cache as caches
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
@@ -200,6 +202,7 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
     parameters: object = getattr(model, "parameters", dict)()
     described = [
         __version__,
+        _code(),
         version("mlx"),
         report.backend,
         report.device,
@@ -211,6 +214,16 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
     ]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:32]
     return folders.private_folder("costs")[0] / f"{digest}.json"
+
+
+@cache
+def _code() -> str:
+    """Of the code that rounds run: between two releases it changes what they cost."""
+    found = hashlib.sha256()
+    for package in (kernels, caches, models):
+        for file in sorted(Path(package.__path__[0]).glob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()
 
 
 def _widths(model: Model) -> list[int]:

@@ -22,7 +22,8 @@ CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[
 _CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
 _SCALE_GAIN = 0.05
 _KNOT_GAIN = 0.03
-_UNMEASURED = 1.5  # times what drafts cost in one row is what they are taken to cost in several, until it has been measured
+# of a plain round: what any drafts of several rows are taken to cost beyond their tokens, until it has been measured
+_PAUSE = 0.3
 _GUESS_CLIP, _GUESS_TRIES = 0.7, 4  # the same for a width nobody has measured, and how often it stays one
 _DRAFT_GAIN = 0.10
 _FORMAT = 2
@@ -122,14 +123,15 @@ def _line(points: Mapping[int, float], width: int) -> float:
 
 def _of_rows(one: Curve, num_rows: int) -> dict[int, float]:
     """Seconds by width for several rows, from one row's. A plain round of them is one row's and as much for each further row as a
-    further token costs once a round is wide at all (the step from plain to wide is not paid); drafted tokens add half as much again as
-    they add there, for one row's draft keeps the rounds of all from running ahead."""
+    further token costs once a round is wide at all (the step from plain to wide is not paid); drafted tokens add what they add there and,
+    however many they are, a share of a plain round, for one row's draft keeps the rounds of all from running ahead and rows of several
+    widths have to be taken apart."""
     plain = one.seconds(1) + one.seconds(1 + num_rows) - one.seconds(2)
     found = {
         w: one.seconds(1) + (plain - one.seconds(1)) * (w - 1) / (num_rows - 1) for w in range(1, num_rows)
     }
     return found | {
-        w: plain + _UNMEASURED * (one.seconds(1 + w - num_rows) - one.seconds(1))
+        w: plain + (_PAUSE * plain if w > num_rows else 0.0) + one.seconds(1 + w - num_rows) - one.seconds(1)
         for w in KNOTS
         if w >= num_rows
     }
