@@ -332,7 +332,7 @@ class Auto:
 
 def _offer(name: str, draft: Draft) -> Offer:
     sure = draft.confidences
-    return Offer(name, draft.length, sure if isinstance(sure, list) else None)
+    return Offer(name, draft.length, sure if isinstance(sure, list) else None, draft.backing)
 
 
 def _tokens(draft: Draft) -> list[int]:

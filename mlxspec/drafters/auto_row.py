@@ -67,7 +67,7 @@ class AutoRow:
             self.said.pop()
             if width:
                 sure = last.offer.confidences
-                offer = Offer(last.offer.drafter, width, None if sure is None else sure[:width])
+                offer = last.offer._replace(length=width, confidences=None if sure is None else sure[:width])
                 self.said.append(Said(offer=offer, tokens=last.tokens[:width]))
 
     def _judge(self, tokens: Sequence[int], control: Controller) -> None:

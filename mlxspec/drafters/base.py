@@ -52,7 +52,8 @@ class Draft(NamedTuple):
     Either host tokens (a list) or device ones: tokens and confidences (length,), lazy. Confidence is the probability of the drafter's most
     likely token at that place (a list where the tokens are one); None where the drafter has no distribution.
     ended: why the drafter has closed the row and will draft no more for it. scores (length, V), lazy: what each token was drawn from, as
-    logits, for rows whose sampler keeps drafts; None where the drafter draws nothing, so that the token was certain.
+    logits, for rows whose sampler keeps drafts; None where the drafter draws nothing, so that the token was certain. backing: of a lookup,
+    how many tokens before the ones it looked up it would have said right from the same place; None where it does not know.
     """
 
     length: int
@@ -60,6 +61,7 @@ class Draft(NamedTuple):
     confidences: mx.array | list[float] | None = None
     ended: str | None = None
     scores: mx.array | None = None
+    backing: int | None = None
 
     @classmethod
     def of(cls, tokens: Sequence[int], confidences: Sequence[float] | None = None) -> Draft:

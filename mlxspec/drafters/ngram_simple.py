@@ -16,6 +16,8 @@ import mlx.core as mx
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.sampling.sampler import BatchSampler
 
+_BACKING_AT_MOST = 40  # tokens: a place that would have said so many right is sure enough
+
 
 class NgramIndex:
     """One row's history with, for every n-gram, where it last ended.
@@ -63,6 +65,16 @@ class NgramIndex:
         """Whether the last n tokens have stood here before."""
         return tuple(self.history[-self.n :]) in self._ends
 
+    @property
+    def backing(self) -> int:
+        """How many tokens before the last n have also stood before them at their latest earlier occurrence, which there must be."""
+        history, n = self.history, self.n
+        start = self._ends[tuple(history[-n:])]
+        most, count = min(start - n, _BACKING_AT_MOST), 0
+        while count < most and history[start - n - 1 - count] == history[-n - 1 - count]:
+            count += 1
+        return count
+
     def find(self, limit: int) -> list[int]:
         """Up to `limit` tokens that followed the latest earlier occurrence of the last n tokens."""
         history = self.history
@@ -94,8 +106,9 @@ class NgramSimple(Drafter):
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         drafts = []
         for ask in asks:
-            tokens = self._rows[ask.row].find(min(ask.limit, self.m))
-            drafts.append(Draft(len(tokens), tokens) if tokens else NO_DRAFT)
+            index = self._rows[ask.row]
+            tokens = index.find(min(ask.limit, self.m))
+            drafts.append(Draft(len(tokens), tokens, backing=index.backing) if tokens else NO_DRAFT)
         return drafts
 
     def may_draft(self, row: int) -> bool:

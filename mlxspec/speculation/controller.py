@@ -40,11 +40,13 @@ _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 
 
 class Offer(NamedTuple):
-    """A draft somebody made: how many tokens, and how sure of each, if known."""
+    """A draft somebody made: how many tokens, and how sure of each, if known. backing: how many tokens before it the same place would have
+    said right, if known."""
 
     drafter: str
     length: int
     confidences: Sequence[float] | None = None
+    backing: int | None = None
 
 
 class Choice(NamedTuple):
@@ -159,7 +161,7 @@ class Controller:
     def _gained(self, row: RowControl, offer: Offer, curve: Curve, num_rows: int) -> float:
         """Tokens that a lookup's offer is worth where it is cut best, 0 where it does not pay."""
         rate = max(row.rate, num_rows / curve.seconds(num_rows))
-        reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences)
+        reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences, offer.backing)
         if num_rows > 1:
             return best_steps(steps_of(reaches), curve, num_rows, rate)[1]
         reaches = within_stake(row, reaches, curve)
@@ -231,7 +233,7 @@ class Controller:
         """
         curve, num_rows = self.curve(rows), len(rows)
         reaches = [
-            [] if d is None else self.estimate(r, d.drafter).reaches(d.length, d.confidences)
+            [] if d is None else self.estimate(r, d.drafter).reaches(d.length, d.confidences, d.backing)
             for r, d in zip(rows, drafts, strict=True)
         ]
         rate = max(num_rows / curve.seconds(num_rows), *(r.rate for r in rows))
@@ -265,7 +267,7 @@ class Controller:
         """
         curve, name = self.costs.curve(row.bucket, num_rows), draft.drafter
         promise = self._promise(row, name, curve, num_rows)
-        reaches = self.estimate(row, name).reaches(draft.length, draft.confidences)
+        reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
         if probe_seconds:  # what was known is old
             promise.count = min(promise.count, _OLD)
         promise.follow(*self._values(row, name, reaches, curve, num_rows))
@@ -287,7 +289,9 @@ class Controller:
 
     def learn(self, row: RowControl, offer: Offer, matched: int, known: int) -> None:
         """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference."""
-        self.estimate(row, offer.drafter).learn(offer.length, offer.confidences, matched, known)
+        self.estimate(row, offer.drafter).learn(
+            offer.length, offer.confidences, matched, known, offer.backing
+        )
 
     def spent(
         self, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1

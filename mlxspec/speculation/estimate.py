@@ -1,7 +1,8 @@
 """How likely drafted tokens are to stand: calibrated from what a drafter says of itself, learned from what became of its drafts.
 
 A drafter that knows probabilities is read by them: confidence and depth pick a cell of counts. One that does not (n-gram lookup) is
-read by its streak: how many tokens in a row it has said right up to this one, drafted ones counting as right. Cells never tried
+read by its streak: how many tokens in a row it has said right up to this one, drafted ones counting as right; where it knows how many the
+place that it drafts from would have said right, by that. Cells never tried
 inherit: a deeper one from its shallower neighbour, the first from a prior (a longer streak leaves less doubt). Counts are shared by
 all requests of a kind; a row has one factor of its own on the odds, which follows the text at hand quickly. Drafts need not be
 verified to be learned from: the text that comes decides. Plain numbers; knows no tokens, no costs and no model.
@@ -67,13 +68,16 @@ class RowEstimate:
         self.odds = 1.0
         self.streak = 0
 
-    def chances(self, length: int, confidences: Sequence[float] | None) -> list[float]:
+    def chances(
+        self, length: int, confidences: Sequence[float] | None, backing: int | None = None
+    ) -> list[float]:
         """For each token of a draft: the probability that it stands if all before it do. Shorter than the draft where reaching further
-        is out of the question."""
+        is out of the question. backing: the streak of the place that a lookup drafts from, None where that is not known."""
         odds, out, reached = self.odds, [], 1.0
+        streak = self.streak if backing is None else backing
         for i in range(length):
             if confidences is None:
-                p = self._shared.by_streak[bisect_right(STREAKS, self.streak + i)]
+                p = self._shared.by_streak[bisect_right(STREAKS, streak + i)]
             else:
                 p = self._shared.by_confidence[_cell(i, confidences[i])]
             p = p * odds / (1.0 - p + p * odds)
@@ -83,22 +87,32 @@ class RowEstimate:
                 break
         return out
 
-    def reaches(self, length: int, confidences: Sequence[float] | None) -> list[float]:
+    def reaches(
+        self, length: int, confidences: Sequence[float] | None, backing: int | None = None
+    ) -> list[float]:
         """For each token of a draft: the probability that it and all before it stand."""
         reached, out = 1.0, []
-        for p in self.chances(length, confidences):
+        for p in self.chances(length, confidences, backing):
             reached *= p
             out.append(reached)
         return out
 
-    def learn(self, length: int, confidences: Sequence[float] | None, matched: int, known: int) -> None:
+    def learn(
+        self,
+        length: int,
+        confidences: Sequence[float] | None,
+        matched: int,
+        known: int,
+        backing: int | None = None,
+    ) -> None:
         """A draft met the text: of its tokens the first `matched` were what came, `known` tokens came. Where a draft and the text
         part, the token there failed; what lies behind was never in question. The streak ends with it, or grows by what matched."""
         shared, i = self._shared, 0
+        streak = self.streak if backing is None else backing
         while i < length and i < known and i <= matched:
             stood = i < matched
             if confidences is None:
-                cell = bisect_right(STREAKS, self.streak + i)
+                cell = bisect_right(STREAKS, streak + i)
                 p = shared.by_streak[cell]
                 shared.learn_streak(cell, stood)
             else:
