@@ -162,9 +162,9 @@ class Controller:
         """Tokens that a lookup's offer is worth where it is cut best, 0 where it does not pay."""
         rate = max(row.rate, num_rows / curve.seconds(num_rows))
         reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences, offer.backing)
+        reaches = within_stake(row, reaches, curve, num_rows)
         if num_rows > 1:
             return best_steps(steps_of(reaches), curve, num_rows, rate)[1]
-        reaches = within_stake(row, reaches, curve)
         depth = best_ratio(reaches, curve)
         stake = curve.seconds(1 + depth) - curve.seconds(1)
         return sum(reaches[:depth]) - PRUDENCE * rate * stake if depth else 0.0
@@ -237,7 +237,11 @@ class Controller:
             for r, d in zip(rows, drafts, strict=True)
         ]
         rate = max(num_rows / curve.seconds(num_rows), *(r.rate for r in rows))
-        looks = any(d is not None and d.drafter not in r.promises for r, d in zip(rows, drafts, strict=True))
+        looked = [d is not None and d.drafter not in r.promises for r, d in zip(rows, drafts, strict=True)]
+        reaches = [
+            within_stake(row, reach, curve, num_rows) if by_lookup else reach
+            for row, reach, by_lookup in zip(rows, reaches, looked, strict=True)
+        ]
         widths = [0] * num_rows
         for i, may in enumerate(lookahead or ()):
             if not may:
@@ -245,18 +249,14 @@ class Controller:
                 reaches[i] = []
         if num_rows == 1:
             if not widths[0]:
-                widths[0] = (
-                    best_ratio(within_stake(rows[0], reaches[0], curve), curve)
-                    if looks
-                    else best_at(reaches[0], curve, rate)
-                )
+                widths[0] = best_ratio(reaches[0], curve) if looked[0] else best_at(reaches[0], curve, rate)
             return widths
         steps = sorted(
             ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
             key=lambda step: -step[0] / step[1],
         )
         parts = [(gain, tokens) for gain, tokens, _ in steps]
-        for _, tokens, i in steps[: best_steps(parts, curve, num_rows, None if looks else rate)[0]]:
+        for _, tokens, i in steps[: best_steps(parts, curve, num_rows, None if any(looked) else rate)[0]]:
             widths[i] += tokens
         return widths
 

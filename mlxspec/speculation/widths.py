@@ -47,13 +47,15 @@ def best_ratio(reaches: Sequence[float], curve: Curve) -> int:
     return depth
 
 
-def within_stake(row: RowControl, reaches: list[float], curve: Curve) -> list[float]:
-    """A lookup's draft for a row alone, without the end that costs more to verify than lookups have won for the row lately, or may
-    lose before they have: chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains."""
-    plain = curve.seconds(1)
-    most = plain + max(LEAST_STAKE * plain, STAKE * plain + row.lookups.won(plain))
+def within_stake(row: RowControl, reaches: list[float], curve: Curve, num_rows: int) -> list[float]:
+    """A lookup's draft without the end that costs more to verify than lookups have won for the row lately, or may lose before they have:
+    chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains. What a row of several loses
+    holds up all, so that a row's stake is its share of one; the shortest cut is always left."""
+    plain, least = curve.seconds(num_rows), 0 if num_rows == 1 else SHARED_DEPTHS[0]
+    share = plain / num_rows
+    most = plain + max(LEAST_STAKE * plain, STAKE * share + row.lookups.won(share))
     num = len(reaches)
-    while num and curve.seconds(1 + num) > most:
+    while num > least and curve.seconds(num_rows + num) > most:
         num -= 1
     return reaches[:num]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxspec.drafters.base import Ask
 from mlxspec.drafters.ngram_simple import NgramIndex, NgramSimple
 
 tokens = st.integers(0, 2)  # so few that everything repeats
@@ -78,3 +79,21 @@ def test_rows_know_nothing_of_one_another() -> None:
     drafter.close(0)
     drafter.close(0)
     assert list(drafter._rows) == [1]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(tokens=st.lists(st.integers(0, 2), min_size=4, max_size=60), n=st.integers(1, 3))
+def test_a_draft_says_how_far_back_its_place_agrees(tokens: list[int], n: int) -> None:
+    index = NgramIndex(n)
+    index.extend(tokens)
+    if not index.has_match:
+        return
+    end = max(e for e in range(n, len(tokens)) if tokens[e - n : e] == tokens[-n:])
+    count = 0
+    while end - n - 1 - count >= 0 and tokens[end - n - 1 - count] == tokens[len(tokens) - n - 1 - count]:
+        count += 1
+    assert index.backing == min(count, 40)
+    drafter = NgramSimple(n, 4)
+    drafter.begin(0)
+    drafter.observe(0, tokens, None)
+    assert drafter.propose([Ask(0, tokens, 4, None)], None)[0].backing == index.backing

@@ -93,6 +93,20 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
 
 
+def test_other_code_has_other_costs(parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    model, _, config = parts
+    path = calibrate._path(model, config, "tiny")
+    assert calibrate._path(model, config, "tiny") == path
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "rounds.py").write_text("faster = True")
+    calibrate._code.cache_clear()
+    monkeypatch.setattr(calibrate.kernels, "__path__", [str(changed)])
+    assert calibrate._path(model, config, "tiny") != path
+    calibrate._code.cache_clear()
+
+
 def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(
     clock: Clock, parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

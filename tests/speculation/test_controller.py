@@ -79,6 +79,17 @@ def test_a_lookup_stakes_little_until_lookups_have_won() -> None:
     assert control.trim([row], [offer]) == [16]
 
 
+def test_a_row_of_several_stakes_its_share_of_a_round() -> None:
+    control, offer = controller({1: 1.0, 2: 1.05, 17: 2.2}), Offer("ngram-simple", 16)
+    for _ in range(100):
+        taught(control, control.open("", 0), offer, 16, times=1)
+    rows = [control.open("", 0) for _ in range(4)]
+    assert control.trim(rows, [offer, None, None, None]) == [SHARED_DEPTHS[0], 0, 0, 0]
+    rows[0].lookups.follow(17, 2.0, looked_up=True)
+    assert control.trim(rows, [offer, None, None, None]) == [16, 0, 0, 0]
+    assert control.trim(rows, [None, offer, None, None]) == [0, SHARED_DEPTHS[0], 0, 0]
+
+
 def test_a_good_head_is_asked_deeply_a_poor_one_not() -> None:
     for matched, sure, drafts in ((8, 0.97, True), (0, 0.3, False)):
         control = controller(APPLE, mtp=HEAD)
@@ -191,7 +202,9 @@ def test_what_a_model_drafts_for_one_of_several_rows_is_verified_where_it_pays(l
     rows = [control.open("", 0) for _ in range(3)]
     for row in rows:
         control.drafted(row, Offer("mtp", length, [0.98] * length), len(rows))
-    assert control.trim(rows, [Offer("mtp", length, [0.98] * length), None, None]) == [length, 0, 0]
+    # any drafts of three rows cost three tenths of a round, which is about a token
+    pays = length > 1
+    assert control.trim(rows, [Offer("mtp", length, [0.98] * length), None, None]) == [pays * length, 0, 0]
 
 
 def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:

@@ -68,6 +68,17 @@ def test_streaks_grow_by_what_matched_and_end_with_a_miss() -> None:
     assert row.streak == 0
 
 
+def test_a_place_that_would_have_been_right_is_read_by_that() -> None:
+    shared = Calibration()
+    for _ in range(50):
+        RowEstimate(shared).learn(16, None, 0, 1, 0)
+        RowEstimate(shared).learn(16, None, 1, 1, 20)
+    row = RowEstimate(shared)
+    assert row.chances(1, None, 0)[0] < 0.1 < 0.9 < row.chances(1, None, 20)[0]
+    row.streak = 30
+    assert row.chances(1, None, 0)[0] < 0.1, "a long streak from other places does not speak for this one"
+
+
 def test_what_lies_behind_a_miss_or_has_not_come_teaches_nothing() -> None:
     seen, other = Calibration(), Calibration()
     RowEstimate(seen).learn(8, [0.5] * 8, 1, 3)
