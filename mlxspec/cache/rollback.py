@@ -249,15 +249,15 @@ class Checkpoint(Rollback):
 TAPE = Tape()
 
 
-def by_tape() -> Tape | Trail:
-    """The default way on this device."""
-    return Trail() if device.backend() == "cpu" else TAPE
+def by_tape(*, exact: bool = False) -> Tape | Trail:
+    """The default way on this device. exact: with the bits of plain decoding at every width."""
+    return Trail() if device.backend() == "cpu" and not exact else TAPE
 
 
-def rollback(name: str, num_states: int) -> Rollback:
-    """By the name that options use; num_states matters to `snapshots`. Raises ConfigError."""
+def rollback(name: str, num_states: int, *, exact: bool = False) -> Rollback:
+    """By the name that options use; num_states matters to `snapshots`, exact to `tape`. Raises ConfigError."""
     if name == "tape":
-        return by_tape()
+        return by_tape(exact=exact)
     if name == "snapshots":
         return Snapshots(num_states)
     if name == "checkpoint":

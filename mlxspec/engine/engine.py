@@ -42,6 +42,7 @@ from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import EngineStoppedError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
+from mlxspec.kernels.softmax import weigh_alike
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.speculation.controller import Controller
@@ -77,11 +78,10 @@ class Engine(Answers):
         self.stats = EngineStats()
         self._intake = Intake(tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec)
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
-        self._rollback = rollback(self.config.rollback, num_states)
+        self._rollback = rollback(self.config.rollback, num_states, exact=self.config.exact)
         self._widest = self._exact_width() if self.config.exact else None
         # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
-        overlaps = not self.config.exact
-        self._flight = Flight(self.chain, self.stats, widest=self._widest, overlaps=overlaps)
+        self._flight = Flight(self.chain, self.stats, widest=self._widest, overlaps=not self.config.exact)
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
@@ -316,15 +316,15 @@ class Engine(Answers):
 
         widths: None for every one that drafts may have, up to a limit.
         """
-        if widths is None:
-            widths = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
-        self.stats.probe = probe(self.model, widths, rollback=self._rollback)
+        every = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
+        self.stats.probe = probe(self.model, every if widths is None else widths, rollback=self._rollback)
         return self.stats.probe
 
     def _exact_width(self) -> int:
         """The widest round with the bits of plain steps; rows count as tokens of it."""
-        widths = max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows)
-        return self.probe(range(2, min(PROBE_AT_MOST, widths) + 1)).exact_width
+        widest = min(PROBE_AT_MOST, max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows))
+        weigh_alike(widest)
+        return self.probe(range(2, widest + 1)).exact_width
 
     @property
     def nbytes(self) -> int:

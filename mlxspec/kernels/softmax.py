@@ -17,6 +17,7 @@ from mlxspec import device
 _WORTH_IT = 4096  # scores: three operations more take as long as the exponentials of half as many
 # rows of so few tokens are weighed by how many keys they see, not by how many scores that makes: as is a plain step's one, with its bits
 _FEW = 4
+_widest_alike = _FEW
 _LEAST = -126.0  # powers of two below are no normal floats; as weights they are nothing
 # 2^f for f in (-1, 0], of least relative error (8e-8) with 1 at 0
 _FRACTION = (
@@ -43,9 +44,15 @@ def may_be_spelled(dtype: mx.Dtype) -> bool:
     return dtype == mx.float32 and not device.has_fused_attention() and device.compile_enabled()
 
 
+def weigh_alike(width: int) -> None:
+    """From here on this process weighs rows of up to so many tokens by how many keys they see, so that a verify has a plain step's bits."""
+    global _widest_alike
+    _widest_alike = max(_widest_alike, width)
+
+
 def _is_spelled(scores: mx.array) -> bool:
     width = scores.shape[-2]
-    num = scores.size if width > _FEW else scores.size // width
+    num = scores.size if width > _widest_alike else scores.size // width
     return num >= _WORTH_IT and may_be_spelled(scores.dtype)
 
 

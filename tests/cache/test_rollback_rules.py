@@ -138,6 +138,7 @@ def test_ways_have_names() -> None:
     ways = Trail() if device.backend() == "cpu" else TAPE, Snapshots(4), Checkpoint()
     assert tuple(rollback(name, 4) for name in ROLLBACKS) == ways
     assert by_tape() == ways[0]
+    assert by_tape(exact=True) == rollback("tape", 4, exact=True) == TAPE
     for make in (lambda: rollback("rewind", 4), lambda: Snapshots(1)):
         with pytest.raises(ConfigError):
             make()

@@ -76,6 +76,17 @@ def test_few_tokens_are_weighed_as_one_is(spelled: pytest.MonkeyPatch) -> None:
         assert mx.abs(whole[:, i : i + 1] - alone).max().item() < 2e-6
 
 
+def test_an_exact_engine_has_more_tokens_weighed_as_one_is(spelled: pytest.MonkeyPatch) -> None:
+    spelled.setattr(softmax, "_widest_alike", softmax._FEW)
+    scores = mx.zeros((3, 17, 300))
+    assert softmax._is_spelled(scores)
+    softmax.weigh_alike(17)
+    assert not softmax._is_spelled(scores)
+    softmax.weigh_alike(2)
+    assert not softmax._is_spelled(scores)
+    assert softmax._is_spelled(mx.zeros((3, 18, 300)))
+
+
 def test_other_dtypes_and_devices_have_mlx_own(spelled: pytest.MonkeyPatch) -> None:
     scores = mx.zeros((3, 64, 4000))
     assert softmax._is_spelled(scores)
