@@ -21,9 +21,8 @@ from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import RaggedIndex, RowGroups
 from mlxspec.kernels.gdn_ops import each_group, per_value_head, pick_rows, run_steps
 
-_PASSED_AT_MOST = (
-    8 << 20
-)  # bytes of the states that a row passes in one layer: where they take more, all tokens go at once
+# bytes of the states that a row passes in one layer: where they take more, all tokens go at once
+_PASSED_AT_MOST = 8 << 20
 _HELD = 3  # arrays in the trail of a group that went at once
 
 
@@ -85,7 +84,7 @@ class _Ran(NamedTuple):
 def _each_ran(
     inputs: GdnInputs, state: mx.array, index: RaggedIndex | None, one_by_one: int
 ) -> Iterator[_Ran]:
-    for group in each_group(*inputs, state, index):
+    for group in each_group(inputs, state, index):
         own, width = group.state, group.decay.shape[1]
         fits = passes(width, _bytes_of(own), one_by_one)
         if fits:

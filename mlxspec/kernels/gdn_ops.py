@@ -112,16 +112,9 @@ class Group(NamedTuple):
     state: mx.array
 
 
-def each_group(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_g: mx.array,
-    beta: mx.array,
-    state: mx.array,
-    index: RaggedIndex | None,
-) -> Iterator[Group]:
-    """index None: rows are of one width, and one group."""
+def each_group(tokens: Sequence[mx.array], state: mx.array, index: RaggedIndex | None) -> Iterator[Group]:
+    """tokens: q, k, v, log_g, beta. index None: rows are of one width, and one group."""
+    q, k, v, log_g, beta = tokens
     q, k, v = (x.astype(mx.float32) for x in (q, k, v))
     # decay lies behind a reshape, so that it is never fused and has one form
     if index is None:
@@ -145,7 +138,7 @@ def steps(
 ) -> Steps:
     """Token by token."""
     ys, deltas, ends, every = [], [], [], []
-    for group in each_group(q, k, v, log_g, beta, state, index):
+    for group in each_group((q, k, v, log_g, beta), state, index):
         y, delta, passed = run_steps(group)
         ys.append(y)
         deltas.append(delta)
