@@ -22,7 +22,7 @@ import numpy as np
 from mlxspec import device
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
-from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.flat import FEW, FlatRows
 from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
@@ -146,7 +146,7 @@ class Trail(Rollback):
     one_by_one: the widest rows whose tokens run one by one; those of wider ones all at once, with other last bits than plain decoding.
     """
 
-    one_by_one: int = 4
+    one_by_one: int = FEW
 
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows

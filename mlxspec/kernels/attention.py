@@ -26,7 +26,8 @@ _ALIVE, _ALIVE_SPELLED = 4, 16
 # Metal attends without writing scores out for heads of these sizes: a few queries, as many as a key's heads times them are 32, and many
 _FEW, _FEW_HEADS = 8, 32
 _FUSED_FEW, _FUSED_MANY = (64, 96, 128, 256), (64, 80, 128)
-_FOLDED = 64  # queries: more of them keep a GPU busy whichever way they lie
+# queries: more of them keep a GPU busy whichever way they lie; on a CPU more than a round has, so that all its widths go MLX's way
+_FOLDED = 64
 # (queries, keys): MLX changes kernels at 8 queries and from 1,024 and 4,096 keys on
 _TRIALS = ((1, 40), (1, 1100), (1, 4200), (4, 40), (4, 1100), (8, 4200), (17, 300))
 _LIMIT = 0.05  # of the largest number: rounding of 16-bit types is a tenth of this, a wrong kernel many times as much
@@ -99,7 +100,7 @@ def attend(
     if device.has_fused_attention():
         folds = writes and (width <= _FOLDED or not has_kernel(heads))
     else:  # what MLX has on a CPU are plain operations too
-        folds = may_be_spelled(queries.dtype)
+        folds = width > _FOLDED and may_be_spelled(queries.dtype)
     whole = _folded if folds else _by_mlx
     if width <= block or not writes:
         return whole(queries, keys, values, scale, mask)

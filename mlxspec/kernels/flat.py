@@ -18,7 +18,9 @@ import numpy as np
 # columns that a product of few tokens gives at once on a CPU, two or four vectors of most: what is projected may be filled up to whole ones
 PANEL = 64
 # a recurrence takes as many steps as its widest row has tokens, for all rows that go along: those of very different widths go apart
-CLASSES = (1, 4, 17, 33)
+# up to FEW tokens a CPU takes a row as plain steps do, bit for bit; more may go another way
+FEW = 4
+CLASSES = (1, FEW, 17, 33)
 
 
 class FlatRows:

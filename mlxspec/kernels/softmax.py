@@ -13,11 +13,11 @@ from math import e, log2
 import mlx.core as mx
 
 from mlxspec import device
+from mlxspec.kernels.flat import FEW
 
 _WORTH_IT = 4096  # scores: three operations more take as long as the exponentials of half as many
 # rows of so few tokens are weighed by how many keys they see, not by how many scores that makes: as is a plain step's one, with its bits
-_FEW = 4
-_widest_alike = _FEW
+_widest_alike = FEW
 _LEAST = -126.0  # powers of two below are no normal floats; as weights they are nothing
 # 2^f for f in (-1, 0], of least relative error (8e-8) with 1 at 0
 _FRACTION = (

@@ -258,3 +258,14 @@ def test_blocks_change_nothing_and_keep_to_what_is_counted(
         held = mx.get_peak_memory() - before - 2 * got.nbytes
         assert device.has_gpu() or held <= 1.25 * attention.score_bytes(HEADS, width, length)
         np.testing.assert_allclose(np.asarray(got), exact(q, k, v, 0.2, sees), atol=2e-5, rtol=2e-5)
+
+
+def test_a_round_goes_one_way_at_all_widths_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain step and verify alike, however many heads share keys; only prompts have softmax spelled out."""
+    monkeypatch.setattr(device, "has_fused_attention", lambda: False)
+    monkeypatch.setattr(device, "compile_enabled", lambda: True)
+    found = []
+    monkeypatch.setattr(attention, "_folded", lambda q, *_: found.append(q.shape[2]) or q)
+    for width in (1, 4, 17, attention._FOLDED, attention._FOLDED + 1):
+        attend(*draw(width, 2000), 0.2)
+    assert found == [attention._FOLDED + 1]

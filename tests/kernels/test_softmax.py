@@ -7,6 +7,7 @@ import pytest
 
 from mlxspec import device
 from mlxspec.kernels import softmax
+from mlxspec.kernels.flat import FEW
 
 import mlx.core as mx  # isort: skip
 
@@ -26,9 +27,7 @@ def draw(*shape: int, spread: float = 4.0) -> mx.array:
 def spelled(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(device, "has_fused_attention", lambda: False)
     monkeypatch.setattr(device, "compile_enabled", lambda: True)
-    monkeypatch.setattr(
-        softmax, "_widest_alike", softmax._FEW
-    )  # an exact engine in this process had changed it
+    monkeypatch.setattr(softmax, "_widest_alike", FEW)  # an exact engine in this process had changed it
     return monkeypatch
 
 
