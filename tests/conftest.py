@@ -14,6 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
+# before anything imports MLX, as folders that are given by name do before there are options; workers inherit it
+if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["MLX_DISABLE_COMPILE"] = "1"
+
 from mlxspec import device
 
 
@@ -24,8 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--compiled"):
         device.compile_kernels()
-    else:
-        os.environ["MLX_DISABLE_COMPILE"] = "1"  # before anything imports MLX
 
 
 def _missing(marker: str) -> str | None:

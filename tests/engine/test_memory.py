@@ -67,14 +67,16 @@ def test_what_does_not_fit_now_waits_its_turn() -> None:
 
 
 def test_the_store_gives_way_before_anybody_waits() -> None:
-    budget = least(prefill_chunk=32) + 6 * MIB
-    tight = equality.engine(memory_budget=budget, prefix_budget=3 * MIB, prefill_chunk=32)
+    long = SamplingParams(max_tokens=1700, ignore_eos=True)
+    loose = equality.engine(prefill_chunk=32).memory
+    request = equality.engine(prefill_chunk=32).submit(words(10, 99), long, spec=spec(*ALL))
+    alone = loose.weights + loose.needed(request) + loose.activations(memory.SMALLEST_CHUNK, 1710)
+    tight = equality.engine(memory_budget=alone + MIB, prefix_budget=3 * MIB, prefill_chunk=32)
     tight.prefix.near = 1
     for i in range(12):
         tight.generate(words(40, i), FEW, spec=spec(*ALL))
     before = tight.prefix.store.nbytes
     assert MIB < before <= 3 * MIB
-    long = SamplingParams(max_tokens=1700, ignore_eos=True)
     request = tight.submit(words(10, 99), long, spec=spec(*ALL))
     tight.step()
     assert tight.num_running == 1
@@ -126,7 +128,10 @@ def test_200_mixed_requests_stay_within_the_budget_and_give_it_back() -> None:
     made.prefix.limit(0)
     del request
     gc.collect()
-    assert mx.get_active_memory() <= start * 1.05
+    constants = (
+        MIB if device.compile_enabled() else 0
+    )  # of prompts' shapes that are kept compiled, 64 at most
+    assert mx.get_active_memory() <= start * 1.05 + constants
 
 
 def test_closing_returns_what_was_taken() -> None:
