@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from mlxspec.drafters.chain import Chain
     from mlxspec.drafters.chain_row import ChainRow
 
-# rounds at rest for which what models promise one row, or each of several, is not weighed anew: it changes slowly, and weighing takes the
-# host's time
-STILL, STILL_TOGETHER = 7, 15
+# rounds at rest for which what models promise one row, or several, is not weighed anew: it changes slowly, and weighing takes the host's
+# time. So many at first, twice as many each time that nothing pays, LONGER times as many at most
+STILL, STILL_TOGETHER, LONGER = 7, 15, 4
 ASLEEP = (
     448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
 )
@@ -46,6 +46,7 @@ class Auto:
         self._rows: dict[int, AutoRow] = {}
         self._drafting = 0.0  # seconds of this round so far
         self._still = 0  # rounds at rest that are left until models are weighed again
+        self._longer = 1  # how many times as long the next rest is
         self._times = RoundTimes(control)
         self._seen: set[tuple[object, ...]] = set()  # shapes that have run: the first run of a shape compiles
 
@@ -54,7 +55,10 @@ class Auto:
         models = [d.name for d in self._chain.drafters_of(state) if isinstance(d, ModelDrafter)]
         self._times.settle()
         self._rows[state.row] = AutoRow(control=self.control.open(kind, 0), queued=dict.fromkeys(models, 0))
-        self._still = 0
+
+    def wake(self) -> None:
+        """Rows have changed, or somebody may draft: who rests is found out anew."""
+        self._still, self._longer = 0, 1
 
     def primes(self, state: ChainRow, drafter: Drafter) -> bool:
         """Whether a drafter catches up on the prompt before the answer begins: where it promises to draft, and every eighth row anyway,
@@ -133,7 +137,7 @@ class Auto:
         rows = [self._rows[s.row] for s in states]
         offered = self._look_up(states, rooms, histories, vocab_size)
         picked = self._pick(states, rows, rooms, histories, offered)
-        self._still = 0
+        self._rest_or_wake(states, picked)
         self._ask_models(states, rows, picked, histories, vocab_size)
         offers = [None if p.choice.probe else p.offer for p in picked]
         lookahead = [not s.rejects or p.choice.model is None for s, p in zip(states, picked, strict=True)]
@@ -155,6 +159,24 @@ class Auto:
         self._drafting = time.perf_counter() - started
         return out
 
+    def is_still(self, states: Sequence[ChainRow]) -> bool:
+        """Whether the next round of the rows that rested before may be launched as a plain one without asking further: models are not
+        weighed anew yet, and the row whose turn it is to be looked up for has no place to draft from."""
+        if not self._still or (
+            self._looks_up(states) and self._chain.may_look_up(states[self._turn(states)])
+        ):
+            return False
+        self._still -= 1
+        return True
+
+    def _looks_up(self, states: Sequence[ChainRow]) -> bool:
+        """Whether a lookup is asked in this round of rest."""
+        return len(states) == 1 or self._still % 2 == 0
+
+    def _turn(self, states: Sequence[ChainRow]) -> int:
+        """For which of these rows."""
+        return self._still // 2 % len(states)
+
     def rests(
         self,
         states: Sequence[ChainRow],
@@ -164,18 +186,16 @@ class Auto:
     ) -> bool:
         """Whether the next round may be launched as a plain one before this one is read.
 
-        Between two weighings of what models promise lookups are asked for one row a round, in turns: asking for all of them would cost the
-        host as many times what it costs one row alone, and a text that begins to repeat itself does so for longer than a turn takes.
+        Between two weighings of what models promise lookups are asked for a row alone each round, for one of several every second round, in
+        turns: asking for all of them would cost the host as many times what it costs one row alone, and a text that begins to repeat itself
+        does so for longer than a turn takes.
         """
         rows = [self._rows[s.row] for s in states]
         if any(r.calm < CALM for r in rows):
             return False
         for row in rows:
             row.ask_anew()
-        turn = self._still % len(states)
-        if self._still and not self._chain.may_look_up(states[turn]):
-            self._still -= 1
-            return True
+        turn = self._turn(states)
         asked = states[turn : turn + 1] if self._still else states
         offered = self._look_up(asked, rooms, histories, vocab_size)
         if self._still and not self._is_taken(states, rows, offered):
@@ -186,14 +206,21 @@ class Auto:
             offered |= self._look_up(others, rooms, histories, vocab_size)
         self._times.settle()
         picked = self._pick(states, rows, rooms, histories, offered)
-        if all(p.choice is PLAIN for p in picked):
-            self._still = STILL if len(states) == 1 else STILL_TOGETHER
+        if self._rest_or_wake(states, picked):
             return True
-        self._still = 0
         for row in rows:
             row.calm = 0
             row.ask_anew()  # when the round is launched
         return False
+
+    def _rest_or_wake(self, states: Sequence[ChainRow], picked: Sequence[Picked]) -> bool:
+        """Whether nobody drafts, so that rows rest."""
+        if any(p.choice is not PLAIN for p in picked):
+            self.wake()
+            return False
+        self._still = self._longer * (STILL if len(states) == 1 else STILL_TOGETHER)
+        self._longer = min(2 * self._longer, LONGER)
+        return True
 
     def took(
         self,

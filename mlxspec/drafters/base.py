@@ -105,6 +105,9 @@ class Unread(NamedTuple):
         return Unread(self.tokens[index], self.num[index], hidden)
 
 
+Heard = tuple[Sequence[int], mx.array | None]  # tokens and hiddens, as `Drafter.observe` has them
+
+
 class Drafter(ABC):
     """See the module's invariants. Rows are named by numbers that are never used twice.
 
@@ -121,6 +124,11 @@ class Drafter(ABC):
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
         """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one
         place before it, zeros before the first), given if `needs.hidden`."""
+
+    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
+        """Several times `observe`, for what was not told at once."""
+        for tokens, hidden in rounds:
+            self.observe(row, tokens, hidden)
 
     @abstractmethod
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:

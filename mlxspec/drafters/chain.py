@@ -62,8 +62,10 @@ class Chain:
 
     def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
-        if self.auto is not None and state.is_auto:
-            self.auto.begin(state)
+        if self.auto is not None:
+            self.auto.wake()
+            if state.is_auto:
+                self.auto.begin(state)
         for drafter in self._of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         return state
@@ -85,8 +87,7 @@ class Chain:
         for drafter in self._of(state):
             try:
                 if drafter.needs.hidden:
-                    for tokens, hidden in unheard:
-                        drafter.observe(state.row, tokens, hidden)
+                    drafter.observe_rounds(state.row, unheard)
                 else:
                     drafter.observe(state.row, together, None)
             except Exception as error:  # as in `_guard`, which would cost more than most drafters' work
@@ -237,6 +238,11 @@ class Chain:
         for drafter in self.drafters.values():
             drafter.take_back()
 
+    def is_still(self, rows: Sequence[int]) -> bool:
+        """Whether all these rows, which rested before, rest on, as far as that can be told at a glance. If not, ask `rests`."""
+        states = [self._rows[r] for r in rows]
+        return self.auto is not None and all(s.is_auto for s in states) and self.auto.is_still(states)
+
     def rests(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
     ) -> bool:
@@ -260,6 +266,10 @@ class Chain:
     def _auto_rows(self, rows: Iterable[int]) -> list[ChainRow]:
         states = [self._rows[r] for r in rows]
         return [s for s in states if s.is_auto] if self.auto is not None else []
+
+    def state(self, row: int) -> ChainRow:
+        """What is known of an open row."""
+        return self._rows[row]
 
     def drafters_of(self, state: ChainRow) -> Sequence[Drafter]:
         """Who may draft for a row, in its order."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import mlx.core as mx
-
 from mlxspec.config import SpecConfig
-from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.base import Drafter, Heard
 from mlxspec.sampling.sampler import RowSampler
 from mlxspec.speculation.verify import Limits
 
@@ -28,7 +25,7 @@ class ChainRow:
     asked: dict[str, tuple[int, float]] = field(default_factory=dict)
     queue: tuple[Drafter, ...] | None = None
     lookups: tuple[tuple[Drafter, int], ...] = ()
-    unheard: list[tuple[Sequence[int], mx.array | None]] = field(default_factory=list)
+    unheard: list[Heard] = field(default_factory=list)
 
     def end(self, name: str) -> None:
         """A drafter drafts no more for the row."""

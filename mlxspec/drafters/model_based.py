@@ -13,7 +13,7 @@ import numpy as np
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache, Snapshot
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.sampling.noise import Positions, Shifted
@@ -88,12 +88,16 @@ class ModelDrafter(Drafter):
         self._rows[row] = _Row()
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        self.observe_rounds(row, [(tokens, hidden)])
+
+    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         state = self._rows.get(row)
         if state is None:
             return
-        state.tokens += tokens
-        if hidden is not None and tokens:
-            state.hidden.append(hidden)
+        for tokens, hidden in rounds:
+            state.tokens += tokens
+            if hidden is not None and tokens:
+                state.hidden.append(hidden)
         if self._length(row) + len(state.tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
         elif len(state.tokens) > _QUEUE_AT_MOST:

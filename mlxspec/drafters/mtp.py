@@ -17,7 +17,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import bytes_of
-from mlxspec.drafters.base import Ask, Draft, Needs, Unread
+from mlxspec.drafters.base import Ask, Draft, Heard, Needs, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
@@ -48,12 +48,13 @@ class Mtp(ModelDrafter):
     def weight_bytes(self) -> int:
         return bytes_of(self._head)
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         behind = self._behind
         if behind is not None and self._is_unread and row in behind.lengths:
+            tokens, hidden = rounds[-1]
             behind.heard[row] = list(tokens), hidden
         else:
-            super().observe(row, tokens, hidden)
+            super().observe_rounds(row, rounds)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         self._behind = None

@@ -41,7 +41,9 @@ def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
 
 def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
     """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
-    mx.eval([(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)])
+    lazy = [(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)]
+    if lazy:
+        mx.eval(lazy)
     out = []
     for draft, state in zip(drafts, states, strict=True):
         if draft.length:

@@ -113,8 +113,11 @@ def launch_behind(
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
-    rooms = {r.number: r.room for r in requests if r.spec.drafters}
-    rests = not rooms or chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size)
+    drafting = [r.number for r in requests if r.spec.drafters]
+    rests = not drafting or chain.is_still(drafting)
+    if not rests:
+        rooms = {r.number: r.room for r in requests if r.spec.drafters}
+        rests = chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not rests:
