@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
 
@@ -45,21 +46,32 @@ MODEL_DEPTH, LOOKUP_DEPTH = 8, 16
 LEAST = 0.75  # share of distinct 4-grams of an answer; what comes when it falls below is a loop and left out
 
 
-class Recorder(Chain):
-    """Asks everybody and lets nobody draft. said: by row, a list a place of (drafter, tokens, confidences)."""
+class Words(NamedTuple):
+    """What a drafter says at a place."""
+
+    tokens: list[int]
+    sure: list[float] | None
+    backing: int | None
+
+
+class Recorder:
+    """Stands in for what a chain proposes: asks everybody and lets nobody draft. said: by row, a list a place of what each drafter
+    says."""
 
     def __init__(self, chain: Chain) -> None:
-        super().__init__(chain.drafters.values())
-        self.said: dict[int, list[dict[str, tuple[list[int], list[float] | None]]]] = {}
+        self.said: dict[int, list[dict[str, Words]]] = {}
+        self._chain = chain
+        chain.propose = self._propose  # type: ignore[method-assign]
+        chain.propose_behind = lambda *_: {}  # type: ignore[method-assign]
 
-    def propose(
+    def _propose(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
     ) -> dict[int, Proposal]:
         for row in rooms:
-            state = self._rows[row]
+            state = self._chain.state(row)
             sampler = BatchSampler([state.sampler], vocab_size)
-            place: dict[str, tuple[list[int], list[float] | None]] = {}
-            for drafter in self._of(state):
+            place: dict[str, Words] = {}
+            for drafter in self._chain.drafters_of(state):
                 depth = MODEL_DEPTH if isinstance(drafter, ModelDrafter) else LOOKUP_DEPTH
                 draft = drafter.propose([Ask(row, histories[row], depth, state.sampler)], sampler)[0]
                 place[drafter.name] = _read(draft)
@@ -74,12 +86,13 @@ def _before_loops(text: list[int]) -> list[int]:
     return text
 
 
-def _read(draft: Draft) -> tuple[list[int], list[float] | None]:
+def _read(draft: Draft) -> Words:
     if not draft.length:
-        return [], None
+        return Words([], None, draft.backing)
     tokens, sure = draft.tokens, draft.confidences
     mx.eval(tokens if isinstance(tokens, mx.array) else [], sure if isinstance(sure, mx.array) else [])
-    return np.asarray(tokens).tolist(), None if sure is None else np.asarray(sure).tolist()
+    confidences = None if sure is None else np.asarray(sure).tolist()
+    return Words(np.asarray(tokens).tolist(), confidences, draft.backing)
 
 
 def record(
@@ -98,14 +111,14 @@ def record(
         offers = [place[name] for place in places]
         depth = MODEL_DEPTH if name in ("mtp", "draft-model") else LOOKUP_DEPTH
         sure = np.zeros((len(offers), depth), np.uint8)
-        for i, (_, confidences) in enumerate(offers):
-            sure[i, : len(confidences or ())] = np.round(255 * np.asarray(confidences or ()))
+        for i, said in enumerate(offers):
+            sure[i, : len(said.sure or ())] = np.round(255 * np.asarray(said.sure or ()))
+        backing = [0 if said.backing is None else min(said.backing, 255) for said in offers]
         answer[name] = Said(
-            length=np.array([len(tokens) for tokens, _ in offers], np.uint8),
-            stood=np.array(
-                [matched(tokens, text[i + 1 :]) for i, (tokens, _) in enumerate(offers)], np.uint8
-            ),
-            confidences=sure if any(c is not None for _, c in offers) else None,
+            length=np.array([len(said.tokens) for said in offers], np.uint8),
+            stood=np.array([matched(said.tokens, text[i + 1 :]) for i, said in enumerate(offers)], np.uint8),
+            confidences=sure if any(said.sure is not None for said in offers) else None,
+            backing=np.array(backing, np.uint8) if any(said.backing is not None for said in offers) else None,
         )
     return answer, distinct_share(text)
 
@@ -122,9 +135,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first answer that is sampled")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH)
+    spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH, policy="fixed")
     engine = load(options.model, draft=DRAFTERS, draft_model=options.draft_model, spec=spec)
-    recorder = engine.chain = Recorder(engine.chain)
+    recorder = Recorder(engine.chain)
     recorded = []
     with device.private_kernels():
         for workload in read_workloads(engine, WORKLOADS, options.workloads):

@@ -2,10 +2,11 @@
 """How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--drafters NAMES] [--fixed] [--json FILE]
+                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
+--rows above 1: groups of so many recorded answers that decode together, each as long as it is, of one workload and of all mixed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlxspec.speculation.machines import MACHINES
-from mlxspec.speculation.report import DRAFTERS, Cell, run_cells, worst
+from mlxspec.speculation.report import DRAFTERS, Cell, GroupCell, run_cells, run_group_cells, worst
 from mlxspec.speculation.traces import read_traces
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "speculation" / "traces.npz"
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--workloads")
     parser.add_argument("--lengths", default="256,1024")
     parser.add_argument("--drafters", default=",".join(DRAFTERS))
+    parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -41,6 +43,14 @@ def main() -> None:
     machines = [m for m in MACHINES if m.name in options.curves.split(",")]
     lengths = [int(n) for n in options.lengths.split(",")]
     drafters = options.drafters.split(",")
+    if options.rows > 1:
+        groups = [
+            (options.traces, which, options.rows, machines, options.requests, drafters)
+            for which in [*([n] for n in names), names]
+        ]
+        with ProcessPoolExecutor(options.jobs) as pool:
+            _print_groups([cell for found in pool.map(_group_job, groups) for cell in found])
+        return
     jobs = [
         (options.traces, name, length, machines, options.requests, drafters)
         for name in names
@@ -58,6 +68,21 @@ def main() -> None:
 def _job(job):  # type: ignore[no-untyped-def]
     path, name, length, machines, count, drafters = job
     return run_cells(read_traces(path)[name], length, machines, count=count, drafters=drafters)
+
+
+def _group_job(job):  # type: ignore[no-untyped-def]
+    path, names, num_rows, machines, count, drafters = job
+    known = read_traces(path)
+    return run_group_cells([known[n] for n in names], num_rows, machines, count=count, drafters=drafters)
+
+
+def _print_groups(cells: list[GroupCell]) -> None:
+    print("| curve | workload | rows | start | auto / plain | slowest 5 % |")
+    print("|---|---|---|---|---|---|")
+    for c in sorted(cells, key=lambda c: [m.name for m in MACHINES].index(c.machine)):
+        print(
+            f"| {c.machine} | {c.workload} | {c.num_rows} | {c.start} | {c.over_plain:.3f} | {c.slowest:.3f} |"
+        )
 
 
 def _print(cells: list[Cell], fixed: bool) -> None:

@@ -51,6 +51,9 @@ def allowance(load_seconds: float) -> float:
     """Seconds that measuring may take behind a load of so many: loading and measuring are through in READY, or measuring takes SHARE of
     what loading took."""
     return max(READY - load_seconds, SHARE * load_seconds)
+# of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
+# the host does, and rows of several widths have to be taken apart
+_PAUSE = 0.3
 
 
 class Budget:
@@ -157,9 +160,10 @@ def _models(drafters: Mapping[str, Drafter]) -> list[str]:
 
 
 def _with_guesses(costs: CostModel, drafters: Mapping[str, Drafter]) -> CostModel:
-    """The same, with a cost for every model drafter: guesses are not kept."""
+    """The same, with a cost for every model drafter and for the pause that drafts are to several rows: guesses are not kept."""
     guess = DraftCost(step=LIKELY_DRAFT * costs.curve(0).seconds(1))
     costs.drafts = dict.fromkeys(_models(drafters), guess) | costs.drafts
+    costs.pause = None if device.has_gpu() else _PAUSE
     return costs
 
 

@@ -22,8 +22,6 @@ CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[
 _CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
 _SCALE_GAIN = 0.05
 _KNOT_GAIN = 0.03
-# of a plain round: what any drafts of several rows are taken to cost beyond their tokens, until it has been measured
-_PAUSE = 0.3
 _GUESS_CLIP, _GUESS_TRIES = 0.7, 4  # the same for a width nobody has measured, and how often it stays one
 _DRAFT_GAIN = 0.10
 _FORMAT = 2
@@ -121,17 +119,18 @@ def _line(points: Mapping[int, float], width: int) -> float:
     )
 
 
-def _of_rows(one: Curve, num_rows: int) -> dict[int, float]:
-    """Seconds by width for several rows, from one row's. A plain round of them is one row's and as much for each further row as a
-    further token costs once a round is wide at all (the step from plain to wide is not paid); drafted tokens add what they add there and,
-    however many they are, a share of a plain round, for one row's draft keeps the rounds of all from running ahead and rows of several
-    widths have to be taken apart."""
-    plain = one.seconds(1) + one.seconds(1 + num_rows) - one.seconds(2)
-    found = {
-        w: one.seconds(1) + (plain - one.seconds(1)) * (w - 1) / (num_rows - 1) for w in range(1, num_rows)
-    }
+def _of_rows(one: Curve, num_rows: int, pause: float | None) -> dict[int, float]:
+    """Seconds by width for several rows, from one row's. Without a pause tokens cost the same whosever they are, as where reading weights is
+    what a round takes. With one a plain round of them is one row's and as much for each further row as a further token costs once a round
+    is wide at all, for the step from plain to wide is what the pause stands for; drafted tokens add what they add to one row's round and,
+    however many they are, that share of a plain round."""
+    if pause is None:
+        return one.knots()
+    first = one.seconds(1)
+    plain = first + one.seconds(1 + num_rows) - one.seconds(2)
+    found = {w: first + (plain - first) * (w - 1) / (num_rows - 1) for w in range(1, num_rows)}
     return found | {
-        w: plain + (_PAUSE * plain if w > num_rows else 0.0) + one.seconds(1 + w - num_rows) - one.seconds(1)
+        w: plain + (pause * plain if w > num_rows else 0.0) + one.seconds(1 + w - num_rows) - first
         for w in KNOTS
         if w >= num_rows
     }
@@ -166,9 +165,11 @@ class CostModel:
         drafts: Mapping[str, DraftCost],
         *,
         measured: Collection[int] | None = None,
+        pause: float | None = None,
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row. measured: widths that are no guesses, by default all of them; where plain
-        rounds alone are none, the first that come of other widths count for much. Raises ConfigError where there is no curve."""
+        rounds alone are none, the first that come of other widths count for much. pause: share of a plain round of several rows that any
+        drafts are taken to cost beyond their tokens until it has been measured, None where one row's curve holds for them. Raises ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         everything = (w for points in verify.values() for w in points)
@@ -176,7 +177,7 @@ class CostModel:
         guessed = measured is not None and self.measured <= {1}
         self._curves = {(b, 1): Curve(points, guessed=guessed) for b, points in verify.items()}
         self._measured = sorted(verify)
-        self.drafts = dict(drafts)
+        self.drafts, self.pause = dict(drafts), pause
 
     def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
         """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
@@ -184,7 +185,7 @@ class CostModel:
         found = self._curves.get((context_bucket, rows))
         if found is None:
             if rows > 1:
-                found = Curve(_of_rows(self.curve(context_bucket), rows), guessed=True)
+                found = Curve(_of_rows(self.curve(context_bucket), rows, self.pause), guessed=True)
             else:
                 nearest = min(self._measured, key=lambda b: abs(b - context_bucket))
                 found = Curve(self._curves[nearest, 1].knots())

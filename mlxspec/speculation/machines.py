@@ -15,8 +15,8 @@ _MAC = {
     "draft-model": DraftCost(step=0.1, queued=0.01),
 }
 _CPU = {
-    "mtp": DraftCost(step=0.36, queued=0.03),
-    "draft-model": DraftCost(step=0.5, queued=0.04),
+    "mtp": DraftCost(call=0.2, step=0.28, queued=0.05),
+    "draft-model": DraftCost(call=0.2, step=0.4, queued=0.05),
 }
 
 MACHINES = (
@@ -64,9 +64,15 @@ MACHINES = (
     ),
     Machine(
         name="CPU",
-        widths={1: 1.0, 2: 1.27, 4: 1.66, 8: 2.73, 17: 3.83},
+        widths={1: 1.0, 2: 1.6, 4: 1.75, 8: 2.5, 17: 3.25},
+        rows={
+            2: {1: 0.9, 2: 1.25, 3: 2.4, 8: 2.5, 18: 4.0, 34: 5.6},
+            3: {1: 0.7, 3: 1.5, 4: 2.5, 9: 3.0, 19: 4.2, 35: 6.4, 51: 7.4},
+            4: {1: 0.6, 4: 1.6, 5: 2.8, 7: 3.0, 16: 3.9, 20: 4.3, 36: 6.4, 52: 8.3, 68: 10.0},
+        },
+        pause=0.3,
         drafts=_CPU,
-        step_ms=1.28,
-        source="3.4M parameters in float32 with OpenBLAS, 2 x86-64 cores",
+        step_ms=1.3,
+        source="4.4M parameters in float32 with OpenBLAS, 2 x86-64 cores: whole rounds, where plain ones run ahead and those with drafts do not",
     ),
 )

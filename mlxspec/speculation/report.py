@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mlxspec.speculation.replay import Auto
 from mlxspec.speculation.simulate import (
     MODELS,
-    Auto,
     Machine,
     Request,
     Rounds,
@@ -22,9 +22,10 @@ from mlxspec.speculation.simulate import (
     longest_expected,
     make_requests,
     oracle,
+    plain_group_seconds,
     plain_seconds,
 )
-from mlxspec.speculation.traces import Workload
+from mlxspec.speculation.traces import Answer, Workload
 
 MODEL_DEPTHS = (1, 2, 3, 4, 6, 8)
 LOOKUP_DEPTHS = (1, 2, 4, 8, 16)
@@ -106,7 +107,8 @@ def _cells(
     least = float(plain[: len(few)].sum() / oracle(few, machine).sum())
     cells = []
     for start in ("cold", "warm"):
-        times = auto_seconds(machine, others if start == "warm" else (), held, seed)
+        alone = [[r] for r in others] if start == "warm" else []
+        times = auto_seconds(machine, alone, [[r] for r in held], seed)
         cells.append(
             Cell(
                 machine=machine.name,
@@ -129,18 +131,75 @@ def _cells(
 
 
 def auto_seconds(
-    machine: Machine, others: Sequence[Request], held: Sequence[Request], seed: int
+    machine: Machine, others: Sequence[Sequence[Request]], held: Sequence[Sequence[Request]], seed: int
 ) -> np.ndarray:
-    """Plain steps of each held-out request. With `others` one controller serves them all, one behind the other; without, each request
-    meets a new one, whose beliefs of the machine are off in another way."""
+    """Plain steps of each held-out group of rows, which may be one. With `others` one controller serves them all, one group behind the
+    other; without, each group meets a new one, whose beliefs of the machine are off in another way."""
     if not others:
-        return np.array(
-            [Auto(machine, np.random.default_rng([seed, i])).seconds(r) for i, r in enumerate(held)]
-        )
+        rngs = (np.random.default_rng([seed, i]) for i in range(len(held)))
+        return np.array([Auto(machine, rng).seconds(*g) for rng, g in zip(rngs, held, strict=True)])
     auto = Auto(machine, np.random.default_rng(seed))
-    for request in others:
-        auto.seconds(request)
-    return np.array([auto.seconds(r) for r in held])
+    for group in others:
+        auto.seconds(*group)
+    return np.array([auto.seconds(*g) for g in held])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCell:
+    """The same of rows that decode together: ratios of what whole groups take, until the last of a group has ended."""
+
+    machine: str
+    workload: str
+    num_rows: int
+    start: str
+    over_plain: float
+    slowest: float
+
+
+def run_group_cells(
+    workloads: Sequence[Workload],
+    num_rows: int,
+    machines: Sequence[Machine],
+    *,
+    count: int = 60,
+    seed: int = 0,
+    drafters: Sequence[str] = DRAFTERS,
+) -> list[GroupCell]:
+    """Cold and warm cells of `count` groups of rows each. Rows are whole answers as they were recorded, drawn from all of these
+    workloads alike, for what short answers cost is the question; their first halves warm, their second halves are measured."""
+    rng = np.random.default_rng([seed, num_rows])
+    parts: list[list[list[Request]]] = []
+    for half, num in ((0, max(2, count // 4)), (1, count)):
+        answers = []
+        for workload in workloads:
+            own, middle = workload.answers, len(workload.answers) // 2
+            answers += [
+                {n: a[n] for n in drafters if n in a} for a in (own[middle:] if half else own[:middle])
+            ]
+        parts.append([_group(answers, num_rows, rng) for _ in range(num)])
+    others, held = parts
+    name = "+".join(w.name for w in workloads)
+    cells = []
+    for machine in machines:
+        plain = np.array([plain_group_seconds(g, machine) for g in held])
+        for start in ("cold", "warm"):
+            times = auto_seconds(machine, others if start == "warm" else (), held, seed)
+            cells.append(
+                GroupCell(
+                    machine=machine.name,
+                    workload=name,
+                    num_rows=num_rows,
+                    start=start,
+                    over_plain=float(plain.sum() / times.sum()),
+                    slowest=float(np.quantile(plain / times, 0.05)),
+                )
+            )
+    return cells
+
+
+def _group(answers: Sequence[Answer], num_rows: int, rng: np.random.Generator) -> list[Request]:
+    drawn = [answers[int(rng.integers(len(answers)))] for _ in range(num_rows)]
+    return [make_requests([a], len(next(iter(a.values()))), 1, rng)[0] for a in drawn]
 
 
 def worst(cells: Sequence[Cell], start: str) -> str:

@@ -1,9 +1,9 @@
-"""Replays traces against latency curves: how long answers would take under any policy, on machines that are not here.
+"""Simulated machines, the requests they meet, and how long those take by rules that do not look at costs.
 
 Every policy meets the same requests and the same noise: the time of a forward is the curve's at its width, times what the machine
-happened to be doing at that place of the text. Counted are verifies, drafts with their catch-up, lookups, probes and the choosing
-itself; not prompts. Costs are in plain steps of the curve at hand. Knows traces, curves and policies; knows no model and measures
-nothing itself.
+happened to be doing at that place of the text. Counted are verifies, drafts with their catch-up and lookups; not prompts. Costs are in
+plain steps of the curve at hand. The controller is driven by replay.py. Knows traces and curves; knows no model and measures nothing
+itself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxspec.speculation.controller import Choice, Controller, Offer
-from mlxspec.speculation.cost import CostModel, Curve, DraftCost
-from mlxspec.speculation.row import RowControl
+from mlxspec.speculation.cost import Curve, DraftCost
 from mlxspec.speculation.traces import Answer, Said, join
 
 MODELS = ("mtp", "draft-model")  # drafters that run a model; all others look up
@@ -25,16 +23,23 @@ _SPIKE = 0.005  # of forwards take twice as long
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """A latency curve: width -> plain steps, what drafts cost in plain steps, and one plain step in milliseconds, against which host
-    work counts."""
+    work counts. rows: by number of rows, width of all of them together -> plain steps of one row, where that was measured; elsewhere so
+    many tokens cost the same whosever they are. pause: as CostModel has it.
+    """
 
     name: str
     widths: Mapping[int, float]
     drafts: Mapping[str, DraftCost]
+    rows: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    pause: float | None = None
     step_ms: float = 30.0
     lookup_ms: float = 0.01  # all lookups of a round
     choose_ms: float = 0.015  # the controller, a round
     judge_ms: float = 0.02  # the controller, a round in which a model drafted
     source: str = ""
+
+    def curve(self, num_rows: int = 1) -> Curve:
+        return Curve(self.rows.get(num_rows, self.widths))
 
     @property
     def lookup(self) -> float:
@@ -108,7 +113,7 @@ class Rounds:
 
     def seconds(self, requests: Sequence[Request], machine: Machine, *, lookups: bool) -> np.ndarray:
         """Time of each request, in plain steps."""
-        curve = Curve(machine.widths)
+        curve = machine.curve()
         request, width = np.array(self.request), np.array(self.width)
         begins = np.cumsum([0, *(len(r) for r in requests)])[request] + np.array(self.place)
         noise = np.concatenate([r.noise for r in requests])[begins]
@@ -126,15 +131,34 @@ class Rounds:
         return np.bincount(request, weights=time, minlength=len(requests))
 
 
-def verify_time(curve: Curve, request: Request, place: int, width: int) -> float:
-    """Plain steps that a forward of `width` tokens takes there."""
-    plain = curve.seconds(1)
-    return float(request.noise[place] * (plain + (curve.seconds(width) - plain) * request.tilt[place]))
+def moods(requests: Sequence[Request], places: Sequence[int]) -> tuple[float, float]:
+    """The machine's noise and tilt in a round of rows that stand there."""
+    pairs = list(zip(requests, places, strict=True))
+    return (
+        float(sum(r.noise[p] for r, p in pairs)) / len(pairs),
+        float(sum(r.tilt[p] for r, p in pairs)) / len(pairs),
+    )
+
+
+def forward_seconds(curve: Curve, num_rows: int, width: int, noise: float, tilt: float) -> float:
+    """Plain steps that a forward of `width` tokens of so many rows takes."""
+    plain = curve.seconds(num_rows)
+    return noise * (plain + (curve.seconds(width) - plain) * tilt)
 
 
 def plain_seconds(requests: Sequence[Request], machine: Machine) -> np.ndarray:
-    curve = Curve(machine.widths)
+    curve = machine.curve()
     return np.array([curve.seconds(1) * float(r.noise.sum()) for r in requests])
+
+
+def plain_group_seconds(requests: Sequence[Request], machine: Machine) -> float:
+    """Plain steps of one row that requests take which decode together without drafts, each till its end."""
+    time = 0.0
+    for place in range(max(map(len, requests))):
+        active = [r for r in requests if place < len(r)]
+        noise, _ = moods(active, [place] * len(active))
+        time += machine.curve(len(active)).seconds(len(active)) * noise
+    return time
 
 
 def fixed(requests: Sequence[Request], drafter: str, depth: int) -> Rounds:
@@ -193,7 +217,7 @@ def _advance(
 def oracle(requests: Sequence[Request], machine: Machine, *, max_depth: int = 16) -> np.ndarray:
     """The least time there is, knowing in advance what will stand: best (drafter, depth) at every place. Catch-up is charged one
     token."""
-    curve = Curve(machine.widths)
+    curve = machine.curve()
     verify = np.array([curve.seconds(w) for w in range(1, max_depth + 2)])
     out = np.zeros(len(requests))
     for r, request in enumerate(requests):
@@ -212,108 +236,3 @@ def oracle(requests: Sequence[Request], machine: Machine, *, max_depth: int = 16
             left[place] = best
         out[r] = left[0]
     return out
-
-
-class Auto:
-    """The controller itself, driven by a trace instead of an engine. What it believes of the machine when it starts is off by `error`."""
-
-    def __init__(
-        self, machine: Machine, rng: np.random.Generator, *, error: float = 0.03, max_depth: int = 8
-    ) -> None:
-        self.machine = machine
-        self.curve = Curve(machine.widths)
-        wrong = {w: s * float(np.exp(rng.normal(0.0, error))) for w, s in self.curve.knots().items()}
-        drafts = {
-            n: DraftCost(**{k: v * float(np.exp(rng.normal(0.0, error))) for k, v in vars(d).items()})
-            for n, d in machine.drafts.items()
-        }
-        self.control = Controller(CostModel({0: wrong}, drafts), max_depth=max_depth)
-        self.rounds: list[
-            tuple[int, Choice, int]
-        ] = []  # of the last request: place, choice, drafted tokens verified
-
-    def seconds(self, request: Request) -> float:
-        """Plain steps one request takes. What was learned stays."""
-        replay = _Replay(self, request)
-        while replay.place < len(request):
-            replay.round()
-        self.control.close(replay.row)
-        self.rounds = replay.rounds
-        return replay.time
-
-
-class _Replay:
-    """One request under way: its row of the controller, its drafters' catch-up, and probes whose text has not come yet."""
-
-    def __init__(self, auto: Auto, request: Request) -> None:
-        self.auto, self.request = auto, request
-        self.control = auto.control
-        self.row: RowControl = auto.control.open("", 0)
-        self.place, self.time = 0, 0.0
-        self.rounds: list[tuple[int, Choice, int]] = []
-        said = request.said
-        self.stood = {n: s.stood.tolist() for n, s in said.items()}
-        self.length = {n: s.length.tolist() for n, s in said.items()}
-        self.sure = {
-            n: (s.confidences / 255.0).tolist() for n, s in said.items() if s.confidences is not None
-        }
-        self.lookups = [n for n in said if n not in MODELS]
-        self.last = {n: -1 for n in said if n in MODELS}
-        self.probes: list[
-            tuple[Offer, int, int]
-        ] = []  # what was said, how much of it will stand, where the text will have shown it
-
-    def round(self) -> None:
-        auto, request, place, row = self.auto, self.request, self.place, self.row
-        room = len(request) - place - 1
-        offers = [o for n in self.lookups if (o := self._offer(n, min(room, self.length[n][place])))]
-        asked = {n: (min(room, self.length[n][place]), place - last) for n, last in self.last.items()}
-        choice = self.control.choose([row], [offers], [asked])[0]
-        noise = float(request.noise[place])
-        drafting = 0.0
-        draft = None if choice.offer is None else offers[choice.offer]
-        if choice.model is not None:
-            draft, drafting = self._draft(choice, noise)
-        verified = self.control.trim([row], [None if choice.probe else draft])[0]
-        stood = min(verified, self.stood[draft.drafter][place]) if draft is not None and verified else 0
-        forward = verify_time(auto.curve, request, place, 1 + verified)
-        emitted = 1 + stood
-        self._learn(offers, draft if choice.model is not None else None, choice.probe, emitted)
-        curve = self.control.curve([row])
-        curve.refine(1 + verified, forward)
-        self.control.spent(row, emitted, forward + drafting, looked_up=choice.offer is not None)
-        self.time += forward + drafting + auto.machine.overhead(choice.model is not None)
-        self.rounds.append((place, choice, verified))
-        self.place = place + emitted
-
-    def _offer(self, name: str, length: int) -> Offer | None:
-        sure = self.sure.get(name)
-        return Offer(name, length, None if sure is None else sure[self.place][:length]) if length else None
-
-    def _draft(self, choice: Choice, noise: float) -> tuple[Offer | None, float]:
-        """What the model drafter says, and the plain steps it takes."""
-        name = choice.model or ""
-        queued = self.place - self.last[name]
-        self.last[name] = self.place
-        time = self.auto.machine.drafts[name].seconds(choice.depth, queued) * noise
-        self.control.costs.refine_draft(name, choice.depth, queued, 1, time)
-        draft = self._offer(name, choice.depth)
-        if draft is not None:
-            self.control.drafted(self.row, draft, 1, probe_seconds=time if choice.probe else 0.0)
-        return draft, time
-
-    def _learn(self, offers: Sequence[Offer], draft: Offer | None, probe: bool, emitted: int) -> None:
-        place = self.place
-        for offer in offers:
-            self.control.learn(
-                self.row, offer, min(self.stood[offer.drafter][place], offer.length, emitted), emitted
-            )
-        if draft is not None:
-            stands = min(self.stood[draft.drafter][place], draft.length)
-            if probe:
-                self.probes.append((draft, stands, place + draft.length))
-            else:
-                self.control.learn(self.row, draft, min(stands, emitted), emitted)
-        for probed in [p for p in self.probes if p[2] <= place + emitted]:
-            self.probes.remove(probed)
-            self.control.learn(self.row, probed[0], probed[1], probed[0].length)

@@ -21,16 +21,20 @@ from mlxspec.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class Said:
     """One drafter over N places. length, stood (N,): how many tokens it offers there and how many of them came. confidences (N, K) in
-    255ths, zero behind `length`; None for drafters that know no probabilities."""
+    255ths, zero behind `length`; None for drafters that know no probabilities. backing (N,): tokens before the draft that its place would
+    have said right, at most 255; None for drafters that do not know.
+    """
 
     length: np.ndarray
     stood: np.ndarray
     confidences: np.ndarray | None = None
+    backing: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         fits = self.length.shape == self.stood.shape and self.length.ndim == 1
         if self.confidences is not None:
             fits &= self.confidences.ndim == 2 and len(self.confidences) == len(self.length)
+        fits &= self.backing is None or self.backing.shape == self.length.shape
         if not fits or np.any(self.stood > self.length):
             raise ConfigError(
                 "A trace holds one length and one count for every place, the count no larger than the length."
@@ -41,7 +45,10 @@ class Said:
 
     def part(self, start: int, end: int) -> Said:
         sure = None if self.confidences is None else self.confidences[start:end]
-        return Said(length=self.length[start:end], stood=self.stood[start:end], confidences=sure)
+        backing = None if self.backing is None else self.backing[start:end]
+        return Said(
+            length=self.length[start:end], stood=self.stood[start:end], confidences=sure, backing=backing
+        )
 
 
 Answer = Mapping[str, Said]  # by drafter, all of one length
@@ -57,22 +64,26 @@ class Workload:
 
 
 def join(answers: Sequence[Answer]) -> dict[str, Said]:
-    """Answers as one long one. Where a drafter has confidences in some, it has none but zeros in those in which it never drafted."""
+    """Answers as one long one. Where a drafter has confidences or backing in some, it has nothing but zeros in those in which it never
+    drafted."""
     out = {}
     for name in answers[0]:
         parts = [a[name] for a in answers]
-        known = next((p.confidences for p in parts if p.confidences is not None), None)
-        sures = [
-            np.zeros((len(p), known.shape[1]), np.uint8) if p.confidences is None else p.confidences
-            for p in parts
-            if known is not None
-        ]
         out[name] = Said(
             length=np.concatenate([p.length for p in parts]),
             stood=np.concatenate([p.stood for p in parts]),
-            confidences=np.concatenate(sures) if sures else None,
+            confidences=_joined([(p.confidences, len(p)) for p in parts]),
+            backing=_joined([(p.backing, len(p)) for p in parts]),
         )
     return out
+
+
+def _joined(parts: Sequence[tuple[np.ndarray | None, int]]) -> np.ndarray | None:
+    """Parts, each so many long, one behind the other; zeros where one is missing, None where all are."""
+    known = next((p for p, _ in parts if p is not None), None)
+    if known is None:
+        return None
+    return np.concatenate([np.zeros((n, *known.shape[1:]), np.uint8) if p is None else p for p, n in parts])
 
 
 def write_traces(path: Path, workloads: Sequence[Workload]) -> None:
@@ -87,6 +98,8 @@ def write_traces(path: Path, workloads: Sequence[Workload]) -> None:
             arrays[f"{workload.name}/{name}/stood"] = said.stood
             if said.confidences is not None:
                 arrays[f"{workload.name}/{name}/confidences"] = said.confidences
+            if said.backing is not None:
+                arrays[f"{workload.name}/{name}/backing"] = said.backing
     # numpy's own writer stamps the time; equal traces should make equal files
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         for key, array in arrays.items():
@@ -114,11 +127,12 @@ def _workload(name: str, arrays: Mapping[str, np.ndarray]) -> Workload:
     for key in arrays:
         if key.startswith(f"{name}/") and key.endswith("/length"):
             base = key.removesuffix("/length")
-            sure = arrays.get(f"{base}/confidences")
+            sure, backing = arrays.get(f"{base}/confidences"), arrays.get(f"{base}/backing")
             whole[base.removeprefix(f"{name}/")] = Said(
                 length=arrays[key].astype(np.uint8),
                 stood=arrays[f"{base}/stood"].astype(np.uint8),
                 confidences=None if sure is None else sure.astype(np.uint8),
+                backing=None if backing is None else backing.astype(np.uint8),
             )
     answers = [
         {d: said.part(start, end) for d, said in whole.items()}

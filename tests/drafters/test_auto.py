@@ -10,11 +10,11 @@ import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters import auto
-from mlxspec.drafters.auto import STILL_TOGETHER
+from mlxspec.drafters.auto import LONGER, STILL, STILL_TOGETHER
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
-from mlxspec.engine.engine import Engine
+from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import TokensEvent
 from mlxspec.speculation import cost
 from mlxspec.speculation.controller import Controller
@@ -120,6 +120,34 @@ def test_rows_of_both_policies_decode_together() -> None:
         made.step()
     wanted = Engine(tiny_models.target()).generate(PROMPTS, PARAMS["greedy"])
     assert [tuple(r.history[len(r.prompt) :]) for r in requests] == [r.tokens for r in wanted]
+
+
+def test_rows_at_rest_do_not_keep_one_that_always_drafts_from_drafting() -> None:
+    made = engine(LINEAR, step=0.5)
+    resting = made.submit(PROMPTS[1], PARAMS["greedy"])
+    for _ in range(12):
+        made.step()
+    fixed = made.submit(PROMPTS[0], PARAMS["greedy"], spec=SpecConfig(drafters=("mtp",), policy="fixed"))
+    while not made.is_idle:
+        made.step()
+    assert Result.of(fixed).stats.drafters["mtp"].num_drafted > 0
+    assert Result.of(resting).stats.num_decoded == Result.of(fixed).stats.num_decoded == 39
+
+
+def test_rests_grow_while_nothing_pays_and_start_anew_with_a_new_row() -> None:
+    made = engine(LINEAR, step=0.5)
+    assert made.chain.auto is not None
+    control, weighed = made.chain.auto.control, []
+    choose = control.choose
+    control.choose = lambda *args: (weighed.append(made.stats.num_rounds), choose(*args))[1]  # type: ignore
+    long = SamplingParams(max_tokens=100, ignore_eos=True, temperature=5.0)
+    made.generate(PROMPTS[1], long, spec=SpecConfig(drafters=("mtp",), policy="auto"))
+    gaps = [b - a for a, b in zip(weighed, weighed[1:], strict=False)]
+    assert max(gaps) >= 2 * STILL
+    assert max(gaps) <= LONGER * STILL + 1
+    before = len(weighed)
+    made.generate(PROMPTS[1], long, spec=SpecConfig(drafters=("mtp",), policy="auto"))
+    assert weighed[before + 1] - weighed[before] <= STILL + 1
 
 
 def test_a_users_limits_hold() -> None:

@@ -11,16 +11,16 @@ import pytest
 from mlxspec.errors import ConfigError
 from mlxspec.speculation.cost import Curve, DraftCost
 from mlxspec.speculation.machines import MACHINES
+from mlxspec.speculation.replay import Auto
 from mlxspec.speculation.report import Cell, run_cells
 from mlxspec.speculation.simulate import (
-    Auto,
     Machine,
     first,
     fixed,
+    forward_seconds,
     make_requests,
     oracle,
     plain_seconds,
-    verify_time,
 )
 from mlxspec.speculation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
 
@@ -76,7 +76,8 @@ def test_rounds_add_up_one_by_one() -> None:
         [0.0] * 3,
     )
     for r, place, width, model, depth, queued in zip(*vars(rounds).values(), strict=True):
-        expected[r] += verify_time(curve, requests[r], place, width) + EVEN.lookup
+        mood = float(requests[r].noise[place]), float(requests[r].tilt[place])
+        expected[r] += forward_seconds(curve, 1, width, *mood) + EVEN.lookup
         if model == "mtp":
             expected[r] += EVEN.drafts["mtp"].seconds(depth, queued) * requests[r].noise[place]
     assert rounds.seconds(requests, EVEN, lookups=True) == pytest.approx(expected)
@@ -116,9 +117,9 @@ def test_every_place_is_decoded_once() -> None:
     request = make_requests([answer], 250, 1, rng)[0]
     auto = Auto(EVEN, rng)
     auto.seconds(request)
-    places = [place for place, _, _ in auto.rounds]
+    places = [place for _, place, _, _ in auto.rounds]
     assert places == sorted(set(places))
-    for (place, _, verified), (following, _, _) in zip(auto.rounds, auto.rounds[1:], strict=False):
+    for (_, place, _, verified), (_, following, _, _) in zip(auto.rounds, auto.rounds[1:], strict=False):
         assert 1 <= following - place <= 1 + verified
 
 

@@ -1,0 +1,170 @@
+"""The controller driven by traces instead of an engine: how long answers would take with it, alone or several decoding together.
+
+As in the engine, all rows of a group share a round: the controller chooses for each, cuts all drafts together, pays one forward as wide as
+all of them and one call of each model drafter that is asked. Counted are verifies, drafts with catch-up, looks, lookups and the choosing
+itself. Knows simulated machines and their requests; knows no model and measures nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlxspec.speculation.controller import Choice, Controller, Offer
+from mlxspec.speculation.cost import CostModel, Curve, DraftCost
+from mlxspec.speculation.row import RowControl
+from mlxspec.speculation.simulate import MODELS, Machine, Request, forward_seconds, moods
+
+
+class Auto:
+    """The controller as one engine has it. What it believes of the machine when it starts is off by `error`, and what it believes of
+    rounds of several rows it guesses from those of one."""
+
+    def __init__(
+        self, machine: Machine, rng: np.random.Generator, *, error: float = 0.03, max_depth: int = 8
+    ) -> None:
+        self.machine = machine
+        wrong = {w: s * float(np.exp(rng.normal(0.0, error))) for w, s in machine.curve().knots().items()}
+        drafts = {
+            n: DraftCost(**{k: v * float(np.exp(rng.normal(0.0, error))) for k, v in vars(d).items()})
+            for n, d in machine.drafts.items()
+        }
+        self.control = Controller(CostModel({0: wrong}, drafts, pause=machine.pause), max_depth=max_depth)
+        # of the last requests: row, place, choice, drafted tokens verified
+        self.rounds: list[tuple[int, int, Choice, int]] = []
+        self._curves: dict[int, Curve] = {}
+
+    def seconds(self, *requests: Request) -> float:
+        """Plain steps of one row that these requests take together, each till its end. What was learned stays."""
+        self.rounds = []
+        rows = [_Row(self.control, request) for request in requests]
+        time = 0.0
+        while active := [r for r in rows if r.place < len(r.request)]:
+            time += self._round(rows, active)
+        return time
+
+    def curve(self, num_rows: int) -> Curve:
+        """What rounds of so many rows really take."""
+        if num_rows not in self._curves:
+            self._curves[num_rows] = self.machine.curve(num_rows)
+        return self._curves[num_rows]
+
+    def _round(self, rows: Sequence[_Row], active: Sequence[_Row]) -> float:
+        """Plain steps that one round takes."""
+        controls, num_rows = [r.control for r in active], len(active)
+        offers = [r.offers() for r in active]
+        choices = self.control.choose(controls, offers, [r.asked() for r in active])
+        noise, tilt = moods([r.request for r in active], [r.place for r in active])
+        drafts = [None if c.offer is None else o[c.offer] for c, o in zip(choices, offers, strict=True)]
+        drafting = sum(
+            self._draft(name, active, choices, drafts, noise)
+            for name in dict.fromkeys(c.model for c in choices if c.model is not None)
+        )
+        shown = [None if c.probe else d for c, d in zip(choices, drafts, strict=True)]
+        verified = self.control.trim(controls, shown)
+        curve, width = self.curve(num_rows), num_rows + sum(verified)
+        forward = forward_seconds(curve, num_rows, width, noise, tilt)
+        self.control.curve(controls).refine(width, forward)
+        for row, choice, given, draft, num in zip(active, choices, offers, drafts, verified, strict=True):
+            self.rounds.append((rows.index(row), row.place, choice, num))
+            emitted = row.advance(given, draft, choice, num)
+            share = (forward + drafting) / num_rows
+            self.control.spent(row.control, emitted, share, looked_up=choice.offer is not None)
+            if row.place >= len(row.request):
+                self.control.close(row.control)
+        return forward + drafting + self.machine.overhead(any(c.model is not None for c in choices))
+
+    def _draft(
+        self,
+        name: str,
+        active: Sequence[_Row],
+        choices: Sequence[Choice],
+        drafts: list[Offer | None],
+        noise: float,
+    ) -> float:
+        """What a model drafter says to all rows that ask it, into `drafts`, and the plain steps it takes."""
+        places = [i for i, c in enumerate(choices) if c.model == name]
+        depth = max(choices[i].depth for i in places)
+        queued = sum(active[i].hear(name) for i in places)
+        time = self.machine.drafts[name].seconds(depth, queued, len(places)) * noise
+        self.control.costs.refine_draft(name, depth, queued, len(places), time)
+        for i in places:
+            draft = drafts[i] = active[i].offer(name, choices[i].depth)
+            if draft is not None:
+                looking = time / len(places) if choices[i].probe else 0.0
+                self.control.drafted(active[i].control, draft, len(active), probe_seconds=looking)
+        return time
+
+
+class _Row:
+    """One request under way: its row of the controller, its drafters' catch-up, and probes whose text has not come yet."""
+
+    def __init__(self, control: Controller, request: Request) -> None:
+        self.request = request
+        self.control: RowControl = control.open("", 0)
+        self.place = 0
+        self._learn = control.learn
+        said = request.said
+        self._stood = {n: s.stood.tolist() for n, s in said.items()}
+        self._length = {n: s.length.tolist() for n, s in said.items()}
+        self._sure = {
+            n: (s.confidences / 255.0).tolist() for n, s in said.items() if s.confidences is not None
+        }
+        self._backing = {n: s.backing.tolist() for n, s in said.items() if s.backing is not None}
+        self._last = {n: -1 for n in said if n in MODELS}
+        # what was said, how much of it will stand, where the text will have shown it
+        self._probes: list[tuple[Offer, int, int]] = []
+
+    @property
+    def _room(self) -> int:
+        return len(self.request) - self.place - 1
+
+    def offers(self) -> list[Offer]:
+        """Of all lookups that say something here."""
+        return [o for n in self._stood if n not in MODELS and (o := self.offer(n, self._room))]
+
+    def asked(self) -> dict[str, tuple[int, int]]:
+        """By model drafter: how many tokens it may draft and how many it has not heard."""
+        return {
+            n: (min(self._room, self._length[n][self.place]), self.place - last)
+            for n, last in self._last.items()
+        }
+
+    def offer(self, name: str, limit: int) -> Offer | None:
+        """What a drafter says here, up to so many tokens."""
+        place, length = self.place, min(limit, self._length[name][self.place])
+        if length < 1:
+            return None
+        sure, backing = self._sure.get(name), self._backing.get(name)
+        return Offer(
+            name,
+            length,
+            None if sure is None else sure[place][:length],
+            None if backing is None else backing[place],
+        )
+
+    def hear(self, name: str) -> int:
+        """A model drafter catches up; returns on how many tokens."""
+        queued = self.place - self._last[name]
+        self._last[name] = self.place
+        return queued
+
+    def advance(self, offers: Sequence[Offer], draft: Offer | None, choice: Choice, verified: int) -> int:
+        """A round verified so many tokens of a draft. All that was said is judged; returns how many tokens came."""
+        place = self.place
+        emitted = 1 + (min(verified, self._stood[draft.drafter][place]) if draft is not None else 0)
+        for offer in offers:
+            stands = min(self._stood[offer.drafter][place], offer.length)
+            self._learn(self.control, offer, min(stands, emitted), emitted)
+        if draft is not None and choice.model is not None:
+            stands = min(self._stood[draft.drafter][place], draft.length)
+            if choice.probe:
+                self._probes.append((draft, stands, place + draft.length))
+            else:
+                self._learn(self.control, draft, min(stands, emitted), emitted)
+        for probed in [p for p in self._probes if p[2] <= place + emitted]:
+            self._probes.remove(probed)
+            self._learn(self.control, probed[0], probed[1], probed[0].length)
+        self.place += emitted
+        return emitted
