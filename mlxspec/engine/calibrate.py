@@ -51,6 +51,8 @@ def allowance(load_seconds: float) -> float:
     """Seconds that measuring may take behind a load of so many: loading and measuring are through in READY, or measuring takes SHARE of
     what loading took."""
     return max(READY - load_seconds, SHARE * load_seconds)
+
+
 # of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
 # the host does, and rows of several widths have to be taken apart
 _PAUSE = 0.3

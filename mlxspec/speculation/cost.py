@@ -120,10 +120,12 @@ def _line(points: Mapping[int, float], width: int) -> float:
 
 
 def _of_rows(one: Curve, num_rows: int, pause: float | None) -> dict[int, float]:
-    """Seconds by width for several rows, from one row's. Without a pause tokens cost the same whosever they are, as where reading weights is
-    what a round takes. With one a plain round of them is one row's and as much for each further row as a further token costs once a round
-    is wide at all, for the step from plain to wide is what the pause stands for; drafted tokens add what they add to one row's round and,
-    however many they are, that share of a plain round."""
+    """Seconds by width for several rows, from one row's.
+
+    Without a pause tokens cost the same whosever they are, as where reading weights is what a round takes. With one a plain round of them
+    is one row's and as much for each further row as a further token costs once a round is wide at all, for the step from plain to wide is
+    what the pause stands for; drafted tokens add what they add to one row's round and, however many they are, that share of a plain round.
+    """
     if pause is None:
         return one.knots()
     first = one.seconds(1)
@@ -169,7 +171,8 @@ class CostModel:
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row. measured: widths that are no guesses, by default all of them; where plain
         rounds alone are none, the first that come of other widths count for much. pause: share of a plain round of several rows that any
-        drafts are taken to cost beyond their tokens until it has been measured, None where one row's curve holds for them. Raises ConfigError where there is no curve."""
+        drafts are taken to cost beyond their tokens until it has been measured, None where one row's curve holds for them. Raises
+        ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         everything = (w for points in verify.values() for w in points)

@@ -73,6 +73,6 @@ MACHINES = (
         pause=0.3,
         drafts=_CPU,
         step_ms=1.3,
-        source="4.4M parameters in float32 with OpenBLAS, 2 x86-64 cores: whole rounds, where plain ones run ahead and those with drafts do not",
+        source="4.4M parameters in float32 with OpenBLAS, 2 x86-64 cores: whole rounds, of which plain ones run ahead",
     ),
 )

@@ -6,6 +6,7 @@ no memory but what a row's lookups have won, and no arrays.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +20,7 @@ DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
 # the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
 SHARED_DEPTHS = (3, 16, 32, 63)
 # plain steps that verifying lookups may lose before they have won any, and at any rate
-STAKE, LEAST_STAKE = 2.0, 0.5
+STAKE, LEAST_STAKE = 0.5, 0.25
 
 
 def best_at(reaches: Sequence[float], curve: Curve, rate: float) -> int:
@@ -48,16 +49,19 @@ def best_ratio(reaches: Sequence[float], curve: Curve) -> int:
 
 
 def within_stake(row: RowControl, reaches: list[float], curve: Curve, num_rows: int) -> list[float]:
-    """A lookup's draft without the end that costs more to verify than lookups have won for the row lately, or may lose before they have:
-    chances are guesses then, and where wide rounds are dear one that fails would cost what the answer gains. What a row of several loses
-    holds up all, so that a row's stake is its share of one; the shortest cut is always left."""
-    plain, least = curve.seconds(num_rows), 0 if num_rows == 1 else SHARED_DEPTHS[0]
+    """A lookup's draft without the end that risks more than lookups have won for the row lately, or may lose before they have: chances
+    are guesses then, and where wide rounds are dear one that fails would cost what the answer gains. A draft risks what verifying it
+    takes if fewer tokens stand than pay for that. What a row of several loses holds up all, so that a row's stake is its share of one."""
+    plain = curve.seconds(num_rows)
     share = plain / num_rows
-    most = plain + max(LEAST_STAKE * plain, STAKE * share + row.lookups.won(share))
-    num = len(reaches)
-    while num > least and curve.seconds(num_rows + num) > most:
-        num -= 1
-    return reaches[:num]
+    most = max(LEAST_STAKE * share, STAKE * share + row.lookups.won(share))
+    for num in range(len(reaches), 0, -1):
+        longer = curve.seconds(num_rows + num) - plain
+        back = math.ceil(longer / share)
+        stands = reaches[back - 1] if 0 < back <= num else float(back == 0)
+        if (1.0 - stands) * longer <= most:
+            return reaches[:num]
+    return []
 
 
 def cut(length: int) -> int:

@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 
 
 def test_rounds_of_several_rows_have_a_curve_of_their_own() -> None:
-    costs = CostModel({0: {1: 1.0, 2: 2.0, 3: 2.5, 4: 3.0, 8: 5.0}}, {})
+    costs = CostModel({0: {1: 1.0, 2: 2.0, 3: 2.5, 4: 3.0, 8: 5.0}}, {}, pause=0.3)
     rows = costs.curve(0, 3)
     assert rows.seconds(3) == pytest.approx(1.0 + costs.curve(0).seconds(4) - 2.0)  # no step to wide rounds
     assert rows.seconds(5) == pytest.approx(1.3 * rows.seconds(3) + costs.curve(0).seconds(3) - 1.0)
@@ -157,9 +157,16 @@ def test_rounds_of_several_rows_have_a_curve_of_their_own() -> None:
     rows.refine(3, 4.0)
     assert costs.curve(0).seconds(3) == before
     assert costs.curve(0, 3) is rows
-    linear = CostModel({0: {1: 1.0}}, {}).curve(0, 4)
+    linear = CostModel({0: {1: 1.0}}, {}, pause=0.3).curve(0, 4)
     assert [linear.seconds(w) for w in (4, 6, 12)] == pytest.approx([4.0, 7.2, 13.2])
-    assert CostModel.from_data(costs.as_data()).curve(0, 3).seconds(3) == pytest.approx(2.0)
+
+
+def test_where_reading_weights_is_what_takes_time_it_does_not_matter_whose_a_token_is() -> None:
+    costs = CostModel({0: {1: 1.0, 2: 1.1, 4: 1.5, 8: 2.7}}, {})
+    one, rows = costs.curve(0), costs.curve(0, 4)
+    assert [rows.seconds(w) for w in (4, 7, 20)] == pytest.approx([one.seconds(w) for w in (4, 7, 20)])
+    rows.refine(4, 2.0)
+    assert one.seconds(4) == pytest.approx(1.5)
 
 
 def test_what_was_guessed_yields_to_a_few_measurements() -> None:
