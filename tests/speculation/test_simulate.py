@@ -180,6 +180,7 @@ CHAIN, OTHER_CHAIN = ("ngram-simple", "mtp"), ("ngram-simple", "draft-model")
 SHORT = {
     ("CPU", "edit", 256, "cold"): 0.92,
     ("CPU", "ask", 256, "cold"): 0.90,
+    ("CPU", "ask", 256, "warm"): 0.93,
     ("CPU", "ask", 1024, "cold"): 0.89,
     ("CPU", "ask", 1024, "warm"): 0.89,
 }
