@@ -45,17 +45,15 @@ _PLAIN = 3  # plain rounds that such a round is weighed by
 _NAME = "ngram-simple"
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
 LIKELY_DRAFT = 0.2  # plain rounds a token
+# of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
+# the host does, and rows of several widths have to be taken apart
+_PAUSE = 0.3
 
 
 def allowance(load_seconds: float) -> float:
     """Seconds that measuring may take behind a load of so many: loading and measuring are through in READY, or measuring takes SHARE of
     what loading took."""
     return max(READY - load_seconds, SHARE * load_seconds)
-
-
-# of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
-# the host does, and rows of several widths have to be taken apart
-_PAUSE = 0.3
 
 
 class Budget:
