@@ -51,6 +51,10 @@ class Auto:
         self._seen: set[tuple[object, ...]] = set()  # shapes that have run: the first run of a shape compiles
 
     def begin(self, state: ChainRow) -> None:
+        """A new row, whatever its policy: none rests unseen beside it."""
+        self.wake()
+        if not state.is_auto:
+            return
         kind = "greedy" if state.sampler.is_greedy else "rejected" if state.rejects else "sampled"
         models = [d.name for d in self._chain.drafters_of(state) if isinstance(d, ModelDrafter)]
         self._times.settle()

@@ -54,7 +54,7 @@ class Chain:
     @property
     def needs_hidden(self) -> bool:
         """Whether any drafter in use by any row wants hiddens."""
-        return any(d.needs.hidden for r in self._rows.values() for d in self._of(r))
+        return any(d.needs.hidden for r in self._rows.values() for d in self.drafters_of(r))
 
     def follow(self, control: Controller) -> None:
         """From now on rows whose policy is auto draft as the controller chooses. Without one they draft like all others."""
@@ -63,10 +63,8 @@ class Chain:
     def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
         if self.auto is not None:
-            self.auto.wake()
-            if state.is_auto:
-                self.auto.begin(state)
-        for drafter in self._of(state):
+            self.auto.begin(state)
+        for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         return state
 
@@ -84,7 +82,7 @@ class Chain:
         together = unheard[0][0] if len(unheard) == 1 else [t for tokens, _ in unheard for t in tokens]
         if self.auto is not None and state.is_auto:
             self.auto.observe(state.row, together)
-        for drafter in self._of(state):
+        for drafter in self.drafters_of(state):
             try:
                 if drafter.needs.hidden:
                     drafter.observe_rounds(state.row, unheard)
@@ -96,14 +94,14 @@ class Chain:
     def prime(self, row: int) -> None:
         """The row's answer begins: drafters that are likely to draft for it catch up on its prompt."""
         state = self._told(row)
-        for drafter in self._of(state):
+        for drafter in self.drafters_of(state):
             if self.auto is None or not state.is_auto or self.auto.primes(state, drafter):
                 self._guard(drafter, [state], partial(drafter.prime, row))
 
     def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
         """What drafters keep for the row's first `length` tokens, by name. starts: from which token on each, all of them if absent."""
         state, found = self._told(row), {}
-        for drafter in self._of(state):
+        for drafter in self.drafters_of(state):
             if self.auto is not None and state.is_auto and not self.auto.keeps(state, drafter):
                 continue
             work = partial(drafter.snapshot, row, length, starts.get(drafter.name, 0))
@@ -122,7 +120,7 @@ class Chain:
         """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind all or some of those.
         hiddens(n): what the tokens behind the first n were sampled from, (len(tokens) - n, H), if that is known."""
         state = self._rows[row]
-        for drafter in self._of(state):
+        for drafter in self.drafters_of(state):
             found = kept.get(drafter.name)
             known = 0 if found is None else found.length
             if (
@@ -144,7 +142,7 @@ class Chain:
         state = self._told(row)
         if self.auto is not None and state.is_auto:
             self.auto.truncate(row)
-        for drafter in self._of(state):
+        for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.truncate, row, length))
 
     def asked(self, row: int) -> Mapping[str, tuple[int, float]]:
@@ -191,7 +189,7 @@ class Chain:
                 ).items()
             }
         first_wins = rooms.keys() - {s.row for s in chosen}
-        waiting = {row: list(self._of(self._rows[row])) for row in rooms if row in first_wins}
+        waiting = {row: list(self.drafters_of(self._rows[row])) for row in rooms if row in first_wins}
         while queues := [(row, queue) for row, queue in waiting.items() if queue and row not in won]:
             drafter = queues[0][1][0]
             asks = []
@@ -218,7 +216,7 @@ class Chain:
         """Drafts of one length (the drafter's own, or `longest`) behind tokens that only the device knows, for all rows of an unread round
         in its order; none where somebody must see those tokens first. rooms: what each may verify, whatever stands of them."""
         states = [self._rows[r] for r in rooms]
-        ways = {self._of(s) for s in states}
+        ways = {self.drafters_of(s) for s in states}
         if len(ways) != 1 or self._auto_rows(rooms) or not all(s.is_blind for s in states):
             return {}
         drafters = ways.pop()
@@ -271,14 +269,9 @@ class Chain:
         """What is known of an open row."""
         return self._rows[row]
 
-    def drafters_of(self, state: ChainRow) -> Sequence[Drafter]:
-        """Who may draft for a row, in its order."""
-        return self._of(state)
-
     def lookups_of(self, state: ChainRow) -> Sequence[tuple[Drafter, int]]:
         """Those of them that run no model, and how long a draft of each the row takes."""
-        if state.queue is None:
-            self._of(state)
+        self.drafters_of(state)
         return state.lookups
 
     def may_look_up(self, state: ChainRow) -> bool:
@@ -353,7 +346,8 @@ class Chain:
             state.asked[drafter.name] = calls + 1, seconds + taken
         return found
 
-    def _of(self, state: ChainRow) -> tuple[Drafter, ...]:
+    def drafters_of(self, state: ChainRow) -> tuple[Drafter, ...]:
+        """Who may draft for a row, in its order."""
         if state.queue is None:
             forced = bool(state.spec.drafters) and state.sampler.constraints is not None
             named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]

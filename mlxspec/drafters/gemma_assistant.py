@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.checkpoints.memory import bytes_of
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Needs
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Heard, Needs
 from mlxspec.drafters.model_based import ModelDrafter, _Row
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
@@ -58,10 +58,11 @@ class GemmaAssistant(ModelDrafter):
     def begin(self, row: int) -> None:
         self._newest.pop(row, None)
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        if tokens and hidden is not None:
+    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
+        newest = next((h for tokens, h in reversed(rounds) if tokens and h is not None), None)
+        if newest is not None:
             # a copy: the whole round's hiddens need not stay for one of them
-            self._newest[row] = mx.contiguous(hidden[-1:])
+            self._newest[row] = mx.contiguous(newest[-1:])
 
     def snapshot(self, row: int, length: int, start: int) -> None:
         """The hidden it goes by comes with the next token."""

@@ -91,6 +91,7 @@ class ModelDrafter(Drafter):
         self.observe_rounds(row, [(tokens, hidden)])
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
+        """What `observe` comes down to: others do this differently, not that."""
         state = self._rows.get(row)
         if state is None:
             return

@@ -142,6 +142,27 @@ def test_a_draft_is_the_one_a_fresh_drafter_makes(kind: str, params: SamplingPar
         assert fresh.propose({0: 4}, params)[0] == got[row]
 
 
+@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+def test_rounds_told_together_are_those_told_one_by_one(kind: str) -> None:
+    one, together = Driver(make(kind)), Driver(make(kind))
+    for driver in (one, together):
+        driver.begin(0, [5, 6, 7, 8])
+        driver.propose({0: 2})
+    pieces = [[9], [1, 2, 3], [4]]
+    for piece in pieces:
+        one.observe(0, piece)
+    told = [([9, 1, 2, 3, 4][i:j], None) for i, j in ((0, 1), (1, 4), (4, 5))]
+    if together.drafter.needs.hidden:
+        hidden = true_hiddens([5, 6, 7, 8, 9, 1, 2, 3, 4])[4:]
+        told = [
+            (tokens, hidden[i:j]) for (tokens, _), (i, j) in zip(told, ((0, 1), (1, 4), (4, 5)), strict=True)
+        ]
+    together.rows[0] = one.rows[0]
+    together.drafter.observe_rounds(0, told)
+    assert one.propose({0: 4}) == together.propose({0: 4})
+    assert one.length(0) == together.length(0)
+
+
 def test_the_first_drafted_token_is_the_heads_best() -> None:
     driver = Driver(make("mtp"))
     driver.begin(0, [3, 1, 4, 1, 5, 9, 2, 6])
