@@ -143,7 +143,7 @@ class Auto:
         picked = self._pick(states, rows, rooms, histories, offered)
         self._rest_or_wake(states, picked)
         self._ask_models(states, rows, picked, histories, vocab_size)
-        offers = [None if p.choice.probe else p.offer for p in picked]
+        offers = [p.offer for p in picked]
         lookahead = [not s.rejects or p.choice.model is None for s, p in zip(states, picked, strict=True)]
         widths = self.control.trim([r.control for r in rows], offers, lookahead=lookahead)
         out = {}
@@ -386,5 +386,5 @@ def _line(row: int, place: int, pick: Picked, width: int) -> str:
     if offer is None:
         return f"row {row} at {place}: plain"
     if choice.probe:
-        return f"row {row} at {place}: plain, {offer.drafter} shows {offer.length}"
+        return f"row {row} at {place}: {offer.drafter} shows {offer.length}, verifies {width}"
     return f"row {row} at {place}: {offer.drafter} drafts {offer.length}, verifies {width} (worth {choice.value:.2f} tokens)"

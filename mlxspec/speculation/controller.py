@@ -12,6 +12,7 @@ more than the same time spent at the row's going rate. Knows costs and estimates
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,9 @@ from mlxspec.speculation.widths import (
 )
 
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
-PROBE_DEPTH = 3  # where drafting is cheap; else what half a plain step pays for, at least one token
+CURIOSITY = 0.8  # tokens that a drafter nobody has asked yet may promise below 0 and still be tried
+PROBE_DEPTH = 3  # where drafting is cheap; else what this part of a plain step pays for, at least one token
+PROBE_SHARE = 0.9
 CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
 LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
@@ -50,8 +53,9 @@ class Offer(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens, which are not
-    verified if it is a `probe`. value: tokens it promises beyond plain decoding."""
+    """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens; a `probe`
+    is asked to look at it, not because it promises anything. value: tokens it promises beyond plain decoding, below 0 where it is
+    tried."""
 
     offer: int | None = None
     model: str | None = None
@@ -145,9 +149,22 @@ class Controller:
             self._promise(row, name, curve, num_rows)
             value, depth = row.best(name, min(limit, self.max_depth, self._deepest(num_rows)), rate)
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
-            if depth and value > max(best.value, MARGIN):
+            if not depth:
+                continue
+            if value > max(best.value, MARGIN) or (
+                best is PLAIN and num_rows == 1 and self._may_try(row, name, value, rate)
+            ):
                 best = Choice(model=name, depth=depth, value=value)
         return best
+
+    def _may_try(self, row: RowControl, name: str, value: float, rate: float) -> bool:
+        """Whether a drafter that promises less than nothing drafts all the same: what it is worth is the less known the fewer drafts it
+        rests on, and once it stops, catching up makes each further look dearer. Paid from the credit of a row."""
+        if value < -CURIOSITY / math.sqrt(1.0 + row.promises[name].count):
+            return False
+        spent = sum(p.spent for p in row.promises.values())
+        hope = max(p.hope for p in row.promises.values())
+        return spent + (MARGIN - value) / rate <= hope * CREDIT * self.costs.curve(row.bucket).seconds(1)
 
     def takes_any(self, rows: Sequence[RowControl], offers: Sequence[Sequence[Offer]]) -> bool:
         """Whether a lookup's offer pays for one of rows that decode together, whatever models promise."""
@@ -202,7 +219,7 @@ class Controller:
 
     def _probe_depth(self, name: str, share: float) -> int:
         step = self.costs.draft(name).step
-        return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(0.5 * share / step))
+        return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(PROBE_SHARE * share / step))
 
     def can_afford(self, rows: Sequence[RowControl], price: float) -> bool:
         """Whether rows that decode together may pay so many seconds for a look at a drafter. Only a row alone has credit: what one looks
@@ -263,27 +280,30 @@ class Controller:
     def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
         """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit.
 
-        probe_seconds: what it took, if nothing of it is verified.
+        probe_seconds: what it took, if it was asked to look at it.
         """
         curve, name = self.costs.curve(row.bucket, num_rows), draft.drafter
+        plain = curve.seconds(num_rows)
+        rate = max(row.rate, num_rows / plain)
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
         if probe_seconds:  # what was known is old
             promise.count = min(promise.count, _OLD)
+            promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
+            if num_rows == 1:  # what is verified of it pays a part back
+                depth = best_at(reaches, curve, rate)
+                promise.spent -= sum(reaches[:depth]) / rate - PRUDENCE * (curve.seconds(1 + depth) - plain)
+        else:
+            promise.spent += max(0.0, MARGIN - row.best(name, self.max_depth, rate)[0]) / rate
         promise.follow(*self._values(row, name, reaches, curve, num_rows))
-        rate = max(row.rate, num_rows / curve.seconds(num_rows))
         others = (row.best(n, self.max_depth, rate)[0] for n in row.promises if n != name)
         if row.best(name, self.max_depth, rate)[0] > max(MARGIN, *others, MARGIN):
             promise.gap = max(FIRST_GAP, promise.gap // 2)
         else:
-            plain = curve.seconds(num_rows)
             depth = self._probe_depth(name, plain / num_rows)
             price = self.costs.draft(name).seconds(depth, num_rows, num_rows)
             promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(price / (ALLOWANCE * plain))))
-            promise.spent += 0.0 if probe_seconds else price / num_rows
         promise.rest = 0
-        if probe_seconds:
-            promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
 
     # --- when the text has come
 

@@ -61,8 +61,7 @@ class Auto:
             self._draft(name, active, choices, drafts, noise)
             for name in dict.fromkeys(c.model for c in choices if c.model is not None)
         )
-        shown = [None if c.probe else d for c, d in zip(choices, drafts, strict=True)]
-        verified = self.control.trim(controls, shown)
+        verified = self.control.trim(controls, drafts)
         curve, width = self.curve(num_rows), num_rows + sum(verified)
         forward = forward_seconds(curve, num_rows, width, noise, tilt)
         self.control.curve(controls).refine(width, forward)

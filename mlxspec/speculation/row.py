@@ -16,7 +16,7 @@ _CARRIED = 0.5  # how much of what one row knows of lookup counts for the next
 _FADE = 0.95  # of what is known of lookup, a round
 _KEPT = 4.0  # drafts that a new row takes what earlier rows have shown for
 _FOLLOW = 0.04  # how far one draft moves what a drafter promises
-_HOPE, _LEAST_HOPE = 0.1, 0.2  # how far one row moves it, and what stays
+_HOPE, _LEAST_HOPE = 0.1, 0.4  # how far one row moves it, and what stays
 _RATE_FOLLOW = 0.05
 
 

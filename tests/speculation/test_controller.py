@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
 from mlxspec.speculation.cost import CostModel, DraftCost
-from mlxspec.speculation.row import FIRST_GAP, RowControl
+from mlxspec.speculation.row import RowControl
 from mlxspec.speculation.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE, within_stake
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -240,27 +241,54 @@ def test_without_lookahead_a_token_does_not_depend_on_those_behind_it() -> None:
     assert control.trim([row], [promising], lookahead=[False]) == [0]
 
 
-def test_probes_come_ever_more_rarely_and_stay_within_their_allowance() -> None:
+def test_looks_come_ever_more_rarely_and_stay_within_their_allowance() -> None:
     control = controller(LINEAR, mtp=HEAD)
-    row, places, spent = control.open("", 0), [], 0.0
+    row, tried, probed, spent = control.open("", 0), [], [], 0.0
     for place in range(4000):
         choice = control.choose([row], [[]], [MODELS])[0]
-        assert not control.trim([row], [None])[0]
-        if choice.probe:
-            places.append(place)
-            spent += HEAD.seconds(choice.depth, 1)
-            control.drafted(
-                row,
-                Offer("mtp", choice.depth, [0.3] * choice.depth),
-                1,
-                probe_seconds=HEAD.seconds(choice.depth, 1),
-            )
+        if choice.model:
+            price, shown = HEAD.seconds(choice.depth, 1), Offer("mtp", choice.depth, [0.3] * choice.depth)
+            (probed if choice.probe else tried).append(place)
+            spent += price
+            control.drafted(row, shown, 1, probe_seconds=price if choice.probe else 0.0)
+            assert control.trim([row], [shown]) == [0]
         control.spent(row, 1, 1.0, looked_up=False)
         assert spent <= CREDIT + ALLOWANCE * (place + 1) + 1e-9
-    gaps = [b - a for a, b in zip(places, places[1:], strict=False)]
-    assert gaps[0] <= 2 * FIRST_GAP + 1
+    assert tried == list(
+        range(len(tried))
+    )  # at the beginning, one right behind the other: there catching up costs nothing
+    gaps = [b - a for a, b in pairwise(probed)]
     assert gaps == sorted(gaps)
-    assert len(places) > 10
+    assert len(tried) > 3
+    assert len(probed) > 10
+
+
+def test_a_drafter_just_below_paying_is_tried_and_one_far_below_is_not() -> None:
+    nearly, never = DraftCost(step=0.5), DraftCost(step=0.9)
+    for cost, model in ((nearly, "mtp"), (never, None)):
+        control = controller({1: 1.0, 2: 1.3, 9: 3.4}, mtp=cost)
+        row = control.open("", 0)
+        control.drafted(row, Offer("mtp", 3, [0.5] * 3), 1)
+        choice = control.choose([row], [[]], [MODELS])[0]
+        assert choice.model == model
+        assert choice.value < 0 or model is None
+        assert (
+            control.choose([control.open("", 0), row], [[], []], [MODELS, MODELS])[1].model is None
+        )  # rows share no credit
+
+
+def test_a_look_that_pays_is_verified_and_costs_the_less() -> None:
+    spent = []
+    for sure in (0.2, 0.98):
+        control = controller(APPLE, mtp=HEAD)
+        row = control.open("", 0)
+        taught(control, row, Offer("mtp", 3, [0.2] * 3), 0)
+        look = Offer("mtp", 3, [sure] * 3)
+        before = row.promises["mtp"].spent
+        control.drafted(row, look, 1, probe_seconds=HEAD.seconds(3, 1))
+        spent.append(row.promises["mtp"].spent - before)
+    assert spent[0] == pytest.approx(HEAD.seconds(3, 1))
+    assert spent[1] < spent[0]
 
 
 def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None:
@@ -269,7 +297,7 @@ def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None
     taught(control, row, Offer("mtp", 8, [0.9] * 8), 0)
     control.close(row)
     choice = control.choose([control.open("greedy", 0)], [[]], [MODELS])[0]
-    assert choice.probe  # a look at most
+    assert choice.probe or choice.value < 0  # a look or a trial at most
     assert control.choose([control.open("sampled", 0)], [[]], [MODELS])[0].model == "mtp"
     assert control.choose([control.open("greedy", 3)], [[]], [MODELS])[0].model == "mtp"
 
@@ -280,9 +308,9 @@ def test_a_drafter_that_collapses_in_long_context_is_dropped_there() -> None:
     taught(control, row, Offer("mtp", 8, [0.9] * 8), 8)
     control.move(row, 2)
     taught(control, row, Offer("mtp", 8, [0.9] * 8), 0)
-    assert control.choose([row], [[]], [MODELS])[0].model is None
+    assert control.choose([row], [[]], [MODELS])[0].value <= 0
     control.move(row, 0)
-    assert control.choose([row], [[]], [MODELS])[0].model == "mtp"
+    assert control.choose([row], [[]], [MODELS])[0].value > 0
 
 
 curves = st.lists(st.floats(0.0, 1.5), min_size=7, max_size=7).map(
