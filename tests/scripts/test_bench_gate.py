@@ -35,6 +35,16 @@ def test_worse_is_told_from_better(kind: str, name: str, value: float, worse: bo
     assert line.startswith("!") is worse
 
 
+def test_a_machine_is_held_against_itself_and_an_unknown_one_against_the_least() -> None:
+    stored = {
+        "fast": {"decode_over_mlx_lm": 2.6, "verify_4_over_own_step": 1.7},
+        "slow": {"decode_over_mlx_lm": 1.9, "verify_4_over_own_step": 1.5},
+    }
+    assert bench_gate.timed_of(stored, "fast") == stored["fast"]
+    assert bench_gate.timed_of(stored, "other") == {"decode_over_mlx_lm": 1.9, "verify_4_over_own_step": 1.7}
+    assert bench_gate.timed_of({}, "other") == {}
+
+
 def test_what_is_stored_covers_what_is_measured_without_a_clock() -> None:
     counted = json.loads(bench_gate.STORED.read_text())["counted"]
     assert counted["nodes_1"] < counted["nodes_4"]

@@ -1,0 +1,51 @@
+"""Traces say what drafting would have done: rounds replayed from them are as many as the engine's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_gate
+import numpy as np
+import pytest
+
+from mlxspec import load
+from mlxspec.bench.workloads import read_workloads
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.demo import WORKLOADS
+from mlxspec.speculation.simulate import Request, fixed
+from mlxspec.speculation.traces import Answer, read_traces
+
+TOKENS, ITEMS = 32, 2
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
+    out = tmp_path_factory.mktemp("traces") / "traces.npz"
+    command = [sys.executable, str(bench_gate.ROOT / "scripts" / "record_traces.py"), "--out", str(out)]
+    command += ["--items", str(ITEMS), "--tokens", str(TOKENS)]
+    subprocess.run(command, check=True, capture_output=True)
+    return {name: list(w.answers) for name, w in read_traces(out).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "depth"), [("mtp", 3), ("draft-model", 3), ("ngram-simple", 16), ("ngram-mod", 16)])
+def test_replayed_rounds_are_the_engines(recorded: dict[str, list[Answer]], drafter: str, depth: int) -> None:
+    spec = SpecConfig(drafters=(drafter,), policy="fixed", n_max=depth, ngram_m=16)
+    engine = load("demo", draft=(drafter,), spec=spec)
+    num_drafted = compared = 0
+    for work in read_workloads(engine, WORKLOADS):
+        if work.temperature:
+            continue  # by rejection more stands than equals the text
+        for answer, prompt in zip(recorded[work.name], work.prompts, strict=False):
+            said = answer[drafter]
+            stats = engine.generate(prompt, SamplingParams(max_tokens=TOKENS)).stats
+            if len(said) != stats.num_decoded:
+                continue  # the recording was cut where the answer began to loop
+            ones = np.ones(len(said))
+            rounds = fixed([Request(said={drafter: said}, noise=ones, tilt=ones)], drafter, depth)
+            assert len(rounds.place) == stats.num_rounds
+            num_drafted, compared = num_drafted + stats.num_drafted, compared + 1
+    assert compared > 3
+    assert num_drafted
