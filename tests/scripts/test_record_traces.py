@@ -1,10 +1,10 @@
-"""Traces say what drafting would have done: rounds replayed from them are as many as the engine's own."""
+"""Traces say what drafting would have done: rounds replayed from them are as many as the engine's own, for drafters that look at the text
+alone (`ngram-mod` forgets after failures, so what it says depends on what was verified)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import bench_gate
 import numpy as np
@@ -15,7 +15,7 @@ from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.demo import WORKLOADS
 from mlxspec.speculation.simulate import Request, fixed
-from mlxspec.speculation.traces import Answer, read_traces
+from mlxspec.speculation.traces import Answer, Said, read_traces
 
 TOKENS, ITEMS = 32, 2
 
@@ -29,8 +29,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]
     return {name: list(w.answers) for name, w in read_traces(out).items()}
 
 
+def _longer(said: Said, num: int) -> Said:
+    """Nothing is offered at so many more places."""
+    nothing = np.zeros(num, np.uint8)
+    return Said(length=np.concatenate([said.length, nothing]), stood=np.concatenate([said.stood, nothing]))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("drafter", "depth"), [("mtp", 3), ("draft-model", 3), ("ngram-simple", 16), ("ngram-mod", 16)])
+@pytest.mark.parametrize(("drafter", "depth"), [("mtp", 3), ("draft-model", 3), ("ngram-simple", 16)])
 def test_replayed_rounds_are_the_engines(recorded: dict[str, list[Answer]], drafter: str, depth: int) -> None:
     spec = SpecConfig(drafters=(drafter,), policy="fixed", n_max=depth, ngram_m=16)
     engine = load("demo", draft=(drafter,), spec=spec)
@@ -39,13 +45,14 @@ def test_replayed_rounds_are_the_engines(recorded: dict[str, list[Answer]], draf
         if work.temperature:
             continue  # by rejection more stands than equals the text
         for answer, prompt in zip(recorded[work.name], work.prompts, strict=False):
-            said = answer[drafter]
             stats = engine.generate(prompt, SamplingParams(max_tokens=TOKENS)).stats
-            if len(said) != stats.num_decoded:
-                continue  # the recording was cut where the answer began to loop
-            ones = np.ones(len(said))
+            # the end token and the last place, where nothing more may be drafted, are not recorded
+            missing = stats.num_decoded - len(answer[drafter])
+            if missing > 2:
+                continue  # the recording ends where the answer began to loop
+            said, ones = _longer(answer[drafter], missing), np.ones(stats.num_decoded)
             rounds = fixed([Request(said={drafter: said}, noise=ones, tilt=ones)], drafter, depth)
-            assert len(rounds.place) == stats.num_rounds
+            assert stats.num_rounds <= len(rounds.place) <= stats.num_rounds + stats.num_end
             num_drafted, compared = num_drafted + stats.num_drafted, compared + 1
     assert compared > 3
     assert num_drafted
