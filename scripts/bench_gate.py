@@ -5,7 +5,8 @@
 
 Ratios, not times: against mlx-lm in the same run (bench_core.py), so that a slow day slows both. They are stored by machine, for a fast
 one is kinder to some than a slow one; on a machine that nothing is stored of, each is held against the least of all others. Counts,
-which no machine can blur: graph nodes of a step, and on the demo's workloads tokens a round and MTP rounds that the host waits for with nothing queued.
+which no machine can blur: graph nodes of a step, and on the demo's workloads tokens a round and MTP rounds that the host waits for with
+nothing queued.
 --counts leaves the timed part out; --update stores what was found. Timed ratios need an otherwise idle machine. Exit 2: nothing stored,
 or nothing measured.
 """
@@ -51,7 +52,9 @@ def main() -> int:
         return 2
     stored = json.loads(STORED.read_text())
     if machine and stored["timed"] and machine not in stored["timed"]:
-        print(f"Of {machine} nothing is stored: timed ratios against the least of {', '.join(stored['timed'])}.")
+        print(
+            f"Of {machine} nothing is stored: timed ratios against the least of {', '.join(stored['timed'])}."
+        )
     lines = compare({"counted": stored["counted"], "timed": timed_of(stored["timed"], machine)}, found)
     for line, _ in lines:
         print(line)

@@ -6,11 +6,15 @@ the whole budget on that. `test_compiled.py` runs the shipped models compiled; s
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +22,17 @@ import pytest
 if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["MLX_DISABLE_COMPILE"] = "1"
 
-from mlxspec import device
+from mlxspec import device, folders
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # what rounds cost beside other tests is nothing that later loads should start from: only libraries are kept for them
+    _users, _own = folders.wanted_cache_folder(), Path(tempfile.mkdtemp(prefix="mlxspec-tests-"))
+    atexit.register(shutil.rmtree, _own, ignore_errors=True)
+    for _name in ("blas", "kernels"):
+        with suppress(OSError):
+            folders.make_private(_users / _name)
+            (_own / _name).symlink_to(_users / _name)
+    os.environ["MLXSPEC_CACHE"] = str(_own)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

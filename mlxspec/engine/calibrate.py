@@ -1,34 +1,29 @@
 """Measures at load what rounds cost here: real rounds of every width with worthless drafts, and what each model drafter takes.
 
-Whole rounds are timed, host work included, because whole rounds are what the controller weighs. Kept in the user's cache folder by
-machine, versions, code and model, so that the next load starts from them. Knows the engine and clocks; decides nothing.
+Whole rounds are timed, host work included, because whole rounds are what the controller weighs. Kept in a file (cost_file.py), so that
+the next load starts from them. Knows the engine and clocks; decides nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
-from mlxspec import __version__, device, folders, kernels, models
-from mlxspec import cache as caches
+from mlxspec import device
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
+from mlxspec.engine.cost_file import CostFile, models_of
 from mlxspec.engine.engine import Engine
 from mlxspec.models.base import Model
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.speculation.cost import CostModel, Curve, DraftCost, read_costs, write_costs
+from mlxspec.speculation.cost import CostModel, Curve, DraftCost
 from mlxspec.speculation.widths import DEPTHS
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
@@ -111,13 +106,14 @@ def kept_costs(
     model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str, seconds: float = READY
 ) -> CostModel:
     """Costs from the cache folder. What is not there is measured within `seconds` and put there, so what one load has no time for the
-    next ones add."""
-    path = _path(model, config, name)
-    known = _read(path, drafters)
-    missing = [d for d in _models(drafters) if known is None or d not in known.drafts]
+    next ones add, and what rounds teach until the process ends."""
+    file = CostFile.of(model, drafters, config, name)
+    known = file.read()
+    missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
     if known is None or missing or not set(_widths(model)) <= known.measured:
         known = _measure(model, drafters, config, Budget(seconds), known)
-        _write(path, known, drafters)
+        file.write(known)
+    file.follow(known)
     return _with_guesses(known, drafters)
 
 
@@ -125,44 +121,18 @@ def measured_costs(
     model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str
 ) -> tuple[CostModel, Path]:
     """Costs measured now, in place of what the cache folder has; and the file they are in."""
-    path = _path(model, config, name)
-    found, before = _measure(model, drafters, config, Budget(_PATIENT), None), _read(path, drafters)
+    file = CostFile.of(model, drafters, config, name)
+    found, before = _measure(model, drafters, config, Budget(_PATIENT), None), file.read()
     if before is not None:
         found.drafts = before.drafts | found.drafts
-    _write(path, found, drafters)
-    return _with_guesses(found, drafters), path
-
-
-def _read(path: Path, drafters: Mapping[str, Drafter]) -> CostModel | None:
-    """What a file has of these drafters; draft models of other sizes have costs of their own in it."""
-    costs = read_costs(path)
-    if costs is not None:
-        costs.drafts = {n: costs.drafts[m] for n, m in _marks(drafters).items() if m in costs.drafts}
-    return costs
-
-
-def _write(path: Path, costs: CostModel, drafters: Mapping[str, Drafter]) -> None:
-    """Beside what the file has of others."""
-    before, marks, drafts = read_costs(path), _marks(drafters), costs.drafts
-    others = {} if before is None else before.drafts
-    costs.drafts = others | {marks[n]: cost for n, cost in drafts.items() if n in marks}
-    write_costs(path, costs)
-    costs.drafts = drafts
-
-
-def _marks(drafters: Mapping[str, Drafter]) -> dict[str, str]:
-    """What model drafters are called in a file."""
-    return {name: f"{name}, {drafters[name].weight_bytes} bytes" for name in _models(drafters)}
-
-
-def _models(drafters: Mapping[str, Drafter]) -> list[str]:
-    return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]
+    file.write(found)
+    return _with_guesses(found, drafters), file.path
 
 
 def _with_guesses(costs: CostModel, drafters: Mapping[str, Drafter]) -> CostModel:
     """The same, with a cost for every model drafter and for the pause that drafts are to several rows: guesses are not kept."""
     guess = DraftCost(step=LIKELY_DRAFT * costs.curve(0).seconds(1))
-    costs.drafts = dict.fromkeys(_models(drafters), guess) | costs.drafts
+    costs.drafts = dict.fromkeys(models_of(drafters), guess) | costs.drafts
     costs.pause = None if device.has_gpu() else _PAUSE
     return costs
 
@@ -199,35 +169,6 @@ def _measure(
 def _with_likely(verify: Mapping[int, float]) -> dict[int, float]:
     """A curve where there is only its first point."""
     return dict(verify) if len(verify) > 1 else {w: verify[1] * cost for w, cost in LIKELY.knots().items()}
-
-
-def _path(model: Model, config: EngineConfig, name: str) -> Path:
-    report = device.report()
-    parameters: object = getattr(model, "parameters", dict)()
-    described = [
-        __version__,
-        _code(),
-        version("mlx"),
-        report.backend,
-        report.device,
-        report.blas,
-        report.compile_enabled,
-        name,
-        config.rollback,
-        [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
-    ]
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:32]
-    return folders.private_folder("costs")[0] / f"{digest}.json"
-
-
-@cache
-def _code() -> str:
-    """Of the code that rounds run: between two releases it changes what they cost."""
-    found = hashlib.sha256()
-    for package in (kernels, caches, models):
-        for file in sorted(Path(package.__path__[0]).glob("*.py")):
-            found.update(file.read_bytes())
-    return found.hexdigest()
 
 
 def _widths(model: Model) -> list[int]:

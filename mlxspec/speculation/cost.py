@@ -24,7 +24,8 @@ _SCALE_GAIN = 0.05
 _KNOT_GAIN = 0.03
 _GUESS_CLIP, _GUESS_TRIES = 0.7, 4  # the same for a width nobody has measured, and how often it stays one
 _DRAFT_GAIN = 0.10
-_FORMAT = 2
+_FORMAT = 3
+_ENOUGH = 32  # rounds that a curve of several rows is kept after
 
 
 def bucket(context: int) -> int:
@@ -35,17 +36,20 @@ def bucket(context: int) -> int:
 class Curve:
     """Seconds of one target forward by number of tokens, piecewise linear over KNOTS."""
 
-    def __init__(self, measured: Mapping[int, float], *, guessed: bool = False) -> None:
+    def __init__(
+        self, measured: Mapping[int, float], *, guessed: bool = False, met: Collection[int] = ()
+    ) -> None:
         """measured: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
-        alone every token costs as much as the first. guessed: nobody has measured them, so the first measurements count for much.
-        Raises ConfigError for anything else."""
+        alone every token costs as much as the first. guessed: nobody has measured them, so the first measurements count for much, but
+        for knots in `met`. Raises ConfigError for anything else."""
         if 1 not in measured or not all(
             isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in measured.items()
         ):
             raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
         self._base = [_line(measured, knot) for knot in KNOTS]
         self._offset = [0.0] * len(KNOTS)  # log corrections
-        self._seen = [0] * len(KNOTS)
+        self._seen = [_GUESS_TRIES if knot in met else 0 for knot in KNOTS]
+        self.num_rounds = 0  # that corrected it
         self._guessed = guessed
         self.scale = 1.0
         self.shape: list[float] = [0.0] * (MAX_TOKENS + 1)  # seconds by width before the scale; [0] is 0
@@ -62,6 +66,7 @@ class Curve:
         """One forward took `seconds`, or the mean of so many did. Returns the clipped log-ratio to what was expected."""
         if num_tokens < 1 or num_tokens > MAX_TOKENS or not seconds > 0:
             return 0.0
+        self.num_rounds += times
         ratio = math.log(seconds / self.seconds(num_tokens))
         off = max(-_CLIP, min(_CLIP, ratio))
         self.scale *= math.exp((1.0 - (1.0 - _SCALE_GAIN) ** times) * off)
@@ -85,6 +90,11 @@ class Curve:
     def knots(self) -> dict[int, float]:
         """Width -> seconds, as known now: `Curve(curve.knots())` expects the same."""
         return {knot: self.seconds(knot) for knot in KNOTS}
+
+    @property
+    def met(self) -> list[int]:
+        """Knots that rounds have corrected."""
+        return [knot for knot, seen in zip(KNOTS, self._seen, strict=True) if seen]
 
     def knots_until(self, widest: int) -> dict[int, float]:
         """Those of `knots` up to so many tokens."""
@@ -168,17 +178,19 @@ class CostModel:
         *,
         measured: Collection[int] | None = None,
         pause: float | None = None,
+        several: Mapping[tuple[int, int], Curve] | None = None,
     ) -> None:
-        """verify: context bucket -> width -> seconds, of one row. measured: widths that are no guesses, by default all of them; where plain
-        rounds alone are none, the first that come of other widths count for much. pause: share of a plain round of several rows that any
-        drafts are taken to cost beyond their tokens until it has been measured, None where one row's curve holds for them. Raises
-        ConfigError where there is no curve."""
+        """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
+        measured: widths that are no guesses, by default all of them; where plain rounds alone are none, the first that come of other
+        widths count for much. pause: share of a plain round of several rows that any drafts are taken to cost beyond their tokens until it
+        has been measured, None where one row's curve holds for them. Raises ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         everything = (w for points in verify.values() for w in points)
         self.measured = frozenset(everything if measured is None else measured)
         guessed = measured is not None and self.measured <= {1}
         self._curves = {(b, 1): Curve(points, guessed=guessed) for b, points in verify.items()}
+        self._curves |= several or {}
         self._measured = sorted(verify)
         self.drafts, self.pause = dict(drafts), pause
 
@@ -195,6 +207,11 @@ class CostModel:
             self._curves[context_bucket, rows] = found
         return found
 
+    @property
+    def num_rounds(self) -> int:
+        """That have corrected what is known."""
+        return sum(curve.num_rounds for curve in self._curves.values())
+
     def draft(self, name: str) -> DraftCost:
         return self.drafts.get(name, _FREE)
 
@@ -209,16 +226,20 @@ class CostModel:
             known, call=known.call * factor, step=known.step * factor, queued=known.queued * factor
         )
 
-    def as_data(self) -> dict[str, object]:
-        """For `from_data`, plain JSON."""
+    def as_data(self, drafts: Mapping[str, DraftCost] | None = None) -> dict[str, object]:
+        """For `from_data`, plain JSON. Of several rows what rounds have taught, and no guesses. drafts: in place of its own."""
+        curves = list(self._curves.items())
         return {
             "format": _FORMAT,
             "verify": {
-                str(b): {str(w): s for w, s in c.knots().items()}
-                for (b, rows), c in self._curves.items()
-                if rows == 1
+                str(b): {str(w): s for w, s in c.knots().items()} for (b, rows), c in curves if rows == 1
             },
-            "drafts": {n: vars(d) for n, d in self.drafts.items()},
+            "several": [
+                {"bucket": b, "rows": rows, "met": c.met, "verify": {str(w): s for w, s in c.knots().items()}}
+                for (b, rows), c in curves
+                if rows > 1 and c.num_rounds >= _ENOUGH
+            ],
+            "drafts": {n: vars(d) for n, d in (self.drafts if drafts is None else drafts).items()},
             "measured": sorted(self.measured),
         }
 
@@ -233,9 +254,17 @@ class CostModel:
                 str(n): DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()
             }
             measured = [int(w) for w in data["measured"]]
+            several = {
+                (int(part["bucket"]), int(part["rows"])): Curve(
+                    {int(w): float(s) for w, s in part["verify"].items()},
+                    guessed=True,
+                    met=[int(w) for w in part["met"]],
+                )
+                for part in data["several"]
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError("These costs cannot be read.") from error
-        return cls(verify, drafts, measured=measured)
+        return cls(verify, drafts, measured=measured, several=several)
 
 
 _FREE = DraftCost()
@@ -249,11 +278,12 @@ def read_costs(path: Path) -> CostModel | None:
         return None
 
 
-def write_costs(path: Path, costs: CostModel) -> None:
-    """Keep costs for the next load, replacing the file as a whole. A folder that cannot be written to is no error."""
+def write_costs(path: Path, costs: CostModel, drafts: Mapping[str, DraftCost] | None = None) -> None:
+    """Keep costs for the next load, with `drafts` in place of their own, replacing the file as a whole. A folder that cannot be written
+    to is no error."""
     beside = path.with_suffix(".new")
     try:
-        beside.write_text(json.dumps(costs.as_data()), encoding="utf-8")
+        beside.write_text(json.dumps(costs.as_data(drafts)), encoding="utf-8")
         beside.replace(path)
     except OSError:
         with suppress(OSError):

@@ -9,7 +9,7 @@ import pytest
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine import calibrate
+from mlxspec.engine import calibrate, cost_file
 from mlxspec.engine.engine import Engine
 from mlxspec.speculation.cost import DraftCost
 from tests import tiny_models
@@ -96,15 +96,15 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
 def test_other_code_has_other_costs(parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     model, _, config = parts
-    path = calibrate._path(model, config, "tiny")
-    assert calibrate._path(model, config, "tiny") == path
+    path = cost_file._path(model, config, "tiny")
+    assert cost_file._path(model, config, "tiny") == path
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "rounds.py").write_text("faster = True")
-    calibrate._code.cache_clear()
-    monkeypatch.setattr(calibrate.kernels, "__path__", [str(changed)])
-    assert calibrate._path(model, config, "tiny") != path
-    calibrate._code.cache_clear()
+    cost_file._code.cache_clear()
+    monkeypatch.setattr(cost_file.kernels, "__path__", [str(changed)])
+    assert cost_file._path(model, config, "tiny") != path
+    cost_file._code.cache_clear()
 
 
 def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(

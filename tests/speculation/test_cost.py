@@ -128,13 +128,15 @@ def test_costs_survive_their_file(tmp_path: Path) -> None:
         "[]",
         "null",
         "{}",
-        '{"format": 1, "verify": {}, "drafts": {}}',
-        '{"format": 2, "measured": [1], "verify": {}, "drafts": {}}',
-        '{"format": 2, "measured": [1], "verify": {"0": {"2": 1.0}}, "drafts": {}}',
-        '{"format": 2, "measured": [1], "verify": {"0": {"1": "x"}}, "drafts": {}}',
-        '{"format": 2, "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"step": -1}}}',
-        '{"format": 2, "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"stride": 1}}}',
-        '{"format": 2, "measured": [1], "verify": {"0": {"1": NaN}}, "drafts": {}}',
+        '{"format": 2, "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {}}',
+        '{"format": 3, "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {}}',
+        '{"format": 3, "several": [{"rows": 4}], "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {}}',
+        '{"format": 3, "several": [], "measured": [1], "verify": {}, "drafts": {}}',
+        '{"format": 3, "several": [], "measured": [1], "verify": {"0": {"2": 1.0}}, "drafts": {}}',
+        '{"format": 3, "several": [], "measured": [1], "verify": {"0": {"1": "x"}}, "drafts": {}}',
+        '{"format": 3, "several": [], "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"step": -1}}}',
+        '{"format": 3, "several": [], "measured": [1], "verify": {"0": {"1": 1.0}}, "drafts": {"mtp": {"stride": 1}}}',
+        '{"format": 3, "several": [], "measured": [1], "verify": {"0": {"1": NaN}}, "drafts": {}}',
     ],
 )
 def test_a_file_that_cannot_be_used_is_as_good_as_none(tmp_path: Path, text: str) -> None:
@@ -174,6 +176,22 @@ def test_what_was_guessed_yields_to_a_few_measurements() -> None:
     for _ in range(8):
         rows.refine(12, 6.0)
     assert rows.seconds(12) == pytest.approx(6.0, rel=0.15)
+
+
+def test_what_rounds_of_several_rows_taught_is_kept() -> None:
+    costs = CostModel({0: {1: 1.0, 2: 1.2, 12: 3.0}}, {}, pause=0.3)
+    guess = costs.curve(0, 4).seconds(12)
+    costs.curve(0, 2).refine(3, 9.0)  # one round teaches too little
+    for _ in range(60):
+        costs.curve(0, 4).refine(12, 2 * guess)
+    again = CostModel.from_data(json.loads(json.dumps(costs.as_data())))
+    again.pause = 0.3
+    assert again.curve(0, 4).seconds(12) == pytest.approx(costs.curve(0, 4).seconds(12))
+    assert again.curve(0, 2).seconds(3) < 3.0
+    for width, moved in ((12, 1.2), (4, 1.3)):  # what was met yields slowly, what was not at once
+        before = again.curve(0, 4).seconds(width)
+        again.curve(0, 4).refine(width, 4 * before)
+        assert (again.curve(0, 4).seconds(width) > moved * before) == (width == 4)
 
 
 def test_what_was_measured_is_told_from_what_was_guessed() -> None:

@@ -1,0 +1,75 @@
+"""What rounds have taught a process is where the next one begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlxspec.engine.cost_file import CostFile, write_followed
+from mlxspec.speculation.cost import CostModel, DraftCost
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> CostFile:
+    """Measured in a bad moment: a verify of four at six times what it really takes."""
+    found = CostFile(tmp_path / "costs.json", {"mtp": "mtp, 5 bytes", "draft-model": "draft-model, 7 bytes"})
+    found.write(CostModel({0: {1: 1.0, 4: 9.0}}, {"mtp": DraftCost(step=0.4)}))
+    return found
+
+
+def loaded(file: CostFile) -> CostModel:
+    costs = file.read()
+    assert costs is not None
+    return costs
+
+
+def lived(costs: CostModel, num_rounds: int) -> None:
+    for _ in range(num_rounds // 2):
+        costs.curve(0).refine(1, 1.0)
+        costs.curve(0).refine(4, 1.5)
+        costs.refine_draft("mtp", 1, 1, 1, 0.1)
+
+
+def test_processes_put_right_what_was_measured_in_a_bad_moment(file: CostFile) -> None:
+    far = 9.0
+    for _ in range(4):
+        costs = loaded(file)
+        file.follow(costs)
+        lived(costs, 100)
+        write_followed()
+        assert loaded(file).curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))
+        assert costs.curve(0).seconds(4) < far
+        far = costs.curve(0).seconds(4)
+    assert far == pytest.approx(1.5, rel=0.1)
+    assert loaded(file).draft("mtp").step == pytest.approx(0.1, rel=0.1)
+    assert [p.name for p in file.path.parent.iterdir()] == ["costs.json"]
+
+
+def test_a_few_rounds_teach_nothing(file: CostFile) -> None:
+    costs, before = loaded(file), file.path.read_bytes()
+    file.follow(costs)
+    lived(costs, 20)
+    write_followed()
+    assert file.path.read_bytes() == before
+
+
+def test_guesses_are_not_kept_and_other_drafters_stay(file: CostFile) -> None:
+    other = CostFile(file.path, {"draft-model": "draft-model, 8 bytes"})
+    other.write(CostModel({0: {1: 1.0, 4: 2.0}}, {"draft-model": DraftCost(step=0.3)}))
+    costs = loaded(file)
+    file.follow(costs)
+    costs.drafts["draft-model"] = DraftCost(step=0.2)  # a guess: nobody has measured this one
+    lived(costs, 100)
+    write_followed()
+    assert list(loaded(file).drafts) == ["mtp"]
+    assert loaded(other).draft("draft-model").step == 0.3
+
+
+def test_what_was_measured_anew_is_not_overwritten(file: CostFile) -> None:
+    costs = loaded(file)
+    file.follow(costs)
+    lived(costs, 100)
+    file.write(CostModel({0: {1: 1.0, 4: 1.25}}, {}))
+    write_followed()
+    assert loaded(file).curve(0).seconds(4) == 1.25
