@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    _check(parser, options)
     names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
     machines = [m for m in MACHINES if m.name in options.curves.split(",")]
     lengths = [int(n) for n in options.lengths.split(",")]
@@ -63,6 +64,25 @@ def main() -> None:
             if options.json:  # as far as it is: all of them take long
                 options.json.write_text(json.dumps([asdict(c) for c in cells], indent=1))
     _print(cells, options.fixed)
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exits 2 with one sentence for what cannot be simulated."""
+    for name in ("rows", "requests", "jobs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    if not options.traces.is_file():
+        parser.error(f"there is no file {options.traces}")
+    known = {
+        "curves": [m.name for m in MACHINES],
+        "workloads": list(read_traces(options.traces)),
+    }
+    for option, names in known.items():
+        wrong = [n for n in (getattr(options, option) or "").split(",") if n and n not in names]
+        if wrong:
+            parser.error(f"--{option} knows no {wrong[0]!r}; there are {', '.join(names)}")
+    if not all(n.isdigit() and int(n) > 0 for n in options.lengths.split(",")):
+        parser.error("--lengths are numbers of tokens with commas between them")
 
 
 def _job(job):  # type: ignore[no-untyped-def]
