@@ -6,7 +6,8 @@
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
---rows above 1: groups of so many recorded answers that decode together, each as long as it is, of one workload and of all mixed.
+--rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
+workload and of all mixed.
 """
 
 from __future__ import annotations
@@ -71,11 +72,15 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     for name in ("rows", "requests", "jobs"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
+    if options.rows > 1 and (options.fixed or options.json):
+        parser.error("--fixed and --json are for one row")
     if not options.traces.is_file():
         parser.error(f"there is no file {options.traces}")
+    traces = read_traces(options.traces)
     known = {
         "curves": [m.name for m in MACHINES],
-        "workloads": list(read_traces(options.traces)),
+        "workloads": list(traces),
+        "drafters": list(dict.fromkeys(n for w in traces.values() for a in w.answers for n in a)),
     }
     for option, names in known.items():
         wrong = [n for n in (getattr(options, option) or "").split(",") if n and n not in names]

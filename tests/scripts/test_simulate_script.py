@@ -16,6 +16,8 @@ import simulate
         ("--curves", "M9"),
         ("--workloads", "edit,essay"),
         ("--lengths", "256,many"),
+        ("--drafters", "mtp,oracle"),
+        ("--fixed", "--rows=4"),
         ("--traces", "nowhere.npz"),
     ],
 )
