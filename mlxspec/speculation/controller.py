@@ -26,9 +26,8 @@ from mlxspec.speculation.widths import (
     best_at,
     best_ratio,
     best_steps,
-    cut,
+    pays_in_turn,
     steps_of,
-    while_it_pays,
     within_stake,
 )
 
@@ -260,9 +259,9 @@ class Controller:
             for row, reach, by_lookup in zip(rows, reaches, looked, strict=True)
         ]
         widths = [0] * num_rows
-        for i, may in enumerate(lookahead or ()):
-            if not may:
-                widths[i] = cut(while_it_pays(reaches[i], curve, num_rows, rate))
+        for i, (may, draft) in enumerate(zip(lookahead or (), drafts, strict=False)):
+            if not may and draft is not None:
+                widths[i] = pays_in_turn(reaches[i], draft.length, curve, num_rows, rate)
                 reaches[i] = []
         if num_rows == 1:
             if not widths[0]:

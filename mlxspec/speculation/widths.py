@@ -7,7 +7,6 @@ no memory but what a row's lookups have won, and no arrays.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -64,11 +63,6 @@ def within_stake(row: RowControl, reaches: list[float], curve: Curve, num_rows: 
     return []
 
 
-def cut(length: int) -> int:
-    """The longest of DEPTHS that is not above `length`."""
-    return DEPTHS[i - 1] if (i := bisect_right(DEPTHS, length)) else 0
-
-
 def steps_of(reaches: Sequence[float]) -> list[tuple[float, int]]:
     """A draft cut at SHARED_DEPTHS, one shorter than all of them left whole: tokens that each part is worth, and its length."""
     cuts = [0, *(d for d in SHARED_DEPTHS if d <= len(reaches) or d == SHARED_DEPTHS[0])]
@@ -98,9 +92,21 @@ def best_steps(
     return number, best
 
 
-def while_it_pays(reaches: Sequence[float], curve: Curve, num_rows: int, rate: float) -> int:
-    """How many tokens at the beginning of a draft each pay for themselves."""
-    for width, reached in enumerate(reaches, num_rows):
-        if reached < PRUDENCE * rate * (curve.seconds(width + 1) - curve.seconds(width)):
-            return width - num_rows
-    return len(reaches)
+def pays_in_turn(
+    reaches: Sequence[float], num_drafted: int, curve: Curve, num_rows: int, rate: float
+) -> int:
+    """The longest of DEPTHS to which a draft of so many tokens pays part by part, from one of them to the next, by what is known before a
+    part's first token: whether a token is verified must not depend on it, nor on those behind it. reaches may end where hardly any
+    token stands."""
+    length = 0
+    for end in DEPTHS:
+        if end > num_drafted or length >= len(reaches):
+            break
+        before = reaches[length - 1] if length else 1.0
+        chance = reaches[length] / before if before > 0.0 else 0.0
+        gained = sum(reaches[length] * chance**i for i in range(end - length))
+        taken = curve.seconds(num_rows + end) - curve.seconds(num_rows + length)
+        if gained < PRUDENCE * rate * taken:
+            break
+        length = end
+    return length

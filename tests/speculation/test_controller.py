@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
@@ -239,6 +239,29 @@ def test_without_lookahead_a_token_does_not_depend_on_those_behind_it() -> None:
     promising = Offer("mtp", 3, [0.55, 0.98, 0.98])  # the second and third token would pay for the first
     assert control.trim([row], [promising]) == [3]
     assert control.trim([row], [promising], lookahead=[False]) == [0]
+
+
+@given(
+    st.lists(st.floats(0.6, 1.0), min_size=1, max_size=16),
+    st.lists(st.floats(0.0, 1.0), min_size=16, max_size=16),
+    st.integers(1, 3),
+)
+@example([0.98] * 6, [0.5] * 16, 1)
+def test_without_lookahead_equal_beginnings_are_verified_alike(
+    sure: list[float], behind: list[float], num_rows: int
+) -> None:
+    """Lengths are few, so a draft ends at one of them: which, must not be decided by a token behind the last that is known."""
+    known, length = len(sure), 16
+    for widths in (APPLE, {1: 1.0, 2: 1.05, 17: 1.8}):
+        control = controller(widths, mtp=HEAD)
+        rows = [control.open("", 0) for _ in range(num_rows)]
+        control.choose(rows, [[]] * num_rows, [MODELS] * num_rows)
+        found = []
+        for rest in (behind, [0.0] * length, [1.0] * length):
+            offer = Offer("mtp", length, (sure + rest)[:length])
+            offers = [offer, *([None] * (num_rows - 1))]
+            found.append(control.trim(rows, offers, lookahead=[False] + [True] * (num_rows - 1))[0])
+        assert len({width >= known for width in found}) == 1
 
 
 def test_looks_come_ever_more_rarely_and_stay_within_their_allowance() -> None:
