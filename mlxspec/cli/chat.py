@@ -22,6 +22,8 @@ from mlxspec.cli.line_editor import LineEditor, PlainReader, Typed
 from mlxspec.cli.view import View, best_view
 from mlxspec.errors import CacheError, MlxspecError
 
+_REHEARSING = 0.5  # seconds before a person may type: the first answer waits for less then
+
 
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation. Returns 0, or 130 where Ctrl-C ended an answer nobody was there to continue from."""
@@ -31,16 +33,21 @@ def run(args: argparse.Namespace) -> int:
     )
     system = None if args.system_prompt is None else terminal.checked(args.system_prompt, "--system-prompt")
     given = None if args.prompt is None else read_prompts(args.prompt)
+    at_terminal = given is None and terminal.is_terminal(sys.stdin)
 
     def load(model: str):  # type: ignore[no-untyped-def]  # an Engine
         chosen = copy.copy(args)
         chosen.model = model
         chosen.revision = args.revision if model == args.model else None
-        return options.load_engine(chosen, spec)
+        engine = options.load_engine(chosen, spec)
+        if at_terminal:
+            from mlxspec.engine.rehearsal import rehearse_for
+
+            rehearse_for(engine, _REHEARSING)
+        return engine
 
     engine = load(args.model)
     talk = Conversation(engine=engine, params=params, spec=engine.spec, system=system)
-    at_terminal = given is None and terminal.is_terminal(sys.stdin)
     session = Session(talk=talk, view=best_view() if at_terminal else View(), load=load)
     if given is not None:
         return _answer_all(session, (Typed(text, may_command=False) for text in given))

@@ -7,37 +7,27 @@ the next load starts from them. Knows the engine and clocks; decides nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-import mlx.core as mx
-
 from mlxspec import device
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.base import Ask, Draft, Drafter
+from mlxspec.config import EngineConfig
+from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
 from mlxspec.engine.cost_file import CostFile, models_of
-from mlxspec.engine.engine import Engine
+from mlxspec.engine.rehearsal import PROMPT, WARM, WIDTHS, Drafts, Rounds
 from mlxspec.models.base import Model
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.cost import CostModel, Curve, DraftCost
-from mlxspec.speculation.widths import DEPTHS
 
-WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
 READY = 2.0  # seconds in which a small model is loaded and measured
 SHARE = 0.05  # of the time it took to load, for larger ones
 _PATIENT = 60.0  # seconds, where measuring is what was asked for: all widths fit, or something is wrong
-_PROMPT, _QUEUE = 24, 32  # tokens
-_ANSWER = 4096  # tokens: more than all rounds together give
 _ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first
+_QUEUE = 32  # tokens that a drafter is behind
 _FOR_ROUNDS = 0.75  # of the seconds; the others are for drafts
-_WARM = 2  # rounds of a new width compile, and so does the first that undoes one
 _MOST = 5  # rounds of each width that count
 _PLAIN = 3  # plain rounds that such a round is weighed by
-_NAME = "ngram-simple"
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
 LIKELY_DRAFT = 0.2  # plain rounds a token
 # of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
@@ -63,35 +53,6 @@ class Budget:
     def part(self, share: float) -> Budget:
         """That share of what is left, beginning now."""
         return Budget(share * (self._ends - time.perf_counter()))
-
-
-class _Worthless(NgramRow):
-    """Drafts so many times one token. width: how many tokens a round is to verify."""
-
-    def __init__(self, width: list[int]) -> None:
-        self._width = width
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """It does not listen."""
-
-    def draft(self, limit: int) -> Draft:
-        length = min(limit, self._width[0] - 1)
-        return Draft(length, [0] * length)
-
-    def truncate(self, length: int) -> None:
-        """Nothing to cut."""
-
-    @property
-    def nbytes(self) -> int:
-        return 0
-
-
-class _WorthlessDrafter(NgramDrafter):
-    name = _NAME
-
-    def __init__(self) -> None:
-        self.width = [1]
-        super().__init__(lambda: _Worthless(self.width))
 
 
 def calibrate(
@@ -173,7 +134,7 @@ def _with_likely(verify: Mapping[int, float]) -> dict[int, float]:
 
 def _widths(model: Model) -> list[int]:
     """Those that are measured, the most telling first."""
-    room = model.max_context - _PROMPT - 2
+    room = model.max_context - PROMPT - 2
     rest = (w for w in WIDTHS if w not in _ORDER)
     return [w for w in (*_ORDER, *rest) if w == 1 or w <= room]
 
@@ -186,26 +147,25 @@ def _rounds(
     Plain ones run ahead of the host, as they do where nothing is drafted. Once each width is warm they take turns, and each turn is
     weighed by its own plain rounds: a machine that is slow for a while would otherwise make one width look dear, for good.
     """
-    plain_engine, junk = _engine(model, config, _WorthlessDrafter(), SpecConfig()), _WorthlessDrafter()
-    taken = _run(plain_engine, budget, 0.0, _WARM + _PLAIN)
-    warm, plains = {1} if len(taken) > _WARM else set[int](), [_low(taken[_WARM:] or taken)]
+    plain = Rounds(model, config, drafts=False)
+    taken = _run(plain, 1, budget, 0.0, WARM + _PLAIN)
+    warm, plains = {1} if len(taken) > WARM else set[int](), [_low(taken[WARM:] or taken)]
     found = {1: plains[0]}
     wanted = [w for w in _widths(model) if w not in done and w != 1]
-    if not wanted or not budget.allows(2 * _likely(_PROMPT) * plains[0]):
+    if not wanted or not budget.allows(2 * _likely(PROMPT) * plains[0]):
         return found, warm
-    engine = _engine(model, config, junk, SpecConfig(drafters=(_NAME,), ngram_m=WIDTHS[-1]))
+    drafted = Rounds(model, config, drafts=True)
     costs: dict[int, list[float]] = {}  # in plain rounds
     for turn in range(_MOST):
         if turn:
-            taken = _run(plain_engine, budget, plains[-1], 1 + _PLAIN)
+            taken = _run(plain, 1, budget, plains[-1], 1 + _PLAIN)
             if len(taken) < 2:  # the first was under way while others were timed
                 break
             plains.append(_low(taken[1:]))
         for width in wanted:
-            junk.width[0] = width
-            new = 1 if turn else 1 + _WARM
+            new = 1 if turn else 1 + WARM
             likely = costs[width][-1] if width in costs else _likely(width)
-            taken = _run(engine, budget, likely * plains[-1], new)
+            taken = _run(drafted, width, budget, likely * plains[-1], new)
             if len(taken) == new:  # a round that compiled says nothing of those that follow
                 costs.setdefault(width, []).append(taken[-1] / plains[-1])
     found[1] = _low(plains)
@@ -213,24 +173,14 @@ def _rounds(
     return _rising(found), warm | set(costs)
 
 
-def _engine(model: Model, config: EngineConfig, drafter: Drafter, spec: SpecConfig) -> Engine:
-    """One that decodes junk, its prompt read."""
-    engine = Engine(model, drafters=[drafter], spec=spec, config=replace(config, prefix_budget=0))
-    room = model.max_context - _PROMPT - 2
-    params = SamplingParams(max_tokens=max(1, min(room, _ANSWER)), ignore_eos=True)
-    engine.submit([i % model.vocab_size for i in range(1, _PROMPT + 1)], params)
-    engine.step()
-    return engine
-
-
-def _run(engine: Engine, budget: Budget, likely: float, most: int) -> list[float]:
-    """Seconds of up to so many rounds as they are drafted next: fewer where the budget ends before, none where not even the first is
+def _run(rounds: Rounds, width: int, budget: Budget, likely: float, most: int) -> list[float]:
+    """Seconds of up to so many rounds: fewer where the budget ends before, none where not even the first is
     likely to end in time. likely: seconds of the first, 0 to run it at any price."""
     taken: list[float] = []
-    while len(taken) < most and not engine.is_idle:
+    while len(taken) < most and not rounds.is_over:
         if (taken or likely) and not budget.allows(taken[-1] if taken else likely):
             break
-        taken.append(_seconds(engine.step))
+        taken.append(rounds.run(width))
     return taken
 
 
@@ -254,31 +204,15 @@ def _rising(found: Mapping[int, float]) -> dict[int, float]:
 
 def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: Budget) -> DraftCost | None:
     """By drafting for a row of its own; None where there is no time for that, or the drafter cannot."""
-    row = -1
+    drafts = None
     try:
-        sampler = RowSampler(SamplingParams(), [1], model.vocab_size)
-        history: list[int] = []
-
-        def draft(num_known: int, depth: int) -> float:
-            tokens = [(len(history) + i) % model.vocab_size for i in range(num_known)]
-            history.extend(tokens)
-            hidden = mx.zeros((num_known, model.hidden_size)) if drafter.needs.hidden else None
-            drafter.observe(row, tokens, hidden)
-            ask = Ask(row, history, depth, sampler)
-
-            def work() -> None:
-                made = drafter.propose([ask], BatchSampler([sampler], model.vocab_size))[0]
-                mx.eval(made.tokens, made.confidences)
-
-            return _seconds(work)
-
-        drafter.begin(row)
+        drafts = Drafts(drafter, model)
         if not budget.allows(LIKELY_DRAFT * (4 + 1 + 4 + 1) * plain):
             return None
-        draft(_QUEUE, 4)
+        drafts.run(_QUEUE, 4)
         times: list[tuple[float, float, float]] = []
         while len(times) < 6 and (not times or budget.allows(sum(times[-1]))):
-            times.append((draft(2, 1), draft(2, 4), draft(_QUEUE, 1)))
+            times.append((drafts.run(2, 1), drafts.run(2, 4), drafts.run(_QUEUE, 1)))
         one, four, late = (_low([t[i] for t in times[1:] or times]) for i in range(3))
         step = max((four - one) / 3, 0.1 * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
@@ -286,10 +220,5 @@ def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: Budge
     except Exception:  # whatever it is, the drafter will say so when it drafts for a request
         return None
     finally:
-        drafter.close(row)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+        if drafts is not None:
+            drafts.close()

@@ -8,16 +8,18 @@ end; knows no text, no messages and no HTTP.
        |         `----> failed         the engine broke: open streams end with the sentence, new ones are refused with it
        `--------------> failed         it could not be made
 
-What fails for one request ends that request. The thread goes on.
+What fails for one request ends that request. The thread goes on. Until the first request comes it rehearses (rehearsal.py): what the
+first answer would wait for is compiled by then.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ import mlx.core as mx
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Prompt
+from mlxspec.engine.rehearsal import rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.errors import EngineStoppedError, MlxspecError
 from mlxspec.events import FinishEvent, FinishReason
@@ -68,9 +71,11 @@ class Worker:
         self._state: State = "loading"
         self._why: BaseException | None = None
         self._engine: Engine | None = None
+        self._rehearsal: Iterator[None] | None = None  # while any of it is left
         self._looked_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        atexit.register(self._exit)
         self._thread.start()
 
     # --- for everybody else
@@ -169,6 +174,11 @@ class Worker:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _exit(self) -> None:
+        """The process ends and nobody has stopped it: MLX aborts where a thread is at work behind the end. A load cannot be stopped."""
+        if self._state == "ready":
+            self.stop()
+
     def __enter__(self) -> Worker:
         return self
 
@@ -201,16 +211,19 @@ class Worker:
             if self._state == "loading":
                 self._engine, self._state = engine, "ready"
             self._changed.notify_all()
+        self._rehearsal = rehearse(engine)
         try:
             self._look(engine)
             while self._obey(engine):
                 if not engine.is_idle:
                     self._step(engine)
+                elif self._rehearsal is not None:
+                    self._rehearse(self._rehearsal)
                 self._look(engine)
         except BaseException as error:
             self._end("failed", EngineStoppedError(f"The engine broke: {_described(error)}."))
         finally:
-            self._engine = None
+            self._engine = self._rehearsal = None
             self.load = Load()
             del engine
             gc.collect()
@@ -221,13 +234,22 @@ class Worker:
     def _obey(self, engine: Engine) -> bool:
         """Wait for something to do, and do what was asked for. False to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._commands or self._state != "ready" or not engine.is_idle)
+            if self._rehearsal is None:
+                self._changed.wait_for(lambda: self._commands or self._state != "ready" or not engine.is_idle)
             if self._state != "ready":
                 return False
             commands, self._commands = self._commands, deque()
         for command in commands:
             command(engine)
         return True
+
+    def _rehearse(self, rehearsal: Iterator[None]) -> None:
+        """A piece of it, between two looks for something to do. Where it fails requests will tell."""
+        try:
+            if next(rehearsal, self) is self:
+                self._rehearsal = None
+        except Exception:
+            self._rehearsal = None
 
     def _look(self, engine: Engine) -> None:
         now = time.monotonic()
@@ -269,6 +291,7 @@ class Worker:
             if self._state in ("stopped", "failed"):
                 return
             self._state, self._why = state, why
+            atexit.unregister(self._exit)
             streams, commands = tuple(self._open), tuple(self._commands)
             self._open.clear()
             self._commands.clear()

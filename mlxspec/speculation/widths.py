@@ -92,9 +92,7 @@ def best_steps(
     return number, best
 
 
-def pays_in_turn(
-    reaches: Sequence[float], num_drafted: int, curve: Curve, num_rows: int, rate: float
-) -> int:
+def pays_in_turn(reaches: Sequence[float], num_drafted: int, curve: Curve, num_rows: int, rate: float) -> int:
     """The longest of DEPTHS to which a draft of so many tokens pays part by part, from one of them to the next, by what is known before a
     part's first token: whether a token is verified must not depend on it, nor on those behind it. reaches may end where hardly any
     token stands."""

@@ -1,0 +1,124 @@
+"""Rounds nobody asked for: what the first answer then need not compile, and that nothing else is different."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mlxspec import device
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine import worker as workers
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for
+from mlxspec.engine.worker import Worker
+from mlxspec.models.runners import Runners
+from mlxspec.speculation.controller import Controller
+from mlxspec.speculation.cost import CostModel
+from tests import tiny_models
+
+LONG = 120.0
+PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+def make(policy: str = "auto") -> Engine:
+    target = tiny_models.target()
+    return Engine(
+        target,
+        tiny_models.tokenizer(),
+        drafters=[NgramSimple(2, 16), Mtp(tiny_models.mtp_head(), target.max_context)],
+        spec=SpecConfig(drafters=("ngram-simple", "mtp"), policy=policy),
+        config=EngineConfig(max_rows=4, prefill_chunk=64),
+    )
+
+
+@pytest.mark.parametrize("is_rehearsed", [True, False])
+def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "compile_enabled", lambda: True)
+    engine = make()
+    runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine.model, "_runners", runners)  # others have used this model
+    engine.chain.follow(Controller(CostModel({0: {1: 0.01, 2: 0.01}}, {})))  # drafting and verifying are free
+    engine.generate([PROMPT], SamplingParams(max_tokens=1))  # prompts compile by their own length
+    if is_rehearsed:
+        for _ in rehearse(engine):
+            pass
+    before = runners.num_cold
+    result = engine.generate([PROMPT], PARAMS)[0]
+    assert result.stats.num_drafted > 0
+    assert (runners.num_cold == before) == is_rehearsed
+
+
+def test_answers_and_what_is_kept_are_as_without() -> None:
+    plain, rehearsed = make(), make()
+    rehearse_for(rehearsed, LONG)
+    assert rehearsed.nbytes == plain.nbytes
+    assert rehearsed.is_idle
+    assert rehearsed.stats == plain.stats
+    one, other = (e.generate([PROMPT, PROMPT[3:]], PARAMS) for e in (plain, rehearsed))
+    assert [r.tokens for r in one] == [r.tokens for r in other]
+
+
+@pytest.mark.parametrize("spec", [SpecConfig(drafters=("mtp",), policy="fixed"), SpecConfig(policy="auto")])
+def test_an_engine_that_does_not_choose_its_drafts_rehearses_plain_rounds(spec: SpecConfig) -> None:
+    engine = make()
+    engine.spec = spec
+    assert len(list(rehearse(engine))) == WARM
+
+
+def test_it_ends_in_time_or_with_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, pieces = make(), []
+
+    def endless(_: Engine) -> Iterator[None]:
+        while len(pieces) < 7:
+            pieces.append(None)
+            yield
+        raise RuntimeError("a drafter failed")
+
+    monkeypatch.setattr("mlxspec.engine.rehearsal.rehearse", endless)
+    rehearse_for(engine, 0.0)
+    assert len(pieces) == 1
+    rehearse_for(engine, LONG)
+    assert len(pieces) == 7
+
+
+def test_a_worker_rehearses_until_somebody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whoever comes between two pieces waits for no more of them; the rest is done behind it, once."""
+    begun, pieces, requests = threading.Event(), [], []
+
+    def counted(engine: Engine) -> Iterator[None]:
+        for piece in rehearse(engine):
+            pieces.append(engine.num_waiting)
+            begun.set()
+            yield piece
+            if len(pieces) == 1:
+                assert asked.wait(LONG)
+
+    asked = threading.Event()
+    monkeypatch.setattr(workers, "rehearse", counted)
+    with Worker(make) as worker:
+        assert begun.wait(LONG)
+        requests.append(worker.submit(PROMPT, PARAMS))
+        asked.set()
+        assert [type(e).__name__ for e in requests[0]][-1] == "FinishEvent"
+        assert worker.call(lambda engine: engine.is_idle).result(LONG)
+        done = threading.Event()
+        while worker._rehearsal is not None:
+            assert not done.wait(0.01)
+        assert len(pieces) == len(list(rehearse(make())))
+
+
+def test_a_rehearsal_that_fails_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Engine) -> Iterator[None]:
+        yield
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(workers, "rehearse", broken)
+    with Worker(make) as worker:
+        assert worker.wait_ready(LONG) is not None
+        assert [type(e).__name__ for e in worker.submit(PROMPT, PARAMS)][-1] == "FinishEvent"
+        assert worker.state == "ready"
