@@ -5,6 +5,7 @@ Plain numbers that follow what they are told; decides nothing and knows no costs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mlxspec.speculation.estimate import RowEstimate
@@ -14,7 +15,8 @@ HORIZON = 8.0  # most drafts that share what catching up costs
 _WAIT = 8.0  # tokens and rounds without lookup that every row is taken to begin with
 _CARRIED = 0.5  # how much of what one row knows of lookup counts for the next
 _FADE = 0.95  # of what is known of lookup, a round
-_KEPT = 4.0  # drafts that a new row takes what earlier rows have shown for
+_KEPT = 2.0  # drafts that a new row takes what earlier rows have shown for
+_PATIENCE, _MOST_PATIENCE = 16.0, 4096.0  # tokens that a drafter rests, at least and at most
 _FOLLOW = 0.04  # how far one draft moves what a drafter promises
 _HOPE, _LEAST_HOPE = 0.1, 0.4  # how far one row moves it, and what stays
 _RATE_FOLLOW = 0.05
@@ -24,21 +26,41 @@ class Promise:
     """What one model drafter is worth to a row by depth limit, learned from its drafts, each cut at its best place.
 
     gained, taken: tokens beyond the round's own, and seconds beyond a plain round's. count: drafts it rests on; asked: whether this row
-    has seen any. gap, rest: tokens between looks, and since the drafter was asked; spent: seconds of looks. hope: how often it ended a
-    row promising something, lately: where it never does, looks are allowed less.
+    has seen any. gap, rest: tokens between looks, and since the drafter was asked; spent: seconds of looks. won: seconds that its drafts
+    have saved a row alone lately, below 0 lost. hope: how often it ended a row promising something, lately: where it never does, looks
+    are allowed less.
+
+    A row alone lets a drafter rest that promises too little or has lost too much, and what it promises and has lost returns meanwhile to
+    what the row began with: catching up may be too dear for looks to show that a bad stretch of text is over. Each rest is twice as long
+    as the one before, and half of it once a draft has saved time.
     """
 
-    __slots__ = ("asked", "count", "gained", "gap", "hope", "rest", "spent", "taken")
+    __slots__ = (
+        "_began",
+        "_patience",
+        "_rests",
+        "asked",
+        "count",
+        "gained",
+        "gap",
+        "hope",
+        "rest",
+        "spent",
+        "taken",
+        "won",
+    )
 
     def __init__(
         self, gained: list[float], taken: list[float], count: float = 0.0, hope: float = 1.0
     ) -> None:
         self.gained, self.taken, self.count, self.hope = gained, taken, count, hope
+        self._began = (list(gained), list(taken)) if count else None  # a mere guess is nothing to return to
+        self._rests, self._patience = False, _PATIENCE
         self.asked = False
         self.gap = self.rest = (
             FIRST_GAP  # the first look is due at once: nothing is cheaper to catch up on than nothing
         )
-        self.spent = 0.0
+        self.spent = self.won = 0.0
 
     def copy(self) -> Promise:
         """For a new row."""
@@ -63,6 +85,26 @@ class Promise:
         for i in range(len(gained)):
             self.gained[i] += part * (gained[i] - self.gained[i])
             self.taken[i] += part * (taken[i] - self.taken[i])
+
+    def let(self, *, draft: bool) -> None:
+        """Whether it drafts where it competes with plain decoding alone; else it rests."""
+        if not draft and not self._rests:
+            self._patience = min(2.0 * self._patience, _MOST_PATIENCE)
+        self._rests = not draft
+
+    def went_on(self, num_tokens: int, saved: float | None = None) -> None:
+        """So many tokens have come. saved: seconds that its draft of this round has saved, None where it did not draft."""
+        self.rest += num_tokens
+        kept = math.exp(-num_tokens / self._patience)
+        self.won *= kept
+        if saved is not None:
+            self.won += saved
+            if saved > 0.0:
+                self._patience = max(_PATIENCE, 0.5 * self._patience)
+        elif self._rests and self._began is not None:
+            for now, began in zip((self.gained, self.taken), self._began, strict=True):
+                for i, value in enumerate(began):
+                    now[i] += (1.0 - kept) * (value - now[i])
 
     def end(self, *, is_promising: bool) -> None:
         """The row has ended."""
@@ -121,13 +163,31 @@ class Bursts:
 class RowControl:
     """One row's part of the controller's memory. Make it with `Controller.open`."""
 
-    __slots__ = ("_time", "_tokens", "bucket", "estimates", "kind", "lookups", "promises", "rate", "seconds")
+    __slots__ = (
+        "_time",
+        "_tokens",
+        "bucket",
+        "drafting",
+        "estimates",
+        "is_look",
+        "kind",
+        "lookups",
+        "promises",
+        "rate",
+        "risked",
+        "seconds",
+    )
 
     def __init__(self, kind: str, context_bucket: int, rate: float, lookups: Bursts) -> None:
         self.kind, self.bucket, self.rate, self.lookups = kind, context_bucket, rate, lookups
         self.estimates: dict[str, RowEstimate] = {}
         self.promises: dict[str, Promise] = {}
         self.seconds = 0.0
+        self.drafting: str | None = None  # the model drafter whose draft this round verifies
+        self.is_look = False  # whether that was asked for just to look at it
+        self.risked = (
+            0.0  # seconds that the draft and verifying it take beyond a plain round, where the row is alone
+        )
         self._tokens, self._time = rate, 1.0 if rate else 0.0
 
     def follow(self, num_tokens: int, seconds: float, num_rounds: int = 1) -> None:

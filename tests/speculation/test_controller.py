@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
 from mlxspec.speculation.cost import CostModel, DraftCost
+from mlxspec.speculation.machines import MACHINES
 from mlxspec.speculation.row import RowControl
+from mlxspec.speculation.simulate import Machine
 from mlxspec.speculation.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE, within_stake
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -300,18 +303,82 @@ def test_a_drafter_just_below_paying_is_tried_and_one_far_below_is_not() -> None
         )  # rows share no credit
 
 
-def test_a_look_that_pays_is_verified_and_costs_the_less() -> None:
+def test_a_look_whose_tokens_come_costs_the_less() -> None:
+    """By what came of it, not by how sure the drafter was."""
     spent = []
-    for sure in (0.2, 0.98):
+    for num_tokens in (1, 4):
         control = controller(APPLE, mtp=HEAD)
         row = control.open("", 0)
         taught(control, row, Offer("mtp", 3, [0.2] * 3), 0)
-        look = Offer("mtp", 3, [sure] * 3)
+        control.spent(row, 1, 1.0, looked_up=False)
+        look = Offer("mtp", 3, [0.98] * 3)
         before = row.promises["mtp"].spent
         control.drafted(row, look, 1, probe_seconds=HEAD.seconds(3, 1))
+        assert control.trim([row], [look]) == [3]
+        control.spent(row, num_tokens, 1.5, looked_up=False)
         spent.append(row.promises["mtp"].spent - before)
-    assert spent[0] == pytest.approx(HEAD.seconds(3, 1))
-    assert spent[1] < spent[0]
+    longer = control.costs.curve(0).seconds(4) - control.costs.curve(0).seconds(1)
+    assert spent == [pytest.approx(HEAD.seconds(3, 1) + longer - tokens) for tokens in (0, 3)]
+
+
+class Answer:
+    """A row alone whose one drafter, sure of all it says, says right where `stands` says so. lost: plain steps beyond plain decoding;
+    at: places where it drafted."""
+
+    def __init__(self, control: Controller, length: int, stands: Callable[[int], bool]) -> None:
+        row, curve, cost = control.open("", 0), control.costs.curve(0), control.costs.draft("mtp")
+        place, last, seconds, self.at = 0, -1, 0.0, list[int]()
+        while place < length:
+            asked = min(8, length - place - 1), place - last
+            choice = control.choose([row], [[]], [{"mtp": asked}])[0]
+            num, took = 1, curve.seconds(1)
+            if choice.model is not None:
+                last = place
+                self.at.append(place)
+                draft, price = (
+                    Offer("mtp", choice.depth, [0.95] * choice.depth),
+                    cost.seconds(choice.depth, asked[1]),
+                )
+                control.drafted(row, draft, 1, probe_seconds=price if choice.probe else 0.0)
+                verified = control.trim([row], [draft])[0]
+                right = draft.length if stands(place) else 0
+                num, took = 1 + min(verified, right), price + curve.seconds(1 + verified)
+                known = draft.length if choice.probe else num
+                control.learn(row, draft, min(right, known), known)
+            control.spent(row, num, took, looked_up=False)
+            place, seconds = place + num, seconds + took
+        control.close(row)
+        self.lost = seconds / curve.seconds(1) - place
+
+
+CURVES = {m.name: m for m in MACHINES}
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_a_drafter_that_was_always_right_and_now_never_is_costs_a_row_little(machine: Machine) -> None:
+    """Sure of itself all the same. The first tries cost what they do; then it rests, each time for longer."""
+    for length, most in ((20, 11), (100, 21), (300, 30), (1000, 75)):
+        control = Controller(CostModel({0: machine.widths}, {"mtp": machine.drafts["mtp"]}))
+        for _ in range(6):
+            Answer(control, 300, lambda place: True)
+        answer = Answer(control, length, lambda place: False)
+        assert answer.lost <= most
+        assert len([place for place in answer.at if place >= length // 2]) <= 4 + 0.02 * length
+
+
+def test_a_bad_stretch_does_not_end_a_drafter_that_is_dear_to_catch_up() -> None:
+    """Looks are out of the question then: what earlier rows have shown brings it back. A row that knows no earlier ones is left alone."""
+    machine = CURVES["CPU"]
+    for num_earlier in (3, 0):
+        control = Controller(CostModel({0: machine.widths}, {"mtp": machine.drafts["mtp"]}))
+        for _ in range(num_earlier):
+            Answer(control, 300, lambda place: True)
+        answer = Answer(control, 600, lambda place: place > 40)
+        behind = [place for place in answer.at if place > 40]
+        assert bool(behind) == bool(num_earlier)
+        if num_earlier:
+            assert behind[0] < 40 + 6 * 40
+            assert answer.lost < -100
 
 
 def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None:

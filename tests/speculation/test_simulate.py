@@ -179,9 +179,7 @@ CHAIN, OTHER_CHAIN = ("ngram-simple", "mtp"), ("ngram-simple", "draft-model")
 # of the best fixed setting, where it is less than 0.95: docs/never-slower.md says so too
 SHORT = {
     ("CPU", "ask", 256, "cold"): 0.93,
-    ("CPU", "ask", 256, "warm"): 0.93,
     ("CPU", "ask", 1024, "cold"): 0.90,
-    ("CPU", "ask", 1024, "warm"): 0.90,
 }
 SHORT_WITH_DRAFT_MODEL = {("flat", "edit", 256, "cold"): 0.93}
 
@@ -240,6 +238,17 @@ def check_groups(cells: list[GroupCell], *, blur: float = 0.0) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_four_rows_are_not_slower_on_a_few_groups(name: str) -> None:
     check_groups(run_group_cells([read_traces(HELD)[name]], 4, MACHINES, count=10), blur=0.03)
+
+
+@pytest.mark.slow
+def test_short_answers_of_all_kinds_behind_each_other_are_not_slower() -> None:
+    """One row, one controller: what one answer has shown of a drafter says little of the next. Each is as long as it was recorded, some
+    of 11 tokens, of which a try that fails is a large part."""
+    known = read_traces(HELD)
+    cells = run_group_cells([known[n] for n in NAMES if n != "sampled"], 1, MACHINES, count=200)
+    for cell in cells:
+        assert cell.over_plain >= (0.97 if cell.start == "cold" else 0.98), cell
+        assert cell.slowest >= 0.86, cell
 
 
 @pytest.mark.slow
