@@ -37,7 +37,8 @@ PROBE_DEPTH = 3  # where drafting is cheap; else what this part of a plain step 
 PROBE_SHARE = 0.9
 CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
 LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
-MODEL_STAKE = 3.0  # plain steps that a model's drafts may have lost a row alone, lately, before they rest
+# plain steps that a model's drafts may have lost a row lately before they rest; of several rows, a row's share of a step
+MODEL_STAKE, SHARED_MODEL_STAKE = 3.0, 4.5
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
 _FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 
@@ -149,12 +150,10 @@ class Controller:
             self._promise(row, name, curve, num_rows)
             value, depth = row.best(name, min(limit, self.max_depth, self._deepest(num_rows)), rate)
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
-            if num_rows == 1:
-                may_lose = row.promises[name].won >= -MODEL_STAKE * curve.seconds(1)
-                row.promises[name].let(draft=may_lose and value > MARGIN)
-                if not may_lose:
-                    continue
-            if not depth:
+            stake = MODEL_STAKE if num_rows == 1 else SHARED_MODEL_STAKE
+            may_lose = row.promises[name].won >= -stake * curve.seconds(num_rows) / num_rows
+            row.promises[name].let(draft=may_lose and (value > MARGIN or num_rows > 1))
+            if not depth or not may_lose:
                 continue
             if value > max(best.value, MARGIN) or (
                 best is PLAIN and num_rows == 1 and self._may_try(row, name, value, rate)
@@ -272,8 +271,7 @@ class Controller:
         if num_rows == 1:
             if not widths[0]:
                 widths[0] = best_ratio(reaches[0], curve) if looked[0] else best_at(reaches[0], curve, rate)
-            if rows[0].drafting is not None:
-                rows[0].risked += curve.seconds(1 + widths[0]) - curve.seconds(1)
+            rows[0].risked += curve.seconds(1 + widths[0]) - curve.seconds(1)
             return widths
         steps = sorted(
             ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
@@ -282,6 +280,9 @@ class Controller:
         parts = [(gain, tokens) for gain, tokens, _ in steps]
         for _, tokens, i in steps[: best_steps(parts, curve, num_rows, None if any(looked) else rate)[0]]:
             widths[i] += tokens
+        longer = curve.seconds(num_rows + sum(widths)) - curve.seconds(num_rows)
+        for row, width in zip(rows, widths, strict=True):
+            row.risked += longer * width / max(1, sum(widths))
         return widths
 
     def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
@@ -299,9 +300,10 @@ class Controller:
             promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
         else:
             promise.spent += max(0.0, MARGIN - row.best(name, self.max_depth, rate)[0]) / rate
-        if num_rows == 1:
-            row.drafting, row.is_look = name, probe_seconds > 0.0
-            row.risked = 0.0 if probe_seconds else self.costs.draft(name).seconds(draft.length, 2)
+        if num_rows == 1 or not probe_seconds:
+            price = self.costs.draft(name).seconds(draft.length, 2 * num_rows, num_rows) / num_rows
+            row.drafting, row.is_look, row.share = name, probe_seconds > 0.0, plain / num_rows
+            row.risked = 0.0 if row.is_look else price
         promise.follow(*self._values(row, name, reaches, curve, num_rows))
         others = (row.best(n, self.max_depth, rate)[0] for n in row.promises if n != name)
         if row.best(name, self.max_depth, rate)[0] > max(MARGIN, *others, MARGIN):
@@ -325,15 +327,13 @@ class Controller:
     ) -> None:
         """A row's share of so many rounds took `seconds` and gave `num_tokens`. looked_up: through lookup, which comes in bursts and is
         left out of the going rate."""
-        saved = 0.0
-        if row.drafting is not None:
-            saved = (num_tokens - 1) * self.costs.curve(row.bucket).seconds(1) - row.risked
+        saved = (num_tokens - 1) * row.share - row.risked
         for name, promise in row.promises.items():
-            if name == row.drafting and row.is_look:  # what was verified of it pays a part back
+            is_its = name == row.drafting
+            if is_its and row.is_look:  # what was verified of it pays a part back
                 promise.spent -= saved
-            is_own = name == row.drafting and not row.is_look
-            promise.went_on(num_tokens, saved if is_own else None)
-        row.drafting = None
+            promise.went_on(num_tokens, saved if is_its and not row.is_look else None)
+        row.drafting, row.risked = None, 0.0
         row.lookups.follow(num_tokens, seconds, looked_up=looked_up, num_rounds=num_rounds)
         if not looked_up and seconds > 0:
             row.follow(num_tokens, seconds, num_rounds)

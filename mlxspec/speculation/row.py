@@ -27,12 +27,12 @@ class Promise:
 
     gained, taken: tokens beyond the round's own, and seconds beyond a plain round's. count: drafts it rests on; asked: whether this row
     has seen any. gap, rest: tokens between looks, and since the drafter was asked; spent: seconds of looks. won: seconds that its drafts
-    have saved a row alone lately, below 0 lost. hope: how often it ended a row promising something, lately: where it never does, looks
+    have saved the row lately, below 0 lost. hope: how often it ended a row promising something, lately: where it never does, looks
     are allowed less.
 
-    A row alone lets a drafter rest that promises too little or has lost too much, and what it promises and has lost returns meanwhile to
-    what the row began with: catching up may be too dear for looks to show that a bad stretch of text is over. Each rest is twice as long
-    as the one before, and half of it once a draft has saved time.
+    A drafter rests that has lost too much or, for a row alone, promises too little; what it promises and has lost returns meanwhile to what
+    the row began with: catching up may be too dear for looks to show that a bad stretch of text is over. Each rest is twice as long as
+    the one before, and half of it once a draft has saved time.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Promise:
             self.taken[i] += part * (taken[i] - self.taken[i])
 
     def let(self, *, draft: bool) -> None:
-        """Whether it drafts where it competes with plain decoding alone; else it rests."""
+        """Whether it may draft if it is the best there is; else it rests."""
         if not draft and not self._rests:
             self._patience = min(2.0 * self._patience, _MOST_PATIENCE)
         self._rests = not draft
@@ -176,6 +176,7 @@ class RowControl:
         "rate",
         "risked",
         "seconds",
+        "share",
     )
 
     def __init__(self, kind: str, context_bucket: int, rate: float, lookups: Bursts) -> None:
@@ -185,9 +186,8 @@ class RowControl:
         self.seconds = 0.0
         self.drafting: str | None = None  # the model drafter whose draft this round verifies
         self.is_look = False  # whether that was asked for just to look at it
-        self.risked = (
-            0.0  # seconds that the draft and verifying it take beyond a plain round, where the row is alone
-        )
+        self.share = 0.0  # seconds of a plain round that are the row's
+        self.risked = 0.0  # seconds beyond them that its draft and verifying it take
         self._tokens, self._time = rate, 1.0 if rate else 0.0
 
     def follow(self, num_tokens: int, seconds: float, num_rounds: int = 1) -> None:
