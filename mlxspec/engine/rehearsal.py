@@ -80,10 +80,10 @@ class Rounds:
         """The row has come to its end."""
         return self._engine.is_idle
 
-    def run(self, width: int = 1) -> float:
+    def run(self, width: int) -> float:
         """Seconds of a round that verifies so many tokens."""
         self._junk.width[0] = width
-        return seconds_of(self._engine.step)
+        return _seconds_of(self._engine.step)
 
 
 class Drafts:
@@ -108,7 +108,7 @@ class Drafts:
             made = self._drafter.propose([ask], BatchSampler([self._sampler], vocab_size))[0]
             mx.eval(made.tokens, made.confidences)
 
-        return seconds_of(work)
+        return _seconds_of(work)
 
     def close(self) -> None:
         self._drafter.close(self._row)
@@ -157,7 +157,7 @@ def _draft(drafter: ModelDrafter, model: Model) -> None:
         drafts.close()
 
 
-def seconds_of(work: Callable[[], object]) -> float:
+def _seconds_of(work: Callable[[], object]) -> float:
     """How long it takes."""
     started = time.perf_counter()
     work()

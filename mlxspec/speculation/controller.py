@@ -152,6 +152,7 @@ class Controller:
             value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
             stake = MODEL_STAKE if num_rows == 1 else SHARED_MODEL_STAKE
             may_lose = row.promises[name].won >= -stake * curve.seconds(num_rows) / num_rows
+            # several rows do not bring back what promises too little: one row's try holds up all
             row.promises[name].let(draft=may_lose and (value > MARGIN or num_rows > 1))
             if not depth or not may_lose:
                 continue

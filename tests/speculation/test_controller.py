@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 
 from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
 from mlxspec.speculation.cost import CostModel, DraftCost
-from mlxspec.speculation.machines import MACHINES
 from mlxspec.speculation.row import RowControl
-from mlxspec.speculation.simulate import Machine
 from mlxspec.speculation.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE, within_stake
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -319,86 +316,6 @@ def test_a_look_whose_tokens_come_costs_the_less() -> None:
         spent.append(row.promises["mtp"].spent - before)
     longer = control.costs.curve(0).seconds(4) - control.costs.curve(0).seconds(1)
     assert spent == [pytest.approx(HEAD.seconds(3, 1) + longer - tokens) for tokens in (0, 3)]
-
-
-class Answers:
-    """Of rows that decode together. Their one drafter, sure of all it says, says right where `stands` says so. lost: plain rounds beyond
-    plain decoding; at: places where it drafted."""
-
-    def __init__(
-        self, control: Controller, length: int, stands: Callable[[int], bool], num_rows: int = 1
-    ) -> None:
-        self._control, self._length, self._stands = control, length, stands
-        self._rows = [control.open("", 0) for _ in range(num_rows)]
-        self._places, self._heard = [0] * num_rows, [-1] * num_rows
-        self.at: list[int] = []
-        self.lost = 0.0
-        while min(self._places) < length:
-            self._round([i for i, place in enumerate(self._places) if place < length])
-
-    def _round(self, active: list[int]) -> None:
-        control, rows = self._control, [self._rows[i] for i in active]
-        room = [
-            {"mtp": (min(8, self._length - self._places[i] - 1), self._places[i] - self._heard[i])}
-            for i in active
-        ]
-        choices = control.choose(rows, [[] for _ in active], room)
-        asked = [c.depth for c in choices if c.model is not None]
-        queued = sum(r["mtp"][1] for r, c in zip(room, choices, strict=True) if c.model is not None)
-        drafting = control.costs.draft("mtp").seconds(max(asked), queued, len(asked)) if asked else 0.0
-        drafts = []
-        for i, row, choice in zip(active, rows, choices, strict=True):
-            draft = Offer("mtp", choice.depth, [0.95] * choice.depth) if choice.model else None
-            if draft is not None:
-                self.at.append(self._places[i])
-                self._heard[i] = self._places[i]
-                looking = drafting / len(asked) if choice.probe else 0.0
-                control.drafted(row, draft, len(rows), probe_seconds=looking)
-            drafts.append(draft)
-        verified = control.trim(rows, drafts)
-        curve, num_rows = control.curve(rows), len(rows)
-        took = drafting + curve.seconds(num_rows + sum(verified))
-        self.lost += took / curve.seconds(num_rows)
-        for i, row, draft, num in zip(active, rows, drafts, verified, strict=True):
-            right = draft.length if draft is not None and self._stands(self._places[i]) else 0
-            emitted = 1 + min(num, right)
-            if draft is not None:
-                control.learn(row, draft, min(right, emitted), emitted)
-            control.spent(row, emitted, took / num_rows, looked_up=False)
-            self._places[i] += emitted
-            self.lost -= emitted / num_rows
-            if self._places[i] >= self._length:
-                control.close(row)
-
-
-@pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
-def test_a_drafter_that_was_always_right_and_now_never_is_costs_little(
-    machine: Machine, num_rows: int
-) -> None:
-    """Sure of itself all the same. The first tries cost what they do; then it rests, each time for longer."""
-    for length, most in ((20, 11), (100, 21), (300, 30), (1000, 75)):
-        control = Controller(CostModel({0: machine.widths}, {"mtp": machine.drafts["mtp"]}))
-        for _ in range(6):
-            Answers(control, 300, lambda place: True, num_rows)
-        answers = Answers(control, length, lambda place: False, num_rows)
-        assert answers.lost <= most
-        assert length < 300 or len([p for p in answers.at if p >= length // 2]) <= num_rows * 0.02 * length
-
-
-def test_a_bad_stretch_does_not_end_a_drafter_that_is_dear_to_catch_up() -> None:
-    """Looks are out of the question then: what earlier rows have shown brings it back. A row that knows no earlier ones is left alone."""
-    machine = next(m for m in MACHINES if m.name == "CPU")
-    for num_earlier in (3, 0):
-        control = Controller(CostModel({0: machine.widths}, {"mtp": machine.drafts["mtp"]}))
-        for _ in range(num_earlier):
-            Answers(control, 300, lambda place: True)
-        answer = Answers(control, 600, lambda place: place > 40)
-        behind = [place for place in answer.at if place > 40]
-        assert bool(behind) == bool(num_earlier)
-        if num_earlier:
-            assert behind[0] < 40 + 6 * 40
-            assert answer.lost < -100
 
 
 def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None:

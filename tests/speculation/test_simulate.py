@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlxspec.speculation.replay import Auto
 from mlxspec.speculation.report import Cell, GroupCell, run_cells, run_group_cells
 from mlxspec.speculation.simulate import (
     Machine,
+    Request,
     first,
     fixed,
     forward_seconds,
@@ -281,6 +283,51 @@ def test_a_group_takes_what_its_rounds_take() -> None:
     assert sum(1 + num for _, num in by_row[1]) == 20
     assert time == pytest.approx(max(map(len, by_row)), rel=0.1)
     assert plain_group_seconds(requests, free) == pytest.approx(40.0, rel=0.1)
+
+
+# ---- a drafter for which one row is not like the others
+
+
+def sure_head(stood: list[int]) -> Request:
+    """An answer that only the head drafts for, always as sure of itself. stood: by place, how much of what it says is right."""
+    return quiet({"mtp": said(stood, 8, sure=0.95)}, len(stood))[0]
+
+
+def lost(auto: Auto, requests: Sequence[Request]) -> float:
+    """Plain rounds that a group takes beyond plain decoding; what the host does is left out."""
+    num_rows = len(requests)
+    beyond = auto.seconds(*requests) - plain_group_seconds(requests, auto.machine)
+    return beyond / auto.machine.curve(num_rows).seconds(num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_a_drafter_that_was_always_right_and_now_never_is_costs_little(
+    machine: Machine, num_rows: int
+) -> None:
+    """Sure of itself all the same. The first tries cost what they do; then it rests, each time for longer."""
+    for length, most in ((20, 11), (100, 21), (300, 30), (1000, 75)):
+        auto = Auto(replace(machine, step_ms=1e9), np.random.default_rng(0), error=0.0)
+        for _ in range(6):
+            auto.seconds(*[sure_head([8] * 300)] * num_rows)
+        assert lost(auto, [sure_head([0] * length)] * num_rows) <= most
+        late = [place for _, place, choice, _ in auto.rounds if choice.model and place >= length // 2]
+        assert length < 300 or len(late) <= num_rows * 0.02 * length
+
+
+def test_a_bad_stretch_does_not_end_a_drafter_that_is_dear_to_catch_up() -> None:
+    """Looks are out of the question then: what earlier rows have shown brings it back. A row that knows no earlier ones is left alone."""
+    machine = replace(next(m for m in MACHINES if m.name == "CPU"), step_ms=1e9)
+    for num_earlier in (3, 0):
+        auto = Auto(machine, np.random.default_rng(0), error=0.0)
+        for _ in range(num_earlier):
+            auto.seconds(sure_head([8] * 300))
+        beyond = lost(auto, [sure_head([0] * 41 + [8] * 559)])
+        behind = [place for _, place, choice, _ in auto.rounds if choice.model and place > 40]
+        assert bool(behind) == bool(num_earlier)
+        if num_earlier:
+            assert behind[0] < 40 + 6 * 40
+            assert beyond < -100
 
 
 @pytest.mark.slow
