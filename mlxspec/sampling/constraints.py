@@ -39,9 +39,11 @@ class Constraints:
         grammar: Grammar | None,
         prompt: Sequence[int],
         vocabulary: TokenBytes,
+        ends: frozenset[int],
     ) -> None:
+        """ends: tokens that end the answer, none where the request ignores them."""
         self._thinking, self._words, self._grammar = thinking, words, grammar
-        self._eos, self._size = vocabulary.eos_ids, len(vocabulary.tokens)
+        self._ends, self._size = ends, len(vocabulary.tokens)
         start = thinking.start(prompt) if thinking else ThinkingState("done")
         # what the model opens by itself, a grammar has forbidden already
         if grammar and start.phase == "waiting":
@@ -71,7 +73,7 @@ class Constraints:
     def masks(self, draft: Sequence[int]) -> list[Bits | None]:
         """What may come at each place along a draft, and behind it: len(draft) + 1 sets, None for anything.
 
-        Behind a token that may not come, or an end token, anything may: nothing there will stand.
+        Behind a token that may not come, or one that ends the answer, anything may: no token there is accepted.
         """
         draft = list(draft)
         if self._looked is None or self._looked[0][: len(draft)] != draft:
@@ -84,7 +86,7 @@ class Constraints:
         for token in draft:
             mask = self._mask(state)
             found.append(mask)
-            if token in self._eos or (mask is not None and not bitsets.holds(mask, token)):
+            if token in self._ends or (mask is not None and not bitsets.holds(mask, token)):
                 break
             if self._grammar is not None and self._is_grammar_on(state):
                 if not self._grammar.consume(token):
@@ -168,6 +170,7 @@ class ConstraintMaker:
             grammar=self._compiler.compile(params) if params.has_grammar else None,
             prompt=prompt,
             vocabulary=self.vocabulary,
+            ends=frozenset() if params.ignore_eos else self.vocabulary.eos_ids,
         )
 
     def _thinking(self, params: SamplingParams) -> Thinking | None:

@@ -23,6 +23,7 @@ from mlxspec.speculation.verify import ForMatch
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, prompts, same, spec
+from tests.engine.table import Table
 
 DRAFTERS = [("ngram-simple",), ("mtp",), ("draft-model",), ("forced",), ALL]
 SCHEMA = {
@@ -293,30 +294,6 @@ def test_events_carry_the_logprobs_of_their_tokens() -> None:
 
 
 # ---- rejection
-
-
-class Table:
-    """A model whose next token depends on the last one alone: logits are a table's rows."""
-
-    attention_heads = ()
-
-    def __init__(self, logits: np.ndarray) -> None:
-        self._logits = mx.array(logits)
-        self.vocab_size, self.hidden_size, self.max_context = len(logits), 1, 64
-
-    def make_cache(self, num_rows: int, *rollback):
-        from mlxspec.cache.model_cache import ModelCache
-
-        return ModelCache([], num_rows)
-
-    def forward(self, tokens, rows, cache, *, facts=False, logits_at="all", taps=()):
-        from mlxspec.models.base import Output
-
-        cache.begin(rows, facts=facts)
-        logits = self._logits[tokens]
-        if logits_at != "all":
-            logits = logits[rows.last_indices] if logits_at == "last" else None
-        return Output(logits=logits, hidden=mx.zeros((rows.num_tokens, 1)))
 
 
 def test_the_whole_engine_keeps_the_distribution_under_rejection() -> None:

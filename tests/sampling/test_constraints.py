@@ -98,6 +98,44 @@ def test_behind_a_forbidden_or_an_end_token_anything_may_come() -> None:
     assert masks[2:] == [None, None]
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@given(
+    draft=st.lists(st.sampled_from([*"abc<", "$"]), max_size=12),
+    words=st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=3),
+)
+def test_words_are_forbidden_behind_a_drafted_end_token_that_is_ignored(
+    draft: list[str], words: list[str], ignore_eos: bool
+) -> None:
+    """The end token adds nothing to the text: behind it a word may not be completed that began before it."""
+    tokens = [EOS if letter == "$" else ids(letter)[0] for letter in draft]
+    masks = make(bad_words=tuple(words), ignore_eos=ignore_eos).masks(tokens)
+    said, has_ended = "", False
+    for place in range(len(draft) + 1):
+        if has_ended:
+            assert masks[place] is None
+        else:
+            wanted = {c for c in "abc<" if not any((said + c).endswith(w) for w in words)}
+            assert set(letters(masks[place])) & set("abc<") == wanted
+            assert bits.holds(masks[place], EOS)
+        if place < len(draft):
+            letter = draft[place]
+            refused = letter != "$" and any((said + letter).endswith(w) for w in words)
+            has_ended = has_ended or refused or (letter == "$" and not ignore_eos)
+            said += letter.replace("$", "")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_thinking_budget_counts_on_behind_a_drafted_end_token_that_is_ignored(at: int) -> None:
+    draft = ids("abcde")
+    draft[at] = EOS
+    masks = make("<think>", thinking_budget=3, ignore_eos=True).masks(draft[:3] + ids("</think>x"))
+    assert [None if m is None else letters(m) for m in masks] == [None] * 3 + list("</think>") + [None] * 2
+    ended = make("<think>", thinking_budget=3).masks(draft)
+    assert [None if m is None else letters(m) for m in ended] == [None] * 3 + ["<"] * (at == 3) + [None] * (
+        3 - (at == 3)
+    )
+
+
 def test_what_is_forced_is_known() -> None:
     c = make(json_schema=SCHEMA)
     assert "".join(chr(32 + t) for t in c.forced()) == '{"name": "ab'

@@ -1,0 +1,360 @@
+"""What holds at a drafted position, against values computed here step by step in NumPy: penalties, forbidden tokens, p_min, and the cut.
+
+Nothing is compared with another path through the engine, which could share the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.base import Ask, Draft, Drafter
+from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.engine.choice import choose
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.request import Request
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.speculation.controller import Controller
+from mlxspec.speculation.cost import CostModel, DraftCost
+from mlxspec.speculation.verify import ForMatch
+from tests import tiny_models
+from tests.engine.table import Table
+from tests.tiny_models import EOS, VOCAB
+
+SIZE = 12
+
+
+class Guess(Drafter):
+    """Drafts what `tell` says of a text, however wrong it is."""
+
+    name = "guess"
+    max_draft = 12
+
+    def __init__(self, tell) -> None:
+        self._tell = tell
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [Draft.of(self._tell(list(a.history))[: a.limit]) for a in asks]
+
+
+def table(seed: int, size: int = SIZE) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((size, size)) * 2).astype(np.float32)
+
+
+# ---- penalties
+
+
+def penalized(logits: np.ndarray, params: SamplingParams, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """logits (V,) float32 behind prompt and answer, one rule after another as the parameters are defined."""
+    out = logits.copy()
+    for token in range(len(out)):
+        count = answer.count(token)
+        if count or token in prompt:
+            if out[token] > 0:
+                out[token] /= np.float32(params.repetition_penalty)
+            else:
+                out[token] *= np.float32(params.repetition_penalty)
+        out[token] -= np.float32(params.presence_penalty) * (count > 0)
+        out[token] -= np.float32(params.frequency_penalty) * count
+    return out
+
+
+PENALTIES = (
+    {"frequency_penalty": 0.9},
+    {},
+    {"presence_penalty": 1.1, "repetition_penalty": 1.6},
+    {"repetition_penalty": 0.6, "frequency_penalty": -0.7, "presence_penalty": 0.4},
+)
+
+
+def test_penalties_at_drafted_positions_are_those_of_each_rows_own_text() -> None:
+    """Rows of different widths, penalties and drafts in one round: at each position the text up to it counts, and nothing else."""
+    rng = np.random.default_rng(5)
+    moved = 0
+    for _ in range(40):
+        requests, proposals, flat, texts = [], [], [], []
+        for options in PENALTIES:
+            prompt, answer, draft = (rng.integers(0, SIZE, n).tolist() for n in (2, 3, rng.integers(0, 6)))
+            request = Request(
+                0,
+                prompt,
+                SamplingParams(max_tokens=40, **options),
+                SpecConfig(),
+                max_context=64,
+                vocab_size=SIZE,
+                tokenizer=None,
+            )
+            request.accept(answer)
+            requests.append(request)
+            proposals.append(
+                Proposal(drafter="g", draft=Draft.of(draft), submission=ForMatch(len(draft)))
+                if draft
+                else Proposal()
+            )
+            flat += [answer[-1], *draft]
+            texts += [(request.params, prompt, answer + draft[:i]) for i in range(len(draft) + 1)]
+        rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
+        logits = (rng.standard_normal((rows.num_tokens, SIZE)) * 0.7).astype(np.float32)
+        found = choose(requests, proposals, rows, mx.array(flat, mx.int32), mx.array(logits))
+        wanted = [int(np.argmax(penalized(x, *text))) for x, text in zip(logits, texts, strict=True)]
+        assert found.sampled.tolist() == wanted
+        undrafted = [
+            int(np.argmax(penalized(x, p, prompt, answer[:3])))
+            for x, (p, prompt, answer) in zip(logits, texts, strict=True)
+        ]
+        moved += sum(a != b for a, b in zip(wanted, undrafted, strict=True))
+    assert moved > 30  # so often the drafted tokens decided
+
+
+@pytest.mark.parametrize("wrong_at", [None, 0, 2])
+def test_a_penalized_text_and_its_accepted_drafts_are_exact(wrong_at: int | None) -> None:
+    """Rows that draft their own right text, or a wrong token somewhere in it."""
+    params = [SamplingParams(max_tokens=25, **{"frequency_penalty": 0.4, **o}) for o in PENALTIES]
+    logits, prompts = table(3), [[1, 2], [3], [4, 4, 5], [6]]
+    wanted = []
+    for prompt, p in zip(prompts, params, strict=True):
+        answer: list[int] = []
+        for _ in range(25):
+            answer.append(int(np.argmax(penalized(logits[[*prompt, *answer][-1]], p, prompt, answer))))
+        wanted.append(answer)
+    texts = [p + a for p, a in zip(prompts, wanted, strict=True)]
+
+    def tell(history: list[int]) -> list[int]:
+        text = next(t for t in texts if t[: len(history)] == history)
+        rest = text[len(history) : len(history) + 4]
+        if wrong_at is not None and wrong_at < len(rest):
+            rest[wrong_at] = (rest[wrong_at] + 1) % SIZE
+        return rest
+
+    engine = Engine(Table(logits), None, drafters=[Guess(tell)], spec=SpecConfig(drafters=("guess",)))
+    results = engine.generate(prompts, params)
+    assert [list(r.tokens) for r in results] == wanted
+    for result in results:
+        stats = result.stats
+        if wrong_at is None:
+            assert (
+                stats.num_accepted == stats.num_drafted == 19
+            )  # four a round, five of 24 tokens are not drafted
+        else:
+            assert stats.num_accepted < stats.num_drafted
+
+
+# ---- forbidden tokens, thinking budgets, ignored ends
+
+LETTERS = 20  # the table model says letters in a ring of this size
+
+
+def ids(text: str) -> list[int]:
+    return [ord(c) - 32 for c in text]
+
+
+def ring() -> np.ndarray:
+    """Each token is followed by the next letter of a ring, or else by one of the two behind that; ">" by the ring's first letter."""
+    logits = np.zeros((VOCAB, VOCAB), np.float32)
+    first = ids("a")[0]
+    for token in range(VOCAB):
+        place = -1 if token == ids(">")[0] else (token - first) % LETTERS
+        for rank in range(1, 4):
+            logits[token, first + (place + rank) % LETTERS] = 10 - rank
+    return logits
+
+
+def said(logits: np.ndarray, start: int, num: int, forced: dict[int, int], banned) -> list[int]:
+    """The text by hand: at each place what is forced there, or the likeliest token that `banned(answer)` does not hold."""
+    answer: list[int] = []
+    for place in range(num):
+        x = logits[answer[-1] if answer else start].copy()
+        x[list(banned(answer))] = -np.inf
+        answer.append(forced[place] if place in forced else int(np.argmax(x)))
+    return answer
+
+
+def run(logits: np.ndarray, prompt: str, params: SamplingParams, tell) -> tuple[list[int], object]:
+    spec = SpecConfig(drafters=("guess",), policy="fixed")
+    model, config = Table(logits, max_context=200), EngineConfig(prefix_budget=0)
+    engine = Engine(model, tiny_models.tokenizer(), drafters=[Guess(tell)], spec=spec, config=config)
+    result = engine.generate(prompt, params)
+    assert not result.stats.notices
+    return list(result.tokens), result.stats
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 9, 12])
+@pytest.mark.parametrize("knows", [True, False], ids=["right", "unaware"])
+@pytest.mark.parametrize("budget", [0, 1, 2, 3, 5, 8, 13])
+def test_a_thinking_budget_that_ends_inside_a_draft_is_exact(budget: int, knows: bool, length: int) -> None:
+    """The closing tag stands behind just so many tokens, wherever in a draft that is and whether or not the drafter knows of it."""
+    logits, num = ring(), 40
+    forced = {budget + i: t for i, t in enumerate(ids("</think>"))}
+    wanted = said(logits, ids(">")[0], num, forced, lambda answer: ())
+    free = said(logits, ids(">")[0], 2 * num, {}, lambda answer: ())
+
+    def tell(history: list[int]) -> list[int]:
+        at = len(history) - len("<think>")
+        if knows:
+            return wanted[at : at + length]
+        # on along the ring, whatever the budget says
+        follows = (
+            [free[(free.index(history[-1]) + 1 + i) % LETTERS] for i in range(length)]
+            if history[-1] in free
+            else free
+        )
+        return follows[:length]
+
+    params = SamplingParams(max_tokens=num, thinking_budget=budget)
+    found, stats = run(logits, "<think>", params, tell)
+    assert found == wanted
+    assert (stats.num_thinking, stats.num_thinking_forced) == (budget, len("</think>"))
+    if knows:
+        assert stats.num_accepted == stats.num_drafted
+
+
+@pytest.mark.parametrize("ends_at", [(), (0,), (3,), (3, 4), (1, 6, 11)])
+@pytest.mark.parametrize("asked", ["words", "budget", "both"])
+def test_ignored_end_tokens_inside_drafts_lift_nothing(asked: str, ends_at: tuple[int, ...]) -> None:
+    """The text says end tokens at some places, which it ignores; drafts hold them, and what is forbidden behind them stays so."""
+    words, budget, num = ("bc", "f", "hij"), 9, 30
+    logits = ring()
+    end_after = {ids("abcdefghijkl"[i])[0] for i in ends_at}
+    for token in end_after:
+        logits[token, EOS] = 20
+
+    def banned(answer: list[int]) -> set[int]:
+        if asked == "budget":
+            return set()
+        text = "".join(chr(32 + t) for t in answer if t != EOS)
+        return {
+            t
+            for t in ids("abcdefghijklmnopqrstuvwxyz")
+            if any((text + chr(32 + t)).endswith(w) for w in words)
+        }
+
+    forced = {} if asked == "words" else {budget + i: t for i, t in enumerate(ids("</think>"))}
+    wanted = said(logits, ids(">")[0], num, forced, banned)
+    assert EOS in wanted or not ends_at
+    more = {} if asked == "words" else {"thinking_budget": budget}
+    more |= {} if asked == "budget" else {"bad_words": words}
+    params = SamplingParams(max_tokens=num, ignore_eos=True, **more)
+    start = len("<think>")
+    for tell in (
+        lambda history: wanted[len(history) - start :][:7],
+        lambda history: [EOS, *ids("bcfhij")],
+        lambda history: [*wanted[len(history) - start :][:1], EOS, *ids("abc")],
+        lambda history: [EOS] * 5,
+    ):
+        found, stats = run(logits, "<think>", params, tell)
+        assert found == wanted
+        assert stats.num_drafted
+
+
+# ---- p_min under rejection
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("p_min", [0.3, 0.5])
+def test_under_rejection_p_min_goes_by_the_likeliest_token(p_min: float) -> None:
+    """A draft ends before the first place at which the drafter's likeliest token is below p_min, whichever token was drawn there."""
+    size, depth = 8, 6
+    draft = (np.random.default_rng(2).standard_normal((size, size)) * 1.8).astype(np.float32)
+    q = softmax(draft)
+    unlikely = shorter = 0
+    chain = Chain([DraftModel(Table(draft), size)])
+    spec = SpecConfig(
+        drafters=("draft-model",), n_max=depth, acceptance="rejection", p_min=p_min, policy="fixed"
+    )
+    for row in range(60):
+        params = SamplingParams(temperature=1.0, seed=row)
+        sampler = RowSampler(params, [0], size, drafts_by=spec.drafts_by, keeps_drafts=True)
+        first = row % size
+        chain.begin(row, spec, sampler)
+        chain.observe(row, [first], None)
+        proposal = chain.propose({row: depth}, {row: [first]}, size).get(row, Proposal())
+        chain.close(row)
+        tokens = np.asarray(proposal.draft.tokens).astype(int).tolist()
+        before = [first, *tokens]
+        for place, token in enumerate(tokens):
+            assert q[before[place]].max() >= p_min
+            unlikely += q[before[place], token] < p_min
+        if len(tokens) < depth:
+            assert q[before[-1]].max() < p_min
+            shorter += 1
+    assert unlikely > 10  # drawn tokens that their own probability would have dropped
+    assert shorter > 10
+
+
+# ---- the controller's cut under rejection
+
+
+class Sure(ModelDrafter):
+    """Stands for a model: says the same tokens always, with the confidences it is given."""
+
+    name = "mtp"
+
+    def __init__(self, confidences: Sequence[float]) -> None:
+        super().__init__(10_000)
+        self._sure = list(confidences)
+
+    def begin(self, row: int) -> None:
+        """Keeps nothing."""
+
+    def close(self, row: int) -> None:
+        """Keeps nothing."""
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [
+            Draft(n, mx.zeros((n,), mx.int32), mx.array(self._sure[:n]), scores=mx.zeros((n, SIZE)))
+            for n in (min(a.limit, len(self._sure)) for a in asks)
+        ]
+
+    def _make_cache(self, num_rows: int):
+        raise NotImplementedError
+
+    def _forward(self, *args):
+        raise NotImplementedError
+
+
+def width_of(curve: dict[int, float], confidences: Sequence[float], acceptance: str) -> int:
+    """Tokens of a draft that a row verifies which follows the controller, asked as a model drafter is when it promises much."""
+    chain = Chain([Sure(confidences)])
+    costs = CostModel({0: curve}, {"mtp": DraftCost(step=0.001)})
+    chain.follow(Controller(costs))
+    spec = SpecConfig(drafters=("mtp",), policy="auto", acceptance=acceptance, n_max=8)
+    sampler = RowSampler(
+        SamplingParams(temperature=1.0, seed=0), [1], SIZE, keeps_drafts=acceptance == "rejection"
+    )
+    chain.begin(0, spec, sampler)
+    chain.observe(0, [1], None)
+    found = chain.propose({0: 8}, {0: [1]}, SIZE)
+    return found[0].submission.length if found else 0
+
+
+# A first token that costs 1.6 tokens' time and seven more that cost nothing: together they pay, the first alone never does.
+STEP = {1: 1.0, 2: 2.6, 9: 2.6}
+
+
+def test_under_rejection_the_controllers_cut_does_not_look_ahead() -> None:
+    assert width_of(STEP, [0.99] * 8, "match") > 0
+    assert width_of(STEP, [0.99] * 8, "rejection") == 0
+
+
+@pytest.mark.parametrize("known", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize(
+    "curve", [STEP, {1: 1.0, 2: 1.3, 9: 3.4}, {1: 1.0, 2: 1.0}], ids=["step", "line", "flat"]
+)
+def test_under_rejection_equal_beginnings_are_cut_alike(curve: dict[int, float], known: int) -> None:
+    """Whether a token is verified does not depend on the confidences behind it."""
+    rng = np.random.default_rng(known)
+    beginning = [*rng.uniform(0.6, 1.0, known - 1), 0.97]
+    rests = [[0.01] * 8, [1.0] * 8, rng.uniform(0.0, 1.0, 8).tolist()]
+    widths = [width_of(curve, [*beginning, *rest][:8], "rejection") for rest in rests]
+    assert len({min(w, known) for w in widths}) == 1, widths

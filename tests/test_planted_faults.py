@@ -1,0 +1,137 @@
+"""Each guard is shown to fail: a fault is planted in a copy of the package, and the test that should find it must be red.
+
+A fault is a piece of source text that stands exactly once in its file, and what takes its place. All these tests must pass in the copy
+before anything is planted there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_POSITIONS = "tests/engine/test_drafted_positions.py"
+_WORDS = "tests/sampling/test_constraints.py"
+
+
+class Fault(NamedTuple):
+    """file: below mlxspec/. test: a pytest node id without its parameters."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+FAULTS = (
+    Fault(
+        "an ignored end token lifts what is forbidden behind it",
+        "sampling/constraints.py",
+        "ends=frozenset() if params.ignore_eos else self.vocabulary.eos_ids",
+        "ends=self.vocabulary.eos_ids",
+        f"{_POSITIONS}::test_ignored_end_tokens_inside_drafts_lift_nothing",
+    ),
+    Fault(
+        "an ignored end token lifts what is forbidden behind it, seen in the masks",
+        "sampling/constraints.py",
+        "ends=frozenset() if params.ignore_eos else self.vocabulary.eos_ids",
+        "ends=self.vocabulary.eos_ids",
+        f"{_WORDS}::test_words_are_forbidden_behind_a_drafted_end_token_that_is_ignored",
+    ),
+    Fault(
+        "a drafted token does not count for the position right behind it",
+        "engine/choice.py",
+        "before[i, start + 1 : i + 1] = 1.0",
+        "before[i, start + 1 : i] = 1.0",
+        f"{_POSITIONS}::test_penalties_at_drafted_positions_are_those_of_each_rows_own_text",
+    ),
+    Fault(
+        "a drafted token counts for the positions of other rows",
+        "engine/choice.py",
+        "before[i, start + 1 : i + 1] = 1.0",
+        "before[i, 1 : i + 1] = 1.0",
+        f"{_POSITIONS}::test_penalties_at_drafted_positions_are_those_of_each_rows_own_text",
+    ),
+    Fault(
+        "penalties do not see drafted tokens",
+        "sampling/sampler.py",
+        "counts = counts if drafts is None else counts + drafts",
+        "counts = counts",
+        f"{_POSITIONS}::test_a_penalized_text_and_its_accepted_drafts_are_exact",
+    ),
+    Fault(
+        "p_min goes by the token drawn",
+        "drafters/model_based.py",
+        "sureness = confidence(logits)",
+        "sureness = mx.take_along_axis(mx.softmax(logits, axis=-1), chosen[:, None], axis=-1)[:, 0]",
+        f"{_POSITIONS}::test_under_rejection_p_min_goes_by_the_likeliest_token",
+    ),
+    Fault(
+        "the controller's cut looks ahead under rejection",
+        "drafters/auto.py",
+        "lookahead = [not s.rejects or",
+        "lookahead = [True or",
+        f"{_POSITIONS}::test_under_rejection_the_controllers_cut_does_not_look_ahead",
+    ),
+    Fault(
+        "a thinking budget is looked for at a round's first position only",
+        "engine/choice.py",
+        "not constraints.reaches(width + most)",
+        "not constraints.reaches(1 + most)",
+        f"{_POSITIONS}::test_a_thinking_budget_that_ends_inside_a_draft_is_exact",
+    ),
+    Fault(
+        "tokens of a draft do not count as thinking",
+        "sampling/constraints.py",
+        "            state = self._step(state, token)\n        else:",
+        "            state = state._replace(tail=self._step(state, token).tail)\n        else:",
+        f"{_POSITIONS}::test_a_thinking_budget_that_ends_inside_a_draft_is_exact",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A copy of the package and its tests; all else is linked."""
+    made = tmp_path_factory.mktemp("planted")
+    for item in ROOT.iterdir():
+        if item.name in ("mlxspec", "tests"):
+            shutil.copytree(item, made / item.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif not item.name.startswith("."):
+            (made / item.name).symlink_to(item)
+    unchanged = _run(made, *dict.fromkeys(f.test for f in FAULTS))
+    assert unchanged.returncode == 0, unchanged.stdout[-2000:] + unchanged.stderr[-2000:]
+    yield made
+    shutil.rmtree(made)
+
+
+def _run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    # bytecode goes by seconds, and a file may change twice within one
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_a_planted_fault_is_found(copy: Path, fault: Fault) -> None:
+    path = copy / "mlxspec" / fault.file
+    right = path.read_text(encoding="utf-8")
+    assert right.count(fault.old) == 1
+    path.write_text(right.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        done = _run(copy, fault.test)
+    finally:
+        path.write_text(right, encoding="utf-8")
+    # 1: tests ran and failed; 2 to 5 would be an error of the run itself
+    assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
+    assert f"FAILED {fault.test}" in done.stdout
