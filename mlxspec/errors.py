@@ -48,7 +48,7 @@ class ContextOverflowError(MlxspecError):
 
     def __init__(self, num_prompt: int, limit: int) -> None:
         super().__init__(
-            f"The prompt has {num_prompt} tokens, but this model's context ends at {limit} and one is needed to answer."
+            f"This model's maximum context length is {limit} tokens, and the prompt has {num_prompt}; one more is needed to answer."
         )
         self.num_prompt = num_prompt
         self.limit = limit

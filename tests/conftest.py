@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # before anything imports MLX, as folders that are given by name do before there are options; workers inherit it
 if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
@@ -40,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("mlxspec", deadline=None)  # a busy machine fails no test
+    settings.load_profile("mlxspec")
     if config.getoption("--compiled"):
         device.compile_kernels()
 

@@ -70,7 +70,7 @@ class Conversation:
                 started = True
                 if isinstance(event, TokensEvent) and event.text:
                     yield from _kept(parser.push(event.text), parts)
-            yield from _kept(parser.finish(), parts)
+            yield from _kept(parser.finish(cut=request.finish_reason == "length"), parts)
         finally:
             if started:
                 answer = {"role": "assistant", "content": "".join(parts[False])}

@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--allowed-origins",
         action="append",
         metavar="ORIGIN",
-        help="a web page's origin that may call, like https://example.com, beside those of this machine; may be given again",
+        help="an origin beside this machine's that may call, like https://example.com or chrome-extension://ID; may be given again",
     )
     group.add_argument(
         "--allowed-hosts",

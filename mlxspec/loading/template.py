@@ -14,6 +14,8 @@ from typing import Any
 
 from mlxspec.errors import ConfigError, TokenizerError
 
+_END = "\ue000mlxspec\ue001"  # private-use characters: no message holds them by chance
+
 
 class ChatTemplate:
     """One model's template. `render` is pure. source: its text."""
@@ -60,9 +62,32 @@ class ChatTemplate:
         return cls(source, special)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **options: Any,
     ) -> str:
-        """Raises ConfigError when the template refuses the messages."""
+        """The text that a template makes of messages.
+
+        continue_final_message: the text ends within the last message, behind its content (its reasoning_content where the content is
+        empty), so that an answer goes on with it; add_generation_prompt is not used then. Raises ConfigError when the template refuses
+        the messages.
+        """
+        if not continue_final_message:
+            return self._render(messages, add_generation_prompt, options)
+        marked = _marked(messages)
+        text, mark, _ = self._render(marked, False, options).rpartition(_END)
+        if not mark:
+            raise ConfigError(
+                "The chat template does not write the last message as it is, so no answer can go on with it."
+            )
+        return text
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, options: Mapping[str, Any]
+    ) -> str:
         from jinja2 import TemplateError
 
         from mlxspec.loading.sandbox import HEAVIEST
@@ -96,6 +121,14 @@ class ChatTemplate:
             why = str(error).split("\n")[0].rstrip(".") or type(error).__name__
             raise ConfigError(f"The chat template refuses these messages: {why}.") from error
         return "".join(pieces)
+
+
+def _marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with _END behind what is to be continued: whatever a template does with white space at an end, it does behind it."""
+    last = dict(messages[-1])
+    name = "content" if last.get("content") or not last.get("reasoning_content") else "reasoning_content"
+    last[name] = f"{last.get(name) or ''}{_END}"
+    return [*messages[:-1], last]
 
 
 def _refuse(message: str) -> None:

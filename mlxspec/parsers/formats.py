@@ -40,9 +40,13 @@ class ChatFormat:
         found = () if calls is None else (calls.open, calls.close, calls.mark)
         return tuple(tag for tag in (*(self.thinking or ()), *found) if tag)
 
-    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]] = ()) -> AnswerParser:
-        """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text."""
-        return AnswerParser(self, prompt, tools)
+    def parser(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool | None = None
+    ) -> AnswerParser:
+        """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text. is_thinking: whether the prompt
+        ends inside thinking; None to read that off its end."""
+        opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
+        return AnswerParser(self, tools, opened=opened)
 
     def opens_thinking(self, prompt: str) -> bool:
         """Whether the prompt ends inside thinking."""
@@ -69,8 +73,8 @@ def detect(template: str | None) -> ChatFormat:
 class AnswerParser:
     """Reasoning first, then content and calls. A parser in the sense of pieces.py."""
 
-    def __init__(self, form: ChatFormat, prompt: str, tools: Sequence[Mapping[str, Any]]) -> None:
-        opened = form.opens_thinking(prompt)
+    def __init__(self, form: ChatFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool) -> None:
+        """opened: the prompt ends inside thinking."""
         self._reasoning = ReasoningParser(form.thinking, opened=opened) if form.thinking else None
         tags = form.call_tags
         self._tools = ToolParser(tags, tools) if tags is not None and tools else None
@@ -84,9 +88,9 @@ class AnswerParser:
             return merged(self._content(text))
         return merged(self._behind(self._reasoning.push(text)))
 
-    def finish(self) -> list[Piece]:
-        pieces = self._behind(self._reasoning.finish()) if self._reasoning else []
-        return merged(pieces + (self._tools.finish() if self._tools else []))
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        pieces = self._behind(self._reasoning.finish(cut=cut)) if self._reasoning else []
+        return merged(pieces + (self._tools.finish(cut=cut) if self._tools else []))
 
     def _behind(self, pieces: Sequence[Piece]) -> list[Piece]:
         out: list[Piece] = []

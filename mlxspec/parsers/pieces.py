@@ -49,8 +49,9 @@ class Parser(Protocol):
 
     def push(self, text: str) -> list[Piece]: ...
 
-    def finish(self) -> list[Piece]:
-        """What was held back, when no more text comes."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, when no more text comes. cut: the answer ended at a limit, so that the beginning of a tag at its end is one
+        that was cut, and no text."""
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:

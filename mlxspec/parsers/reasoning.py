@@ -56,8 +56,10 @@ class ReasoningParser:
             pieces.append(Content(self._space))
             self._state = "content"
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
         rest = self._scanner.rest()
+        if cut and rest and self._state in ("start", "thinking"):
+            return []  # what is held back is the beginning of a tag
         if self._state == "start":
             return [Content(self._space + rest)]
         if self._state == "thinking":

@@ -56,13 +56,16 @@ class ToolParser:
             pass
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """cut: the answer ended at a limit; a call whose name is not complete, or the beginning of a tag, is left out then."""
+        if cut and (self._call is not None or self._inside or self._scanner):
+            return []
         if self._call is not None:
             return [] if self._is_announced else [Content(self._space.rest() + self._raw)]
         if self._inside:
             left = self._raw + self._scanner.rest()
-            cut = not self._is_empty and self._tags.close.startswith(left.strip())
-            return [] if cut else [Content(self._space.rest() + left)]
+            is_closing = not self._is_empty and self._tags.close.startswith(left.strip())
+            return [] if is_closing else [Content(self._space.rest() + left)]
         text = self._space.push(self._scanner.rest())
         space = self._space.rest()
         return [Content(text + space if text or not self._num_calls else "")]

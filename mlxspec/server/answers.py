@@ -31,19 +31,23 @@ EndReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Of answer `choice`: num_done of the prompt's num_total tokens are in."""
+    """Of answer `choice`: num_done of the prompt's num_total tokens are in, num_cached of them from the prefix cache."""
 
     choice: int
     num_done: int
     num_total: int
+    num_cached: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """More of answer `choice`. pieces may be empty while tokens came whose text is held back."""
+    """More of answer `choice`. pieces may be empty while tokens came whose text is held back. stats: as they are now; the engine goes on
+    counting in them."""
 
     choice: int
     pieces: Sequence[Piece]
+    stats: RequestStats
     logprobs: Sequence[TokenLogprob] = ()
 
 
@@ -124,28 +128,35 @@ class Answers:
         parser: Parser | None = self._job.parser()
         has_calls = False
         async for event in stream:
+            request = stream.request
+            if request is None:
+                raise RuntimeError("a stream with events has a request")
+            stats = request.stats
             if isinstance(event, TokensEvent):
                 if self.first_token is None:
                     self.first_token = time.monotonic()
                 pieces = parser.push(event.text) if parser else [Content(event.text)]
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
-                yield Delta(choice=choice, pieces=pieces, logprobs=event.logprobs or ())
+                yield Delta(choice=choice, pieces=pieces, stats=stats, logprobs=event.logprobs or ())
             elif isinstance(event, FinishEvent):
                 if event.reason in ("error", "cancelled"):
-                    raise _failed(event, is_late=stream.request is not None and stream.request.has_expired)
-                rest = parser.finish() if parser else []
+                    raise _failed(event, is_late=request.has_expired)
+                rest = parser.finish(cut=event.reason == "length") if parser else []
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in rest)
                 if rest:
-                    yield Delta(choice=choice, pieces=rest)
+                    yield Delta(choice=choice, pieces=rest, stats=stats)
                 reason: EndReason = (
                     "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"
                 )
-                request = stream.request
-                if request is None:
-                    raise RuntimeError("a finished stream has a request")
-                yield End(choice=choice, reason=reason, stats=request.stats)
+                yield End(choice=choice, reason=reason, stats=stats)
             else:
-                yield Progress(choice=choice, num_done=event.num_done, num_total=event.num_total)
+                yield Progress(
+                    choice=choice,
+                    num_done=event.num_done,
+                    num_total=event.num_total,
+                    num_cached=stats.num_cached,
+                    seconds=time.monotonic() - self.started,
+                )
 
 
 def _failed(event: FinishEvent, *, is_late: bool) -> ApiError:

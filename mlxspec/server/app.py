@@ -14,18 +14,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxspec.config import SamplingParams
-from mlxspec.server import jobs, log, page, schemas, sse
-from mlxspec.server.answers import Answers, Delta, End
+from mlxspec.server import fields, jobs, log, page, schemas, sse
+from mlxspec.server.answers import Answers, End, Progress
 from mlxspec.server.chat import ChatProtocol
-from mlxspec.server.check import check
 from mlxspec.server.completions import CompletionProtocol
 from mlxspec.server.endpoint import Endpoint, Reply, Work
 from mlxspec.server.errors import INVALID, ApiError, BadField
+from mlxspec.server.messages import refuse_media
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Loaded, Models
 from mlxspec.server.openapi import document
 from mlxspec.server.security import App, Guard
 from mlxspec.server.settings import ServerConfig
+from mlxspec.server.usage import Extras
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -56,6 +57,7 @@ class Server:
             "/completions": self._completions,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
+            "/apply-template": self._apply_template,
         }
         gets: dict[str, Work] = {
             "/models": self._models,
@@ -77,23 +79,28 @@ class Server:
     # --- answers
 
     async def _chat(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        notices = _checked(body, schemas.CHAT)
+        body, notices = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
         async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
             job = await self._prepare(jobs.chat_job, body, loaded.engine, self.config.params)
             protocol = ChatProtocol(
-                loaded.name, len(job.asks), include_usage=_wants_usage(body), notices=notices
+                loaded.name,
+                len(job.asks),
+                fingerprint=loaded.fingerprint,
+                extras=Extras.of(body),
+                notices=notices,
             )
             await self._answer(loaded, job, protocol, body, reply)
 
     async def _completions(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        notices = _checked(body, schemas.COMPLETION)
+        body, notices = _checked(body, schemas.COMPLETION)
         async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
             job = await self._prepare(jobs.completion_job, body, loaded.engine, self.config.params)
             protocol = CompletionProtocol(
                 loaded.name,
                 len(job.asks),
+                fingerprint=loaded.fingerprint,
                 num_prompts=job.num_prompts,
-                include_usage=_wants_usage(body),
+                extras=Extras.of(body),
                 echo=_echo(job, loaded) if body.get("echo") else (),
                 notices=notices,
             )
@@ -122,12 +129,12 @@ class Server:
         async for update in sse.with_pauses(answers.updates(), self.config.keepalive_seconds):
             if update is None:
                 await reply.event(sse.comment("still here"))
-            elif isinstance(update, (Delta, End)):
-                self._count(update, answers)
-                for chunk in protocol.chunks(update):
-                    await reply.event(sse.data(chunk))
-            else:
+                continue
+            if isinstance(update, Progress):
                 await reply.event(sse.comment(f"prompt {update.num_done}/{update.num_total}"))
+            self._count(update, answers)
+            for chunk in protocol.chunks(update):
+                await reply.event(sse.data(chunk))
         for chunk in protocol.end():
             await reply.event(sse.data(chunk))
         await reply.end_events(sse.DONE)
@@ -163,6 +170,11 @@ class Server:
         _checked(body, schemas.DETOKENIZE)
         async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
             await reply.json(await self._prepare(_detokenized, body, loaded.engine, self.config.params))
+
+    async def _apply_template(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        body, _ = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            await reply.json(await self._prepare(_applied, body, loaded.engine, self.config.params))
 
     async def _models(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
         await reply.json({"object": "list", "data": [self._described(n) for n in self.models.names]})
@@ -207,22 +219,15 @@ class Server:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _checked(body: Mapping[str, Any], schema: schemas.Schema) -> tuple[str, ...]:
-    """Raises BadField; returns what there is to say about fields that do nothing."""
-    check(body, schema)
-    for name, instead in schemas.REFUSED.items():
-        if body.get(name):
-            raise BadField(name, f"{name} cannot be honoured: {instead}.")
+def _checked(
+    body: dict[str, Any], schema: schemas.Schema, refused: Mapping[str, fields.Refused] | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The body under the fields' own names, and what there is to say about fields that do nothing. Raises BadField."""
+    refuse_media(body.get("messages"))
+    ignored = fields.review(body, schema, refused or {})
     if body.get("stream_options") is not None and not body.get("stream"):
         raise BadField("stream_options", "stream_options needs stream to be true.")
-    known = schema["properties"].keys() | schemas.WITHOUT_MEANING | schemas.REFUSED.keys()
-    return tuple(
-        f"{name[:60]} is no field of this request and was ignored" for name in body if name not in known
-    )
-
-
-def _wants_usage(body: Mapping[str, Any]) -> bool:
-    return bool((body.get("stream_options") or {}).get("include_usage"))
+    return fields.canonical(body), tuple(f"{p} is no field of this request and was ignored" for p in ignored)
 
 
 def _echo(job: jobs.Job, loaded: Loaded) -> list[str]:
@@ -236,14 +241,17 @@ def _tokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> di
     if engine.tokenizer is None:
         raise ApiError("This model has no tokenizer.")
     if body.get("messages") is not None:
-        kwargs = {k: v for k, v in (body.get("chat_template_kwargs") or {}).items() if v is not None}
-        tokens = jobs.render(engine, body["messages"], body.get("tools") or (), kwargs)[1]
+        tokens = jobs.rendered(body, engine)[1]
     else:
         tokens = engine.tokenizer.encode(body["content"], special=bool(body.get("add_special")))
     if not body.get("with_pieces"):
         return {"tokens": tokens, "count": len(tokens)}
     pieces = [{"id": t, "piece": engine.tokenizer.token_text(t)} for t in tokens]
     return {"tokens": pieces, "count": len(tokens)}
+
+
+def _applied(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+    return {"prompt": jobs.rendered(body, engine)[0]}
 
 
 def _detokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:

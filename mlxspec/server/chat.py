@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
-from mlxspec.server.answers import Delta, End, Update
-from mlxspec.server.usage import drafting, timings, usage
+from mlxspec.server.answers import Delta, End, Progress, Update
+from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
@@ -19,20 +19,28 @@ _LEAST = -9999.0  # JSON has no infinity
 
 
 class ChatProtocol:
-    """One response. `chunks` for each update when streaming, `whole` when not; `take` everything either way."""
+    """One response. `chunks` for each update when streaming, `whole` when not; `take` everything either way. extras: what chunks hold
+    beside text."""
 
     kind = "chat.completion"
 
     def __init__(
-        self, model: str, num_choices: int, *, include_usage: bool = False, notices: Sequence[str] = ()
+        self,
+        model: str,
+        num_choices: int,
+        *,
+        fingerprint: str,
+        extras: Extras | None = None,
+        notices: Sequence[str] = (),
     ) -> None:
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": fingerprint,
         }
         self._choices = [_Choice(i) for i in range(num_choices)]
-        self._include_usage = include_usage
+        self._wanted = extras or Extras()
         self._notices = tuple(notices)
         self._stats: dict[int, RequestStats] = {}
 
@@ -45,9 +53,13 @@ class ChatProtocol:
         if isinstance(update, Delta):
             choice = self._choices[update.choice]
             logprobs = _logprobs(update.logprobs)
+            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
             for delta in choice.deltas(update.pieces) or ([{}] if logprobs else []):
-                yield self._chunk(choice.number, delta, logprobs=logprobs)
+                yield self._chunk(choice.number, delta, logprobs=logprobs) | timed
                 logprobs = None
+        elif isinstance(update, Progress):
+            if self._wanted.progress:
+                yield self._chunk(update.choice, {}) | {"prompt_progress": progress(update)}
         elif isinstance(update, End):
             self._stats[update.choice] = update.stats
             last = self._chunk(update.choice, {}, reason=update.reason)
@@ -56,7 +68,7 @@ class ChatProtocol:
             yield last
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if self._include_usage:
+        if self._wanted.usage:
             stats = self._all_stats()
             chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
             yield {**chunk, "usage": usage(stats, 1), **self._extras()}
@@ -90,7 +102,7 @@ class ChatProtocol:
     ) -> dict[str, Any]:
         choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        return {**chunk, "usage": None} if self._include_usage else chunk
+        return {**chunk, "usage": None} if self._wanted.usage else chunk
 
 
 class _Choice:

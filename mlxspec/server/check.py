@@ -6,7 +6,7 @@ The very schemas that /openapi.json publishes are what requests are checked with
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlxspec.server.errors import BadField
@@ -41,6 +41,30 @@ def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
         _list(value, schema, path)
     elif isinstance(value, dict):
         _object(value, schema, path)
+
+
+def unknown(value: Any, schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of every member of a checked value that the schema does not describe. Objects whose members the schema leaves free
+    (a JSON schema, a table of biases) have none."""
+    kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
+    fitting = [s for s in schema.get("anyOf", [schema]) if kind in _kinds(s)]
+    if kind == "array":
+        items = [s["items"] for s in fitting if "items" in s]
+        for place, item in enumerate(value if items else ()):
+            yield from unknown(item, {"anyOf": _branches(items)}, f"{path}[{place}]")
+    elif kind == "object":
+        described = [s["properties"] for s in fitting if "properties" in s]
+        dot = f"{path}." if path else ""
+        for name, item in value.items() if described else ():
+            known = [properties[name] for properties in described if name in properties]
+            if known:
+                yield from unknown(item, {"anyOf": _branches(known)}, f"{dot}{name}")
+            else:
+                yield f"{dot}{name[:60]}", item
+
+
+def _branches(schemas: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [branch for schema in schemas for branch in schema.get("anyOf", [schema])]
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import Content
-from mlxspec.server.answers import Delta, End, Update
+from mlxspec.server.answers import Delta, End, Progress, Update
 from mlxspec.server.chat import finite
-from mlxspec.server.usage import drafting, timings, usage
+from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
@@ -25,8 +25,9 @@ class CompletionProtocol:
         model: str,
         num_choices: int,
         *,
+        fingerprint: str,
         num_prompts: int = 1,
-        include_usage: bool = False,
+        extras: Extras | None = None,
         echo: Sequence[str] = (),
         notices: Sequence[str] = (),
     ) -> None:
@@ -35,8 +36,9 @@ class CompletionProtocol:
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": fingerprint,
         }
-        self._num_prompts, self._include_usage = num_prompts, include_usage
+        self._num_prompts, self._wanted = num_prompts, extras or Extras()
         self._echo = list(echo) or [""] * num_choices
         self._texts = list(self._echo)
         self._offsets = [len(e) for e in self._echo]
@@ -53,15 +55,19 @@ class CompletionProtocol:
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
         if isinstance(update, Delta):
             text = _text(update)
+            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
             if text or update.logprobs:
-                yield self._chunk(update.choice, text, logprobs=self._entries(update))
+                yield self._chunk(update.choice, text, logprobs=self._entries(update)) | timed
+        elif isinstance(update, Progress):
+            if self._wanted.progress:
+                yield self._chunk(update.choice, "") | {"prompt_progress": progress(update)}
         elif isinstance(update, End):
             self._stats[update.choice] = update.stats
             last = self._chunk(update.choice, "", reason=_reason(update))
             yield last | (self._extras() if len(self._stats) == len(self._texts) else {})
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if self._include_usage:
+        if self._wanted.usage:
             stats = self._all_stats()
             yield {**self._head, "choices": [], "usage": usage(stats, self._num_prompts), **self._extras()}
 
@@ -117,7 +123,7 @@ class CompletionProtocol:
     ) -> dict[str, Any]:
         choice = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
         chunk = {**self._head, "choices": [choice]}
-        return {**chunk, "usage": None} if self._include_usage else chunk
+        return {**chunk, "usage": None} if self._wanted.usage else chunk
 
 
 def _text(update: Delta) -> str:

@@ -12,6 +12,7 @@ from mlxspec.errors import ConfigError, ContextOverflowError, MlxspecError
 
 RETRY_SECONDS = 2
 INVALID, SERVER, BUSY = "invalid_request_error", "server_error", "overloaded_error"
+AUTHENTICATION = "authentication_error"
 
 # (exception, status, type, code), the first that fits. What is not in here is a bug: 500.
 _TABLE: tuple[tuple[type[BaseException], int, str, str | None], ...] = (

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import Parser
+from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
-from mlxspec.server.messages import normalize
+from mlxspec.server.messages import render_calls, text_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 _PLAIN = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "ignore_eos", "thinking_budget", "regex", "lark", "max_tokens",
+    "ignore_eos", "thinking_budget", "max_tokens",
 )  # fmt: skip
 _SEED_BITS = 2**63 - 1
+GoesOn = Literal["content", "reasoning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,8 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text."""
+    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. goes_on: which part of the last
+    message the answers continue."""
 
     asks: tuple[Ask, ...]
     spec: SpecConfig
@@ -48,29 +51,24 @@ class Job:
     rendered: str = ""
     tools: Sequence[Mapping[str, Any]] = ()
     is_chat: bool = False
-    notices: tuple[str, ...] = ()
+    goes_on: GoesOn | None = None
 
     def parser(self) -> Parser | None:
-        return self.form.parser(self.rendered, self.tools) if self.is_chat else None
+        if not self.is_chat:
+            return None
+        is_thinking = None if self.goes_on is None else self.goes_on == "reasoning"
+        return self.form.parser(self.rendered, self.tools, is_thinking=is_thinking)
 
 
 def chat_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> Job:
     """Of /v1/chat/completions. Slow enough (template, tokenizer) to be called off the event loop. Raises MlxspecErrors."""
     form = format_of(engine)
-    choice = body.get("tool_choice") or ("auto" if body.get("tools") else "none")
-    if choice != "none" and body.get("tool_choice") is not None and not body.get("tools"):
-        raise BadField("tool_choice", "tool_choice needs tools.")
-    tools = [] if choice == "none" else list(body.get("tools") or ())
-    if tools and form.tools is None:
-        raise BadField("tools", f"The chat template of {engine.name} takes no tools.")
-    kwargs = _template_kwargs(body)
-    rendered, prompt = render(engine, body["messages"], tools, kwargs)
+    tools, choice = _tools(body, form, engine)
+    rendered, prompt, goes_on = render(engine, body, tools, _template_kwargs(body))
     extra: dict[str, Any] = {}
     if body.get("top_logprobs") and not body.get("logprobs"):
         raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
     extra |= {"logprobs": bool(body.get("logprobs")), "top_logprobs": body.get("top_logprobs") or 0}
-    if body.get("max_completion_tokens") is not None:
-        extra["max_tokens"] = body["max_completion_tokens"]
     if form.thinking:
         extra["thinking_tags"] = form.thinking
     extra |= _grammar(body, form, tools, choice, engine)
@@ -83,6 +81,7 @@ def chat_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) 
         rendered=rendered,
         tools=tools,
         is_chat=True,
+        goes_on=goes_on,
     )
 
 
@@ -95,8 +94,9 @@ def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingPa
             "echo", "echo and logprobs together are not possible: the prompt's own are not computed."
         )
     extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
-    if body.get("json_schema") is not None:
-        extra["json_schema"] = body["json_schema"]
+    wanted = answer_format(body)
+    if wanted is not None:
+        extra[wanted.kind] = wanted.value
     params = _params(body, defaults, extra, min(map(len, prompts)), engine)
     return Job(
         asks=_asks(prompts, params, body),
@@ -106,32 +106,78 @@ def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingPa
     )
 
 
+def _tools(body: Mapping[str, Any], form: ChatFormat, engine: Engine) -> tuple[list[Mapping[str, Any]], Any]:
+    """The tools that the model is told of, and which of them it must call. Raises BadField."""
+    choice = body.get("tool_choice") or ("auto" if body.get("tools") else "none")
+    if choice != "none" and body.get("tool_choice") is not None and not body.get("tools"):
+        raise BadField("tool_choice", "tool_choice needs tools.")
+    tools = [] if choice == "none" else list(body.get("tools") or ())
+    if tools and form.tools is None:
+        raise BadField("tools", f"The chat template of {engine.name} takes no tools.")
+    return tools, choice
+
+
+def rendered(body: Mapping[str, Any], engine: Engine) -> tuple[str, list[int]]:
+    """The prompt of a chat request, as text and token ids, which nobody answers. Raises MlxspecErrors."""
+    tools, _ = _tools(body, format_of(engine), engine)
+    text, tokens, _ = render(engine, body, tools, _template_kwargs(body))
+    return text, tokens
+
+
 def format_of(engine: Engine) -> ChatFormat:
     template = None if engine.tokenizer is None else engine.tokenizer.template
     return detect(None if template is None else template.source)
 
 
 def render(
-    engine: Engine, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[str, list[int]]:
-    """A conversation as the model reads it: text and token ids. Raises ConfigError."""
+    engine: Engine, body: Mapping[str, Any], tools: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, list[int], GoesOn | None]:
+    """A conversation as the model reads it: text, token ids, and what of the last message the answer goes on with. Raises ConfigError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
     options = dict(kwargs)
     if tools:
         options["tools"] = list(tools)
-    text = engine.tokenizer.template.render(normalize(messages), **options)
-    return text, engine.tokenizer.encode(text, special=False)
+    goes_on = _goes_on(body)
+    if goes_on is not None:
+        options["continue_final_message"] = True
+    elif body.get("add_generation_prompt") is not None:
+        options["add_generation_prompt"] = body["add_generation_prompt"]
+    text = render_calls(engine.tokenizer.template, body["messages"], options)
+    return text, engine.tokenizer.encode(text, special=False), goes_on
+
+
+def _goes_on(body: Mapping[str, Any]) -> GoesOn | None:
+    """A last message of the assistant's is continued unless the request says otherwise. Raises BadField."""
+    asked, last = body.get("continue_final_message"), body["messages"][-1]
+    if asked and body.get("add_generation_prompt"):
+        raise BadField(
+            "continue_final_message", "continue_final_message and add_generation_prompt exclude each other."
+        )
+    if last["role"] != "assistant":
+        if asked:
+            raise BadField(
+                "continue_final_message", "continue_final_message needs a last message of the assistant's."
+            )
+        return None
+    if asked is False or (body.get("add_generation_prompt") is False and not asked):
+        return None
+    if last.get("tool_calls"):
+        raise BadField(
+            f"messages[{len(body['messages']) - 1}]", "A tool call needs its result before the model goes on."
+        )
+    if len(body["messages"]) > 1 and body["messages"][-2]["role"] == "assistant":
+        raise BadField(
+            f"messages[{len(body['messages']) - 1}]",
+            "Two messages of the assistant's follow each other at the end, so it is not clear which the answer goes on with.",
+        )
+    return "content" if text_of(last.get("content")) else "reasoning"
 
 
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     """Who drafts for this request, and how much. Raises ConfigError."""
     changes: dict[str, Any] = {}
-    for name in ("n_max", "n_min", "p_min"):
-        value = body.get(name, body.get(f"speculative.{name}"))
-        if value is not None:
-            changes[name] = value
-    for name in ("policy", "acceptance"):
+    for name in ("n_max", "n_min", "p_min", "policy", "acceptance"):
         if body.get(name) is not None:
             changes[name] = body[name]
     draft = body.get("draft")
@@ -176,16 +222,16 @@ def _grammar(
     body: Mapping[str, Any], form: ChatFormat, tools: Sequence[Any], choice: Any, engine: Engine
 ) -> dict[str, Any]:
     """What the answer must look like: the format that was asked for, a call, or either."""
-    schema = _answer_schema(body.get("response_format"))
+    wanted = answer_format(body)
     named = choice["function"]["name"] if isinstance(choice, Mapping) else None
     must_call = named is not None or choice == "required"
-    other = [name for name in ("regex", "lark") if body.get(name) is not None]
-    if other and (schema is not None or must_call):
-        raise BadField(other[0], f"{other[0]} contradicts what else was asked of the answer.")
-    if must_call and schema is not None:
+    if wanted is not None and must_call:
         raise BadField(
-            "response_format", "An answer that must be a tool call cannot be of another format too."
+            wanted.field, f"An answer that must be a tool call cannot be what {wanted.field} asks for."
         )
+    if wanted is not None and wanted.kind != "json_schema":
+        return {wanted.kind: wanted.value}
+    schema = _schema_of(wanted)
     if not must_call and (schema is None or not tools):
         return {} if schema is None else {"json_schema": schema}
     chosen = [t for t in tools if named in (None, t["function"]["name"])]
@@ -208,15 +254,8 @@ def _special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:
     return {tag: special[tag] for tag in (tags.open, tags.close, tags.mark) if tag in special and tag}
 
 
-def _answer_schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    kind = "text" if wanted is None else wanted["type"]
-    if kind == "text" or wanted is None:
-        return None
-    if kind == "json_object":
-        return {"type": "object"}
-    if "json_schema" not in wanted:
-        raise BadField("response_format.json_schema", "response_format.json_schema is missing.")
-    return dict(wanted["json_schema"]["schema"])
+def _schema_of(wanted: AnswerFormat | None) -> Mapping[str, Any] | None:
+    return None if wanted is None else dict(wanted.value)
 
 
 def _params(
@@ -232,11 +271,17 @@ def _params(
         for k, v in given.items()
     }
     given |= extra
+    room = max(1, engine.max_context - num_prompt)
     if "max_tokens" not in given:
-        given["max_tokens"] = max(1, min(defaults.max_tokens, engine.max_context - num_prompt))
-    given["max_tokens"] = int(given["max_tokens"])
+        given["max_tokens"] = min(defaults.max_tokens, room)
+    elif given["max_tokens"] == -1:
+        given["max_tokens"] = room
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    if given.get("thinking_budget") == -1:
+        given["thinking_budget"] = None
     if body.get("seed") is not None:
-        given["seed"] = int(body["seed"]) & _SEED_BITS
+        given["seed"] = None if body["seed"] == -1 else int(body["seed"]) & _SEED_BITS
     stop = body.get("stop")
     if stop is not None:
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -1,4 +1,4 @@
-"""Messages as clients send them to messages as chat templates read them. Knows roles and parts; renders nothing."""
+"""Messages as clients send them to messages as chat templates read them, and to the text that a template makes of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,53 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxspec.errors import ConfigError
+from mlxspec.loading.template import ChatTemplate
 from mlxspec.server.errors import BadField
+
+_MEDIA = {
+    "image": "Images",
+    "image_url": "Images",
+    "input_image": "Images",
+    "input_audio": "Sounds",
+    "audio_url": "Sounds",
+    "video_url": "Videos",
+    "input_video": "Videos",
+    "file": "Files",
+    "input_file": "Files",
+}
+
+
+def refuse_media(messages: Any) -> None:
+    """Raises BadField for the first part that is no text, by what it is. Takes anything: called before a body is checked."""
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind in _MEDIA:
+                path = f"messages[{i}].content[{j}]"
+                raise BadField(f"{path}.type", f"{_MEDIA[kind]} are not supported yet: {path} must be text.")
+
+
+def render_calls(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> str:
+    """The text of checked messages.
+
+    Arguments of an earlier call that are no JSON object are given to the template as text, as the model wrote them. A template that takes
+    an object only gets one whose member `arguments` is that text. Raises BadField, ConfigError.
+    """
+    normal = normalize(messages)
+    try:
+        return template.render(normal, **options)
+    except ConfigError:
+        calls = [c["function"] for m in normal for c in m.get("tool_calls", ())]
+        broken = [f for f in calls if isinstance(f["arguments"], str)]
+        if not broken:
+            raise
+        for function in broken:
+            function["arguments"] = {"arguments": function["arguments"]}
+        return template.render(normal, **options)
 
 
 def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -16,14 +62,14 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = "system" if message["role"] == "developer" else message["role"]
-    out: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    out: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     calls = message.get("tool_calls")
     if role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if reasoning:
             out["reasoning_content"] = reasoning
         if calls:
-            out["tool_calls"] = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(calls)]
+            out["tool_calls"] = [_call(c) for c in calls]
     elif calls:
         raise BadField(f"{path}.tool_calls", f"Only an assistant calls tools, not the role {role}.")
     elif message.get("content") is None:
@@ -41,24 +87,28 @@ def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     return out
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
+    """A message's content: a text, or the joined text of its parts."""
     if content is None:
         return ""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-def _call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
-        raise BadField(
-            f"{path}.function.arguments", f"{path}.function.arguments is no valid JSON."
-        ) from error
-    if not isinstance(arguments, dict):
-        raise BadField(f"{path}.function.arguments", f"{path}.function.arguments must hold a JSON object.")
     return {
         "id": call.get("id", ""),
         "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
+        "function": {"name": function["name"], "arguments": _arguments(function["arguments"])},
     }
+
+
+def _arguments(given: Any) -> dict[str, Any] | str:
+    """An object where they are one, else the text as it stands: a model's broken call must not end its conversation."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        found = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return str(given)
+    return found if isinstance(found, dict) else str(given)

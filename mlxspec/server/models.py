@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlxspec import __version__
 from mlxspec.engine.worker import STOP_SECONDS, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server.errors import ApiError
@@ -30,6 +32,13 @@ class Loaded:
     name: str
     worker: Worker
     engine: Engine  # for what never changes: tokenizer, spec, limits
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: it changes where the same seed may give another text."""
+        model = self.engine.model
+        made_of = f"{__version__} {self.name} {self.engine.spec} {model.vocab_size} {self.engine.max_context}"
+        return f"mlxspec-{__version__}-{zlib.crc32(made_of.encode()):08x}"
 
 
 class Models:

@@ -95,7 +95,7 @@ _DRAFTING = _object(
     }
 )
 _EXTRAS = {"usage": _USAGE, "timings": _TIMINGS, "mlxspec": _DRAFTING}
-_HEAD = {"id": _TEXT, "created": {"type": "integer"}, "model": _TEXT}
+_HEAD = {"id": _TEXT, "created": {"type": "integer"}, "model": _TEXT, "system_fingerprint": _TEXT}
 _CHAT = _object(
     {
         **_HEAD,
@@ -214,6 +214,7 @@ def document() -> dict[str, Any]:
         "/completions": _post("complete", "Continue a text.", "CompletionRequest", {**_json(_COMPLETION), **events}),
         "/tokenize": _post("tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", _json(_TOKENIZED)),
         "/detokenize": _post("detokenize", "Text of token ids.", "DetokenizeRequest", _json(_object({"content": _TEXT}))),
+        "/apply-template": _post("template", "The prompt that a conversation becomes.", "ChatRequest", _json(_object({"prompt": _TEXT}))),
         "/models": _get("models", "The models of this server.", _json(_object({"object": {"const": "list"}, "data": _list(_MODEL)}))),
         "/models/{name}": _get("model", "One of them.", _json(_MODEL), "404") | {"parameters": [parameter]},
         "/health": _get("health", "Whether it answers.", _json(_object({"status": _TEXT, "model": _TEXT})), "503"),

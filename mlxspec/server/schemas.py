@@ -1,6 +1,6 @@
 """The requests this server takes, as JSON schemas: what check.py checks with and /openapi.json publishes.
 
-A field that is not described is ignored, and the answer says so. Knows shapes and ranges; what fields mean is jobs.py's.
+Knows shapes and ranges. What fields mean is jobs.py's; what becomes of fields that are not described here is fields.py's.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ def _integer(low: int, high: int, text: str = "") -> Schema:
     return _number(low, high, text, "integer")
 
 
+def _limit(low: int, text: str) -> Schema:
+    """A number of tokens; -1 stands for no limit, as in llama.cpp and vLLM."""
+    number = {"type": "integer", "minimum": low, "maximum": MAX_CONTEXT}
+    return {"anyOf": [{"type": "integer", "enum": [-1]}, number, {"type": "null"}], "description": text}
+
+
 def _flag(text: str = "") -> Schema:
     return _maybe({"type": "boolean", **({"description": text} if text else {})})
 
@@ -55,15 +61,25 @@ _STOP: Schema = {
 }
 _DRAFTER: Schema = {"type": "string", "enum": list(DRAFTER_NAMES)}
 
+_SCHEMA: Schema = {"type": "object"}
+_GRAMMAR_TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": 100_000}
+_CHOICES: Schema = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": 10_000},
+    "minItems": 1,
+    "maxItems": 1000,
+}
+
 SAMPLING: dict[str, Schema] = {
     "temperature": _number(0, 100, "0, the default unless the server was started otherwise, takes the most likely token"),
     "top_p": _maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
-    "top_k": _integer(0, 1 << 30, "0: off"),
+    "top_k": _integer(-1, 1 << 30, "0 or -1: off"),
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0.01, 100),
+    "repeat_penalty": _number(0.01, 100, "llama.cpp's name of repetition_penalty"),
     "presence_penalty": _number(-100, 100),
     "frequency_penalty": _number(-100, 100),
-    "seed": _integer(-(2**63), 2**63 - 1, "the same seed gives the same text, with drafting and without"),
+    "seed": _integer(-(2**63), 2**64 - 1, "the same seed gives the same text, with drafting and without; -1 draws one"),
     "stop": _maybe(_STOP),
     "logit_bias": _maybe(
         {
@@ -75,11 +91,35 @@ SAMPLING: dict[str, Schema] = {
     ),
     "ignore_eos": _flag(),
     "bad_words": _maybe({"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 1000}, "maxItems": 1000}),
-    "thinking_budget": _integer(0, MAX_CONTEXT, "tokens after which thinking is closed"),
+    "thinking_budget": _limit(0, "tokens after which thinking is closed; -1: never"),
+    "thinking_token_budget": _limit(0, "another name of thinking_budget"),
+    "thinking_budget_tokens": _limit(0, "another name of thinking_budget"),
+    "reasoning_budget_tokens": _limit(0, "another name of thinking_budget"),
     "regex": _maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer matches it"}),
     "lark": _maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer is of this grammar"}),
-    "max_tokens": _integer(1, MAX_CONTEXT),
+    "json_schema": _maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT], "description": "the answer is JSON of this schema"}),
+    "grammar": _maybe({**_GRAMMAR_TEXT, "description": "the answer is of this grammar in GBNF, llama.cpp's form"}),
+    "guided_json": _maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT], "description": "vLLM's name of json_schema"}),
+    "guided_regex": _maybe({**_GRAMMAR_TEXT, "description": "vLLM's name of regex"}),
+    "guided_choice": _maybe({**_CHOICES, "description": "the answer is one of these texts"}),
+    "guided_grammar": _maybe({**_GRAMMAR_TEXT, "description": "a grammar in GBNF or Lark"}),
+    "structured_outputs": _maybe(
+        {
+            "type": "object",
+            "properties": {
+                "json": _maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT]}),
+                "json_object": _flag(),
+                "regex": _maybe(_GRAMMAR_TEXT),
+                "choice": _maybe(_CHOICES),
+                "grammar": _maybe(_GRAMMAR_TEXT),
+            },
+            "description": "vLLM's form of all of these",
+        }
+    ),
+    "max_tokens": _limit(1, "-1: to the context's end"),
+    "n_predict": _limit(1, "llama.cpp's name of max_tokens"),
     "n": _integer(1, MAX_CHOICES),
+    "n_cmpl": _integer(1, MAX_CHOICES, "llama.cpp's name of n"),
     "timeout": _maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1e6, "description": "seconds"}),
 }  # fmt: skip
 
@@ -107,6 +147,8 @@ COMMON: dict[str, Schema] = {
     "model": _maybe({"type": "string", "maxLength": 1000}),
     "stream": _flag(),
     "stream_options": _maybe({"type": "object", "properties": {"include_usage": _flag()}}),
+    "return_progress": _flag("a stream tells how much of the prompt has been read, as llama.cpp's does"),
+    "timings_per_token": _flag("every chunk of a stream has timings"),
     **SAMPLING,
     **DRAFTING,
 }
@@ -128,7 +170,10 @@ _CALL: Schema = {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "minLength": 1, "maxLength": 200},
-                "arguments": {"type": "string", "maxLength": _LONG, "description": "a JSON object"},
+                "arguments": {
+                    "anyOf": [{"type": "string", "maxLength": _LONG}, {"type": "object"}],
+                    "description": "a JSON object; what is none is passed on as text",
+                },
             },
             "required": ["name", "arguments"],
         },
@@ -185,9 +230,15 @@ _RESPONSE_FORMAT: Schema = {
     "type": "object",
     "properties": {
         "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+        "schema": _maybe({"type": "object"}),
         "json_schema": {
             "type": "object",
-            "properties": {"name": _maybe({"type": "string", "maxLength": 200}), "schema": {"type": "object"}, "strict": _flag()},
+            "properties": {
+                "name": _maybe({"type": "string", "maxLength": 200}),
+                "description": _maybe(TEXT),
+                "schema": {"type": "object"},
+                "strict": _flag(),
+            },
             "required": ["schema"],
         },
     },
@@ -206,6 +257,10 @@ CHAT: Schema = {
         "messages": _MESSAGES,
         **COMMON,
         "max_completion_tokens": COMMON["max_tokens"],
+        "add_generation_prompt": _flag("false: the prompt ends behind the last message"),
+        "continue_final_message": _flag(
+            "the answer goes on with the last message, the assistant's; so it does unless this is false"
+        ),
         "logprobs": _flag(),
         "top_logprobs": _integer(0, MAX_TOP_LOGPROBS),
         "response_format": _maybe(_RESPONSE_FORMAT),
@@ -240,7 +295,6 @@ COMPLETION: Schema = {
         **COMMON,
         "logprobs": _integer(0, MAX_TOP_LOGPROBS, "so many likeliest tokens at each place"),
         "echo": _flag(),
-        "json_schema": _maybe({"type": "object", "description": "the answer is JSON of this schema"}),
     },
     "required": ["prompt"],
 }  # fmt: skip
@@ -265,20 +319,4 @@ DETOKENIZE: Schema = {
         "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 1 << 30}},
     },
     "required": ["tokens"],
-}
-
-# Accepted from clients that always send them; they have no meaning for one model on one machine.
-WITHOUT_MEANING = frozenset(
-    {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "verbosity"}
-)  # fmt: skip
-# Asked for, these change what an answer is; leaving them out silently would be a lie.
-REFUSED = {
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "audio": "this server has text only",
-    "web_search_options": "this server does not search",
-    "suffix": "this model cannot fill in",
-    "best_of": "ask for n answers and choose",
-    "ngram_dynamic": "files are named when the server is started",
-    "ngram_static": "files are named when the server is started",
 }

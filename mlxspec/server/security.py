@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from mlxspec.server import log
-from mlxspec.server.errors import ApiError, to_api_error
+from mlxspec.server.errors import AUTHENTICATION, ApiError, to_api_error
 from mlxspec.server.settings import ServerConfig, is_loopback
 
 Scope = MutableMapping[str, Any]
@@ -25,7 +27,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN = frozenset({"/health", "/v1/health"})
 _METHODS = "GET, POST, OPTIONS"
-_HEADERS = "authorization, content-type, x-api-key"
+_HEADERS = "authorization, content-type, x-api-key"  # where a preflight does not say which it wants
+_EXPOSED = "x-request-id, retry-after"  # headers of answers that a page may read
+_PREFLIGHT_SECONDS = 600  # that a browser may remember an answer to a preflight
+# schemes of programs on this machine; no page of the web can be an origin of such a scheme
+_APPS = ("app", "tauri", "vscode-webview", "vscode-file")
+_TOKENS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Guard:
@@ -44,14 +52,16 @@ class Guard:
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
         origin = headers.get("origin")
-        is_welcome = origin is None or self._allows(origin)
-        cors = _cors(origin) if origin is not None and is_welcome else {}
+        is_welcome = origin is None or self.allows(origin)
+        more = {"x-request-id": request_id(headers.get("x-request-id"))}
+        if origin is not None and is_welcome:
+            more |= _cors(origin, headers.get("access-control-request-headers"))
 
-        async def with_cors(message: Message) -> None:
-            if message["type"] == "http.response.start" and cors:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
                 message["headers"] = [
                     *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in cors.items()),
+                    *((k.encode(), v.encode()) for k, v in more.items()),
                 ]
             await send(message)
 
@@ -64,7 +74,7 @@ class Guard:
                     code="origin",
                 )
             if scope["method"] == "OPTIONS" and origin is not None:
-                await _empty(with_cors, 204)
+                await _empty(with_headers, 204)
                 return
             if scope["path"].rstrip("/") not in _OPEN:
                 self._check_key(headers)
@@ -72,18 +82,25 @@ class Guard:
                 _check_content(headers, self._config.max_body)
         except ApiError as error:
             log.request(scope, error.status, 0.0, str(error))
-            await answer_error(error, with_cors)
+            await answer_error(error, with_headers)
             return
-        await self._app(scope, receive, with_cors)
+        await self._app(scope, receive, with_headers)
 
-    def _allows(self, origin: str) -> bool:
-        if "*" in self._config.allowed_origins or origin in self._config.allowed_origins:
+    def allows(self, origin: str) -> bool:
+        """Whether a page of this origin may use the server."""
+        scheme, separator, _ = origin.partition("://")
+        if not separator:
+            return "*" in self._config.allowed_origins
+        if {"*", origin, f"{scheme}://*"} & set(self._config.allowed_origins):
+            return True
+        if scheme in _APPS:
             return True
         try:
-            parts = urlsplit(origin)
-            return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
+            name = urlsplit(origin).hostname or ""
         except ValueError:
             return False
+        # browsers find every name under .localhost on this machine
+        return scheme in ("http", "https") and (is_loopback(name) or name.endswith(".localhost"))
 
     def _check_host(self, host: str | None) -> None:
         """Only where the key does not protect anyway: on this machine alone."""
@@ -105,6 +122,7 @@ class Guard:
             raise ApiError(
                 "The API key is missing or wrong; send it as Authorization: Bearer KEY.",
                 status=401,
+                kind=AUTHENTICATION,
                 code="invalid_api_key",
             )
 
@@ -137,13 +155,21 @@ def too_large(most: int) -> ApiError:
     return ApiError(f"A request's body may have {most >> 20} MiB at most.", status=413, code="body_too_large")
 
 
-def _cors(origin: str) -> dict[str, str]:
+def request_id(given: str | None) -> str:
+    """The client's own id of a request where it sends a plain one, else a new one."""
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+
+def _cors(origin: str, asked: str | None) -> dict[str, str]:
+    """asked: the headers that a preflight wants to send. All are allowed: clients' libraries send many, and this server trusts none."""
     return {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": _METHODS,
-        "access-control-allow-headers": _HEADERS,
+        "access-control-allow-headers": asked if asked and _TOKENS.fullmatch(asked) else _HEADERS,
         "access-control-allow-private-network": "true",
-        "vary": "Origin",
+        "access-control-expose-headers": _EXPOSED,
+        "access-control-max-age": str(_PREFLIGHT_SECONDS),
+        "vary": "Origin, Access-Control-Request-Headers",
     }
 
 

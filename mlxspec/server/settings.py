@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 
 from mlxspec.config import SamplingParams, check_number
@@ -15,9 +16,10 @@ DEFAULT_MAX_TOKENS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """host: an address other than this machine's own needs an api_key. allowed_origins: web pages that may call, beside those of this
-    machine. idle_unload: seconds without a request after which the model leaves memory. params: sampling where a request says nothing;
-    its max_tokens is the longest answer nobody asked to be longer."""
+    """host: an address other than this machine's own needs an api_key. allowed_origins: web pages and extensions that may call, beside
+    pages and programs of this machine; `scheme://*` stands for all of a scheme other than http and https. idle_unload: seconds without a
+    request after which the model leaves memory. params: sampling where a request says nothing; its max_tokens is the longest answer nobody
+    asked to be longer."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -40,8 +42,12 @@ class ServerConfig:
         if self.api_key is not None and len(self.api_key) < 4:
             raise ConfigError("The API key must have at least 4 characters.")
         for origin in self.allowed_origins:
-            if origin != "*" and not origin.startswith(("http://", "https://")):
-                raise ConfigError(f"An allowed origin looks like https://example.com, not {origin!r}.")
+            if origin != "*" and not re.fullmatch(
+                r"https?://[^/*]+|(?!https?:)[a-z][a-z0-9+.-]*://[^/]+", origin
+            ):
+                raise ConfigError(
+                    f"An allowed origin looks like https://example.com or chrome-extension://ID, not {origin!r}."
+                )
         if self.api_key is None and (not self.is_local or "*" in self.allowed_origins):
             what = f"Listening on {self.host}" if not self.is_local else "Letting every web page in"
             raise ConfigError(f"{what} needs an API key: give one with --api-key or in MLXSPEC_API_KEY.")

@@ -1,12 +1,43 @@
-"""What an answer cost, in the two forms clients read: OpenAI's `usage` and llama.cpp's `timings`; and what drafting did, our own."""
+"""What an answer cost, in the forms that clients read: OpenAI's `usage`, llama.cpp's `timings` and `prompt_progress`, our own `mlxspec`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from mlxspec.server.answers import Progress
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """usage: a last chunk with it (stream_options.include_usage). progress: chunks while a prompt is read (return_progress). timings: in
+    every chunk with text (timings_per_token)."""
+
+    usage: bool = False
+    progress: bool = False
+    timings: bool = False
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Extras:
+        return cls(
+            usage=bool((body.get("stream_options") or {}).get("include_usage")),
+            progress=bool(body.get("return_progress")),
+            timings=bool(body.get("timings_per_token")),
+        )
+
+
+def progress(update: Progress) -> dict[str, Any]:
+    """llama.cpp's fields: tokens of the prompt, of those from the prefix cache, and those that are in; milliseconds since the request."""
+    return {
+        "total": update.num_total,
+        "cache": update.num_cached,
+        "processed": update.num_done,
+        "time_ms": round(update.seconds * 1e3),
+    }
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_overflow_keeps_the_conversation(talk: Conversation) -> None:
 def test_overflow_out_of_a_pipe_is_one_sentence(run: Run, engine: Engine, model: Path) -> None:
     ran = run("chat", "--model", model, "--max-tokens", 8, stdin=b"one\n" + b"x" * 300 + b"\ntwo\n")
     assert (ran.code, ran.out.splitlines()) == (2, answers(engine, ["one"]))
-    assert ran.err.splitlines()[-1].startswith("mlxspec: error: The prompt has ")
+    assert ran.err.splitlines()[-1].startswith("mlxspec: error: This model's maximum context length is ")
 
 
 def test_ctrl_c_keeps_what_came(talk: Conversation) -> None:

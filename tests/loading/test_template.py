@@ -40,6 +40,24 @@ def test_a_chat_is_written_as_the_template_says() -> None:
     assert render(CHATML, enable_thinking=False).endswith("<|assistant|><think></think>")
 
 
+def test_a_last_message_can_be_gone_on_with() -> None:
+    """White space at its end is the message's, whatever the template does behind it."""
+    thought = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    template = (
+        f"{{% for m in messages %}}<|{{{{ m.role }}}}|>{thought}{{{{ m.content | trim }}}}<e>{{% endfor %}}"
+    )
+    for said in ("Hi", "Hi \n", "a<e>b"):
+        chat = [*HELLO, {"role": "assistant", "content": said}]
+        assert render(template, chat, continue_final_message=True) == f"<|user|>Hello<e><|assistant|>{said}"
+    chat = [*HELLO, {"role": "assistant", "content": "", "reasoning_content": "So"}]
+    assert render(template, chat, continue_final_message=True) == "<|user|>Hello<e><|assistant|><think>So"
+    chat[-1]["content"] = "Hi"
+    assert render(template, chat, continue_final_message=True).endswith("<think>So</think>Hi")
+    assert chat[-1]["content"] == "Hi"
+    with pytest.raises(ConfigError, match="last message"):
+        render("{{ messages[0].content }}", chat, continue_final_message=True)
+
+
 def test_what_templates_expect_to_find() -> None:
     tools = [{"name": "f", "args": {"ü": 1}}]
     assert render("{{ tools | tojson }}", tools=tools) == '[{"name": "f", "args": {"ü": 1}}]'

@@ -228,3 +228,42 @@ def test_formats_of_templates() -> None:
     assert detect("{% if tools %}<tool_call>{% endif %}</think>") == FORMATS["json"]
     assert detect("{% if tools %}<|tool_call>{% endif %}<|channel>") == FORMATS["gemma4"]
     assert detect("{% if tools %}<start_function_call>{% endif %}") == FORMATS["function-gemma"]
+
+
+@pytest.mark.parametrize("style", sorted(FORMATS))
+@pytest.mark.parametrize("calling", [False, True])
+def test_an_answer_cut_anywhere_shows_no_part_of_a_tag(style: str, calling: bool) -> None:
+    """At the token limit a tag may be half written. What stands before it is given, the half tag is not."""
+    form = FORMATS[style]
+    thought, said = ("I think.", "Well then:") if form.thinking else ("", "Well then:")
+    before = f"{form.thinking[0]}\n{thought}\n{form.thinking[1]}\n\n" if form.thinking else ""
+    call = written(style, "look", {"text": "x", "count": 3})
+    text = before + said + ("\n" + call if calling else "")
+    for end in range(len(text) + 1):
+        parser = form.parser("assistant\n", TOOLS)
+        found = merged([*parser.push(text[:end]), *parser.finish(cut=True)])
+        shown = "".join(p.text for p in found if isinstance(p, Content))
+        assert said.startswith(shown.rstrip("\n")), (text[:end], found)
+        assert thought.startswith("".join(p.text for p in found if isinstance(p, Reasoning))), (
+            text[:end],
+            found,
+        )
+        if end >= len(before) + len(said):
+            assert shown.rstrip("\n") == said
+    for end in (len(text), len(before) + len(said)):
+        parser = form.parser("assistant\n", TOOLS)
+        whole = merged([*parser.push(text[:end]), *parser.finish()])
+        parser = form.parser("assistant\n", TOOLS)
+        assert merged([*parser.push(text[:end]), *parser.finish(cut=True)]) == whole
+
+
+def test_an_answer_that_ends_by_itself_keeps_what_looks_like_a_tag() -> None:
+    for text in ("a <", "a <tool_c", "<thi"):
+        assert parse(FORMATS["json"], [text]) == [Content(text)]
+
+
+def test_an_answer_that_goes_on_with_thinking_begins_inside_it() -> None:
+    """Whatever the prompt ends with: its end is in the middle of a message."""
+    for is_thinking, kind in ((True, Reasoning), (False, Content)):
+        parser = FORMATS["json"].parser("... <think> about", is_thinking=is_thinking)
+        assert merged([*parser.push("so"), *parser.finish()]) == [kind("so")]

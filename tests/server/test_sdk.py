@@ -253,5 +253,10 @@ def test_models(client: Any, demo: Served) -> None:
 
 
 def test_unknown_fields_are_named(client: Any) -> None:
-    answer = ask(client, max_tokens=1, user="me", extra_body={"mirostat": 2})
-    assert answer.mlxspec["notices"] == ["mirostat is no field of this request and was ignored"]
+    answer = ask(client, max_tokens=1, user="me", extra_body={"tea": 2, "stream_options": None})
+    assert answer.mlxspec["notices"] == ["tea is no field of this request and was ignored"]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": 1}}, "colour": 1}}]
+    answer = ask(client, max_tokens=1, tools=tools)
+    assert answer.mlxspec["notices"] == [
+        "tools[0].function.colour is no field of this request and was ignored"
+    ]

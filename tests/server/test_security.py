@@ -13,7 +13,7 @@ import pytest
 
 from mlxspec.errors import ConfigError
 from mlxspec.server import schemas
-from mlxspec.server.security import host_name
+from mlxspec.server.security import Guard, host_name
 from mlxspec.server.settings import ServerConfig
 from tests.server.serving import LONG, Served
 
@@ -58,6 +58,12 @@ def test_hosts(demo: Served, host: str, status: int) -> None:
         ("http://[::1]:5", 200),
         ("https://evil.com", 403),
         ("http://localhost.evil.com", 403),
+        ("http://tauri.localhost", 200),
+        ("tauri://localhost", 200),
+        ("app://obsidian.md", 200),
+        ("vscode-webview://1a2b", 200),
+        ("chrome-extension://abc", 403),
+        ("http://app", 403),
         ("null", 403),
         ("file://", 403),
         ("http://[", 403),
@@ -74,6 +80,50 @@ def test_origins(demo: Served, origin: str, status: int) -> None:
     preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     found, headers, _ = demo.ask("OPTIONS", "/v1/chat/completions", headers=preflight)
     assert found == (204 if status == 200 else 403)
+    assert ("access-control-allow-headers" in headers) == (status == 200)
+
+
+OPENAI_HEADERS = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-retry-count"
+
+
+def test_a_preflight_is_answered_with_the_headers_it_asks_for(demo: Served) -> None:
+    """The libraries of OpenAI and others send many; a browser refuses to send what the answer does not name."""
+    asked = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    for wanted, allowed in (
+        (OPENAI_HEADERS, OPENAI_HEADERS),
+        ("x-anything", "x-anything"),
+        ("a b", "authorization, content-type, x-api-key"),
+        ("x\x80y", "authorization, content-type, x-api-key"),
+    ):
+        more = {**asked, "Access-Control-Request-Headers": wanted}
+        status, headers, _ = demo.ask("OPTIONS", "/v1/chat/completions", headers=more)
+        assert (status, headers["access-control-allow-headers"]) == (204, allowed)
+        assert "Access-Control-Request-Headers" in headers["vary"]
+
+
+def test_extensions_are_allowed_by_name_or_by_scheme() -> None:
+    for origins in (("chrome-extension://abc",), ("chrome-extension://*",), ("https://example.com",)):
+        ServerConfig(allowed_origins=origins)
+    for origin in ("https://*", "http://*", "chrome-extension", "https://example.com/path"):
+        with pytest.raises(ConfigError, match="origin"):
+            ServerConfig(allowed_origins=(origin,))
+    guard = Guard(_nothing, ServerConfig(allowed_origins=("moz-extension://*", "https://a.example")))
+    assert guard.allows("moz-extension://1-2")
+    assert guard.allows("https://a.example")
+    for origin in ("chrome-extension://1", "https://b.example", "moz-extension", "https://a.example.evil"):
+        assert not guard.allows(origin)
+
+
+async def _nothing(*_: Any) -> None: ...
+
+
+def test_every_answer_has_an_id(demo: Served) -> None:
+    """The client's own where it sends one that fits into a log line."""
+    fresh = {demo.ask("GET", path)[1]["x-request-id"] for path in ("/health", "/v1/models", "/nothing") * 2}
+    assert len(fresh) == 6
+    for given, same in (("my-id.1", True), ("x" * 200, False), ("a b", False)):
+        _, headers, _ = demo.ask("GET", "/v1/models", headers={"X-Request-Id": given})
+        assert (headers["x-request-id"] == given) == same
 
 
 @pytest.mark.parametrize(
@@ -162,8 +212,9 @@ def test_messages_that_are_none(demo: Served) -> None:
         [{"role": "critic", "content": "x"}],
         [{"role": "assistant"}],
         [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+        [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
         [
             {
                 "role": "user",
@@ -253,6 +304,7 @@ def test_keys(keyed: Served) -> None:
             assert status == 401
             assert headers["www-authenticate"] == "Bearer"
             assert envelope(data)["code"] == "invalid_api_key"
+            assert envelope(data)["type"] == "authentication_error"
     for path in ("/metrics", "/", "/openapi.json"):
         assert keyed.ask("GET", path, headers={"X-API-Key": "no"})[0] == 401
     assert keyed.ask("GET", "/health", headers={"X-API-Key": "no"})[0] == 200

@@ -1,0 +1,133 @@
+"""What a request asks the whole answer to look like: one thing, which the published APIs call by a dozen names.
+
+JSON of a schema       response_format, json_schema, guided_json, structured_outputs.json, .json_object
+a regular expression   regex, guided_regex, structured_outputs.regex
+a grammar              lark; grammar (GBNF), guided_grammar and structured_outputs.grammar (GBNF or Lark)
+one of several texts   guided_choice, structured_outputs.choice
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlxspec.errors import GrammarError
+from mlxspec.server.errors import BadField
+
+Kind = Literal["json_schema", "regex", "lark"]
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFormat:
+    """field: what the request called it. value: a schema (an object) or a text, by `kind`, which is a field of SamplingParams."""
+
+    field: str
+    kind: Kind
+    value: Any
+
+
+def answer_format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    """The format a checked body asks for; None for free text. Raises BadField where it asks for two, GrammarError for broken GBNF."""
+    found = [*_of_response_format(body.get("response_format")), *_named(body, _FIELDS, "")]
+    structured = body.get("structured_outputs")
+    if structured is not None:
+        found += _named(structured, _STRUCTURED, "structured_outputs.")
+    if len(found) > 1:
+        raise BadField(
+            found[1].field, f"{found[1].field} and {found[0].field} both say what the answer looks like."
+        )
+    return found[0] if found else None
+
+
+def _of_response_format(wanted: Mapping[str, Any] | None) -> list[AnswerFormat]:
+    if wanted is None or wanted["type"] == "text":
+        return []
+    schema: Any = wanted.get("schema")
+    if wanted["type"] == "json_schema":
+        inner = wanted.get("json_schema")
+        if inner is None and schema is None:
+            raise BadField("response_format.json_schema", "response_format.json_schema is missing.")
+        schema = schema if inner is None else inner["schema"]
+    return [
+        AnswerFormat(
+            field="response_format", kind="json_schema", value=ANY_OBJECT if schema is None else schema
+        )
+    ]
+
+
+def _named(
+    given: Mapping[str, Any], fields: Mapping[str, Callable[[str, Any], AnswerFormat | None]], prefix: str
+) -> list[AnswerFormat]:
+    made = (make(prefix + name, given[name]) for name, make in fields.items() if given.get(name) is not None)
+    return [m for m in made if m is not None]
+
+
+def _json(field: str, value: Any) -> AnswerFormat:
+    """A schema as an object or as its text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadField(field, f"{field} is no valid JSON.") from error
+        if not isinstance(value, dict):
+            raise BadField(field, f"{field} must hold a JSON object.")
+    return AnswerFormat(field=field, kind="json_schema", value=value)
+
+
+def _json_object(field: str, value: bool) -> AnswerFormat | None:
+    return AnswerFormat(field=field, kind="json_schema", value=ANY_OBJECT) if value else None
+
+
+def _regex(field: str, value: str) -> AnswerFormat:
+    return AnswerFormat(field=field, kind="regex", value=value)
+
+
+def _lark(field: str, value: str) -> AnswerFormat:
+    return AnswerFormat(field=field, kind="lark", value=value)
+
+
+def _grammar(field: str, value: str) -> AnswerFormat:
+    """GBNF, which is told by its `::=`, or Lark."""
+    return _lark(field, _lark_of_gbnf(field, value) if "::=" in value else value)
+
+
+def _gbnf(field: str, value: str) -> AnswerFormat:
+    return _lark(field, _lark_of_gbnf(field, value))
+
+
+def _choice(field: str, value: list[str]) -> AnswerFormat:
+    return _lark(field, "start: " + " | ".join(json.dumps(v, ensure_ascii=False) for v in value))
+
+
+def _lark_of_gbnf(field: str, text: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except RecursionError as error:
+        raise GrammarError(f"{field} is nested too deeply.") from error
+    except Exception as error:  # the converter's parser raises whatever it stumbles on
+        why = str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
+        raise GrammarError(f"{field} is no valid GBNF: {why[:200]}.") from error
+
+
+_FIELDS: dict[str, Callable[[str, Any], AnswerFormat | None]] = {
+    "json_schema": _json,
+    "regex": _regex,
+    "lark": _lark,
+    "grammar": _gbnf,
+    "guided_json": _json,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+}
+_STRUCTURED: dict[str, Callable[[str, Any], AnswerFormat | None]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}
