@@ -90,6 +90,12 @@ class AttentionLayerCache:
         """No row of `length` tokens takes more, however it grew. widest: tokens of the widest forward."""
         return self._bytes_of(length + max(_STEP, length // 8))
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of a snapshot, bytes for each token."""
+        num_heads, head_dim = self.shape
+        return 2 * num_heads * head_dim * self.dtype.size
+
     def _bytes_of(self, capacity: int) -> int:
         """Of one row's buffers, in whole steps."""
         num_heads, head_dim = self.shape

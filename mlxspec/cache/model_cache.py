@@ -291,6 +291,11 @@ class ModelCache:
             layer.bytes_for(length, verify if layer.is_recurrent else prefill) for layer in self.layers
         )
 
+    def snapshot_bytes(self) -> tuple[int, int]:
+        """Bytes that a snapshot takes for each token, and at most for the states of all other layers. A cache without rows can tell."""
+        per_token = sum(layer.snapshot_bytes for layer in self.layers if layer.is_per_token)
+        return per_token, sum(layer.snapshot_bytes for layer in self.layers if not layer.is_per_token)
+
     def _require_idle(self, what: str) -> None:
         if self.pending is not None:
             raise CacheError(f"Cannot {what} in the middle of a forward: commit or abort first.")

@@ -7,6 +7,7 @@ that is a matter of the rollback; the convolution needs no arithmetic: window an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -95,6 +96,11 @@ class RecurrentLayerCache:
         kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
         size = 4 * num_heads * value_dim * key_dim
         return size + kept + by_tape().bytes_for(widest, state.shape[1:])
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of a snapshot, bytes whatever its length."""
+        return sum(x.dtype.size * math.prod(x.shape[1:]) for x in (self.current.state, self.current.window))
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -103,6 +103,11 @@ class WindowedLayerCache(AttentionLayerCache):
         seen = min(length, self.window + ALIGNMENT + widest)
         return self._bytes_of(seen + max(_SLACK, self.window // 2))
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of a snapshot of a row that is longer than the window, bytes at most."""
+        return (self.window + ALIGNMENT) * super().snapshot_bytes
+
     def _make_room(self, row: int, length: int, end: int) -> None:
         start = self.starts[row]
         if end - start <= self.keys[row].shape[2]:

@@ -33,7 +33,7 @@ from mlxspec.engine.flight import Flight
 from mlxspec.engine.intake import Intake
 from mlxspec.engine.memory import Memory
 from mlxspec.engine.prefill import Prefill
-from mlxspec.engine.prefix import Prefix
+from mlxspec.engine.prefix import Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.schedule import Queue, Turns
@@ -86,7 +86,7 @@ class Engine(Answers):
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
         self.memory = Memory(model, self.chain.drafters.values(), self.config, verify)
-        self.prefix = Prefix(self.memory.prefix_budget)
+        self.prefix = Prefix(self.memory.prefix_budget, stride=stride_of(model.make_cache(0)))
         self._rows: list[Request] = []  # in cache order
         self._cache: ModelCache | None = None
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps

@@ -14,7 +14,6 @@ from mlxspec.checkpoints.memory import bytes_of, machine_memory
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.hiddens import missing
-from mlxspec.engine.prefix import STRIDE
 from mlxspec.engine.request import Request
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
@@ -61,8 +60,8 @@ class Memory:
         found = row_bytes(self._model.make_cache(0), length, self._config.prefill_chunk, self._verify)
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
         if self.prefix_budget and missing(self._drafters, request.spec):
-            held = STRIDE + self._config.prefill_chunk + request.params.max_tokens
-            found += 4 * self._model.hidden_size * min(length, held)
+            # held until the store has them, which may be at the end only
+            found += 4 * self._model.hidden_size * length
         return found
 
     def check(self, request: Request) -> None:

@@ -5,13 +5,31 @@ what cannot be cut (recurrent states, windows), right for the text that ends the
 on from. Parts are named: the target's, and each drafter's own. A drafter may have been there for the first tokens of a text only, or not
 at all; for the others an edge can hold the target's hiddens, from which a drafter that wants those catches up without the target.
 
-Invariants (a property test holds them): nbytes is the sum over what is in the tree and never above the budget; every leaf has a state, so
-nothing is kept that no state needs. Least recently used states go first. Knows snapshots; knows no rows, no requests and no model.
+Eviction. Two kinds of states are kept. An *anchor* is a state at a place where a text ends or where other texts are expected to branch
+off: the end of a system prompt, of a turn, of an answer. A *waypoint* is a state inside a long prompt, for texts that may branch off where
+nobody expects it. A waypoint that a text is found to go on from becomes an anchor.
+`put` computes what it must drop before it drops anything. States are dropped in this order, least recently used first in each group:
+  1. waypoints of the text that is put,
+  2. waypoints of other texts,
+  3. anchors.
+Group 3 is open to an anchor only, and only if the whole text fits into the budget by itself (`rest` says how many tokens are still to
+come). So a waypoint, or a beginning of a text that is too large for the store, uses free bytes and bytes of waypoints, and no more.
+A state is used when it is put, when a text goes on from it, and, where two or more texts share it, when one of those is used. An edge is
+dropped with the last state that needs it.
+
+Invariants (property tests hold them):
+- `nbytes` is the sum over what is in the tree, and never above the budget.
+- Every leaf has a state, so nothing is kept that no state needs.
+- `put` returns True and the state is there, or it returns False and the tree is as it was.
+- An anchor of a text that fits into the budget by itself is always kept.
+- No state is dropped that did not have to be: without the last one dropped, the new state would not have fit.
+
+Knows snapshots; knows no rows, no requests and no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +49,7 @@ Point = list[tuple[mx.array, ...]]  # of one part at a node: what is not kept to
 class Node:
     """tokens: of the edge that leads here. segments: keys and values of those, by part and layer; a part may lack. sources (n, H): the
     target's final hiddens that these tokens were sampled from, if kept. state: by part, the target's always. hidden (1, H): the target's
-    of the last token, with a state only. used: when it was last gone on from or put."""
+    of the last token, with a state only. used: when the state was last used. is_waypoint: the kind of the state, see the module."""
 
     tokens: tuple[int, ...] = ()
     parent: Node | None = None
@@ -41,6 +59,7 @@ class Node:
     state: dict[str, Point] | None = None
     hidden: mx.array | None = None
     used: int = 0
+    is_waypoint: bool = False
 
     @property
     def edge_bytes(self) -> int:
@@ -92,13 +111,14 @@ class PrefixStore:
         return sum(node.state is not None for node in self._nodes())
 
     def find(self, tokens: Sequence[int]) -> Hit | None:
-        """The longest beginning of `tokens` that has a state. It counts as used."""
+        """The longest beginning of `tokens` that has a state. It counts as used, and is an anchor from here on."""
         path, _ = self._walk(tokens)
         while path and path[-1].state is None:
             path.pop()
         if not path:
             return None
         node, length = path[-1], sum(len(n.tokens) for n in path)
+        node.is_waypoint = False
         self._touch(node)
         names = dict.fromkeys(name for n in path for name in n.segments)
         parts = {name: found for name in names if (found := self._longest(path, name)) is not None}
@@ -147,36 +167,60 @@ class PrefixStore:
         parts: Mapping[str, Snapshot],
         hidden: mx.array,
         sources: mx.array | None = None,
+        *,
+        rest: int = 0,
+        is_waypoint: bool = False,
     ) -> bool:
-        """Keep the state behind `tokens`; False where it does not fit. parts: snapshots from `starts` on, not yet evaluated at best; one
-        that lacks the tokens it should begin with is left out. sources (n, H): what the last n of the tokens were sampled from. Nothing is
-        computed for what does not fit."""
+        """Keep the state behind `tokens`. Returns False, with the tree as it was, where it does not fit by the rules of the module.
+
+        parts: snapshots from `starts` on, not yet evaluated at best; one that lacks the tokens it should begin with is left out. hidden
+        (1, H): the target's, of the last token. sources (n, H): what the last n of the tokens were sampled from. rest: tokens that the
+        text is known to have behind `tokens`. is_waypoint: the kind of the state. Nothing is computed for what does not fit. Where
+        evaluating raises, the state is not there and the tree is valid; states may have been dropped.
+        """
         if not tokens or TARGET not in parts:
             return False
         path, common = self._with_branch(tokens)
         starts = self.starts(tokens, list(parts))
         parts = {n: s for n, s in parts.items() if s.start <= min(common, starts[n])}
-        needed = hidden.nbytes + _bytes(sources) + _TOKEN_BYTES * len(tokens)
-        needed += sum(s.nbytes for s in parts.values())
-        if TARGET not in parts or needed > self.budget or not self._make_room(needed, path):
+        if TARGET not in parts:
             return False
+        here = self._at(path, tokens, common)
+        growth = self._growth(tokens, parts, sources, path, common)
+        new_state = hidden.nbytes + sum(
+            x.nbytes for s in parts.values() for arrays in s.point for x in arrays
+        )
+        growth += new_state - (0 if here is None else here.state_bytes)
+        was_anchor = here is not None and here.state is not None and not here.is_waypoint
+        shared = _shared(path, common)
+        may_drop_anchors = not is_waypoint and self._fits_alone(
+            tokens, parts, sources, shared, new_state, rest
+        )
+        candidates = [
+            n for n in self._in_order(shared) if n is not here and (n.is_waypoint or may_drop_anchors)
+        ]
+        dropped = self._plan(self.nbytes + growth - self.budget, candidates, shared)
+        if dropped is None:
+            return False
+        for node in dropped:
+            self._drop(node, shared)
         self._cuttable |= {name for name, s in parts.items() if not any(s.point)}
-        node = self._reach(tokens, parts, sources)
-        self.nbytes -= node.state_bytes
-        node.state = {name: s.point for name, s in parts.items()}
-        node.hidden = hidden
-        self.nbytes += node.state_bytes
-        self._touch(node)
-        for other in path:  # one may have lost its state, and its end be needed by nobody
-            self._prune(other)
-        mx.eval([x for point in node.state.values() for state in point for x in state], node.hidden)
+        try:
+            node = self._reach(tokens, parts, hidden, sources)
+            node.is_waypoint = is_waypoint and not was_anchor
+            self._touch(node)
+        finally:
+            for other in path:  # edges whose states were dropped, and what is left of an edge that was cut
+                self._prune(other)
         return True
 
     def shrink(self, nbytes: int) -> int:
-        """Let states go until no more than `nbytes` are held; returns how many were let go of."""
+        """Drop states until no more than `nbytes` are held; returns how many bytes were dropped."""
         before = self.nbytes
-        while self.nbytes > max(0, nbytes) and self._drop_oldest():
-            pass
+        for node in self._in_order({}):
+            if self.nbytes <= max(0, nbytes):
+                break
+            self._drop(node)
         return before - self.nbytes
 
     def clear(self) -> None:
@@ -193,6 +237,7 @@ class PrefixStore:
             assert node.parent is not None, "a node without a parent"
             assert node.parent.children.get(node.tokens[0]) is node, "a node its parent does not know"
             assert TARGET in node.segments, "an edge without the target's part"
+            assert node.state is not None or not node.is_waypoint, "a waypoint without a state"
         assert total == self.nbytes, f"{self.nbytes} bytes are counted, {total} are held"
         assert self.nbytes <= self.budget, "above the budget"
 
@@ -244,34 +289,45 @@ class PrefixStore:
         return None if best is None else Snapshot(best[1], segments[: best[0]], best[2])
 
     def _reach(
-        self, tokens: Sequence[int], parts: Mapping[str, Snapshot], sources: mx.array | None = None
+        self,
+        tokens: Sequence[int],
+        parts: Mapping[str, Snapshot],
+        hidden: mx.array,
+        sources: mx.array | None,
     ) -> Node:
-        """The node behind `tokens`, its edges filled from `parts` and `sources`; made where it is not there."""
+        """The node behind `tokens` with its state, its edges filled from `parts` and `sources`. All is evaluated before the tree has it."""
         path, common = self._walk(tokens)
         at = sum(len(n.tokens) for n in path)
-        node = path[-1] if path else self._root
         if common > at:
-            node = self._split(node.children[tokens[at]], common - at)
-            path.append(node)
+            path.append(self._split((path[-1] if path else self._root).children[tokens[at]], common - at))
         if common < len(tokens):
-            leaf = Node(tokens=tuple(tokens[common:]), parent=node)
-            node.children[leaf.tokens[0]] = leaf
-            node = leaf
-            path.append(leaf)
-            self.nbytes += leaf.edge_bytes
+            path.append(Node(tokens=tuple(tokens[common:]), parent=path[-1] if path else self._root))
+        node = path[-1]
+        new_segments: list[tuple[Node, str, list[KV]]] = []
+        new_sources: list[tuple[Node, mx.array]] = []
         end, heard = 0, len(tokens) - (0 if sources is None else len(sources))
         for step in path:
             begin, end = end, end + len(step.tokens)
             if sources is not None and step.sources is None and heard <= begin:
-                step.sources = copied(sources[begin - heard : end - heard])
-                mx.eval(step.sources)
-                self.nbytes += step.sources.nbytes
+                new_sources.append((step, copied(sources[begin - heard : end - heard])))
             for name, snapshot in parts.items():
                 if name not in step.segments and snapshot.start <= begin:
-                    before = step.edge_bytes
-                    step.segments[name] = _cut(snapshot, begin, end)
-                    mx.eval(step.segments[name])
-                    self.nbytes += step.edge_bytes - before
+                    new_segments.append((step, name, _cut(snapshot, begin, end)))
+        state = {name: s.point for name, s in parts.items()}
+        mx.eval(
+            [x for *_, segment in new_segments for kv in segment for x in kv], [x for _, x in new_sources]
+        )
+        mx.eval([x for point in state.values() for arrays in point for x in arrays], hidden)
+        if node.parent is not None and common < len(tokens):
+            node.parent.children[node.tokens[0]] = node
+            self.nbytes += node.edge_bytes
+        self.nbytes -= node.state_bytes + sum(step.edge_bytes for step in path)
+        for step, name, segment in new_segments:
+            step.segments[name] = segment
+        for step, array in new_sources:
+            step.sources = array
+        node.state, node.hidden = state, hidden
+        self.nbytes += node.state_bytes + sum(step.edge_bytes for step in path)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -297,36 +353,116 @@ class PrefixStore:
     # --- the budget
 
     def _touch(self, node: Node) -> None:
-        self._clock += 1
-        node.used = self._clock
+        """Count the state as used, and those that it shares with other texts."""
+        line = [node]
+        while (parent := line[-1].parent) is not None:
+            line.append(parent)
+        for step in reversed(line):
+            if step is node or len(step.children) > 1:
+                self._clock += 1
+                step.used = self._clock
 
-    def _make_room(self, needed: int, path: Sequence[Node]) -> bool:
-        """Let states go until so many bytes fit beside the edges of `path`, which stay."""
-        pinned = set(map(id, path))
-        while self.nbytes + needed > self.budget:
-            if not self._drop_oldest(pinned):
-                for node in path:
-                    self._prune(node)
-                return False
-        return True
+    def _at(self, path: Sequence[Node], tokens: Sequence[int], common: int) -> Node | None:
+        """The node behind just these tokens, if there is one. path, common: of `_with_branch`."""
+        is_there = path and common == len(tokens) == sum(len(n.tokens) for n in path)
+        return path[-1] if is_there else None
 
-    def _drop_oldest(self, pinned: Set[int] = frozenset()) -> bool:
-        """Let go of the least recently used state, and of the edges that only it needed. pinned: ids of nodes whose edges stay."""
+    def _growth(
+        self,
+        tokens: Sequence[int],
+        parts: Mapping[str, Snapshot],
+        sources: mx.array | None,
+        path: Sequence[Node],
+        common: int,
+    ) -> int:
+        """Bytes that `_reach` will add to edges. path, common: of `_with_branch`."""
+        rates = {name: _token_bytes(s) for name, s in parts.items()}
+        heard = len(tokens) - (0 if sources is None else len(sources))
+        growth = _TOKEN_BYTES * (len(tokens) - common)
+        end = 0
+        for step in [*path, Node(tokens=tuple(tokens[common:]))]:
+            begin, end = end, min(end + len(step.tokens), len(tokens))
+            if step in path:
+                end = min(end, common)
+            for name, snapshot in parts.items():
+                if name not in step.segments and snapshot.start <= begin:
+                    growth += (end - begin) * rates[name]
+            if sources is not None and step.sources is None and heard <= begin:
+                growth += (end - begin) * (sources.nbytes // len(sources))
+        return growth
+
+    def _fits_alone(
+        self,
+        tokens: Sequence[int],
+        parts: Mapping[str, Snapshot],
+        sources: mx.array | None,
+        shared: Mapping[Node, int],
+        new_state: int,
+        rest: int,
+    ) -> bool:
+        """Whether the whole text, `rest` tokens longer than `tokens`, and one state would fit into an empty store."""
+        path, common = list(shared), sum(shared.values())
+        held = sum(n.edge_bytes * num // len(n.tokens) for n, num in shared.items())
+        grown = held + self._growth(tokens, parts, sources, path, common)
+        return grown * (len(tokens) + rest) / len(tokens) + new_state <= self.budget
+
+    def _in_order(self, shared: Mapping[Node, int]) -> list[Node]:
+        """All nodes with states, in the order in which they are dropped for a text of which the tree holds the edges `shared`."""
+        own = {n for n, num in shared.items() if num == len(n.tokens)}
         held = [n for n in self._nodes() if n.state is not None]
-        if not held:
-            return False
-        node = min(held, key=lambda n: n.used)
+        return sorted(held, key=lambda n: (not n.is_waypoint, n.is_waypoint and n not in own, n.used))
+
+    def _plan(self, excess: int, candidates: Iterable[Node], shared: Mapping[Node, int]) -> list[Node] | None:
+        """The first of `candidates` whose states, and the edges that only they need, make up `excess` bytes; None if all do not."""
+        chosen: list[Node] = []
+        dropped: set[Node] = set()  # their states
+        gone: set[Node] = set()  # their edges too
+        for node in candidates:
+            if excess <= 0:
+                break
+            chosen.append(node)
+            dropped.add(node)
+            excess -= node.state_bytes
+            step: Node | None = node
+            while step is not None and step.parent is not None:
+                if (step.state is not None and step not in dropped) or not gone.issuperset(
+                    step.children.values()
+                ):
+                    break
+                num_kept = shared.get(step, 0)
+                excess -= step.edge_bytes * (len(step.tokens) - num_kept) // len(step.tokens)
+                if num_kept:
+                    break
+                gone.add(step)
+                step = step.parent
+        return chosen if excess <= 0 else None
+
+    def _drop(self, node: Node, shared: Container[Node] = ()) -> None:
+        """Drop a state, and the edges that only it needed but for those of `shared`."""
         self.nbytes -= node.state_bytes
         node.state = node.hidden = None
-        self._prune(node, pinned)
-        return True
+        node.is_waypoint = False
+        self._prune(node, shared)
 
-    def _prune(self, node: Node, pinned: Set[int] = frozenset()) -> None:
-        """Take an edge away that nothing needs, and those before it that only it needed."""
-        while node.parent is not None and not node.children and node.state is None and id(node) not in pinned:
+    def _prune(self, node: Node, shared: Container[Node] = ()) -> None:
+        """Drop an edge that nothing needs, and those before it that only it needed, but for those of `shared`."""
+        while node.parent is not None and not node.children and node.state is None and node not in shared:
             self.nbytes -= node.edge_bytes
             del node.parent.children[node.tokens[0]]
             node = node.parent
+
+
+def _shared(path: Sequence[Node], common: int) -> dict[Node, int]:
+    """How many tokens of each edge of `path` belong to a text that shares its first `common` tokens with it."""
+    found: dict[Node, int] = {}
+    for node in path:
+        found[node] = min(len(node.tokens), common - sum(found.values()))
+    return found
+
+
+def _token_bytes(snapshot: Snapshot) -> int:
+    """Bytes of one token's keys and values."""
+    return sum(x.nbytes // max(1, x.shape[2]) for segment in snapshot.segments for kv in segment for x in kv)
 
 
 def _num_same(edge: tuple[int, ...], tokens: Sequence[int], at: int) -> int:

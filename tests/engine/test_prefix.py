@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from mlxspec.config import SamplingParams
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.engine.prefix import NEAR, SPACING, STRIDE, Prefix
+from mlxspec.engine.prefix import NEAR, STRIDE, Prefix, stride_of
 from mlxspec.events import PrefillEvent
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel, DraftCost
@@ -30,6 +30,13 @@ def engine(budget: int = BUDGET, near: int = 1, **config) -> Engine:
     made = equality.engine(prefix_budget=budget, **config)
     made.prefix.near = near
     return made
+
+
+def ask(made: Engine, text: list[int], wish: SpecConfig, marks: list[int]) -> Result:
+    request = made.submit(text, GREEDY, spec=wish, marks=marks)
+    while not made.is_idle:
+        made.step()
+    return Result.of(request)
 
 
 @cache
@@ -328,8 +335,68 @@ def test_stops_depend_on_the_prompt_alone() -> None:
     marks = [s for s in stops if s % STRIDE]
     assert marks[-1] == turns[-1]
     assert marks[0] == turns[0]
-    assert all(b - a >= SPACING for a, b in zip(marks[1:], marks[2:], strict=False))
+    assert all(b - a >= prefix.spacing for a, b in zip(marks[1:], marks[2:], strict=False))
     assert Prefix(0).stops(turns, 4000) == ()
+    wide = Prefix(1, stride=3 * STRIDE)
+    assert wide.spacing == 3 * prefix.spacing
+    assert wide.stops((), 5 * STRIDE) == (3 * STRIDE,)
+
+
+def test_the_stride_is_that_of_the_models_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxspec.engine.prefix.STRIDE", 16)  # the model is small
+    made = engine()
+    assert made.prefix.stride == stride_of(made.model.make_cache(0)) > 16
+    per_token, state = made.model.make_cache(0).snapshot_bytes()
+    made.generate(words(100, 0), GREEDY)
+    (node,) = [n for n in made.prefix.store._nodes() if n.state is not None and len(n.tokens) == 100]
+    assert sum(x.nbytes for kv in node.segments["target"] for x in kv) == 100 * per_token
+    assert sum(x.nbytes for arrays in node.state["target"] for x in arrays) == state
+
+
+@pytest.mark.parametrize("wish", [spec(), spec("mtp")], ids=["plain", "drafted"])
+def test_a_prompt_larger_than_the_store_leaves_others_where_they_were(wish: SpecConfig) -> None:
+    """And itself goes on from the beginning that it shares with them."""
+    probe = engine()
+    system = words(60, 80)
+    others = [[*system, *words(40, seed)] for seed in (81, 82)]
+    for text in others:
+        ask(probe, text, wish, [60])
+    warm = engine(probe.prefix.store.nbytes + 10_000)
+    warm.prefix.stride, warm.prefix.spacing = 64, 8
+    for text in others:
+        ask(warm, text, wish, [60])
+    before = [warm.prefix.store.depth(text) for text in (system, *others)]
+    assert before == [60, 100, 100]
+    large = [*system, *words(1500, 83)]
+    for _ in range(2):
+        got = ask(warm, large, wish, [60, 300])
+        assert got.stats.num_cached >= 60
+        assert got.stats.notices == []
+        same(cold().generate(large, GREEDY), got, large, GREEDY, "larger than the store")
+        warm.prefix.store.check()
+        assert [warm.prefix.store.depth(text) for text in (system, *others)] == before
+
+
+def test_hiddens_of_a_state_that_did_not_fit_come_with_the_next_one() -> None:
+    """So that a head that did not draft begins behind the prompt although nothing inside it was kept."""
+    others = [words(90, seed) for seed in (90, 91)]
+    probe = engine()
+    for text in others:
+        ask(probe, text, spec(), [])
+    warm, text, kept = engine(probe.prefix.store.nbytes), words(100, 92), []
+    warm.prefix.stride = 32
+    for other in others:
+        ask(warm, other, spec(), [])
+    request = warm.submit(text, GREEDY, spec=spec())
+    while not warm.is_idle:
+        warm.step()
+        kept.append(warm.prefix.store.depth(request.prompt))
+    assert kept[-1] == 100
+    assert not {32, 64, 96} & set(kept)
+    again = warm.generate([*text, 3, 4, 5], GREEDY, spec=spec("mtp"))
+    assert again.stats.num_cached >= 100
+    assert again.stats.notices == []
+    assert again.stats.num_drafted > 0
 
 
 def test_a_state_that_saves_little_is_not_kept() -> None:
