@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -25,9 +26,11 @@ _QUEUE_AT_MOST = (
 
 
 class _Row:
-    """The tokens of a row that its model has not run yet, with their hiddens."""
+    """The tokens of a row that its model has not run yet, with their hiddens. num_skipped: how many of the row's first tokens are never
+    run."""
 
     def __init__(self) -> None:
+        self.num_skipped = 0
         self.tokens: list[int] = []
         self.hidden: list[mx.array] = []
 
@@ -52,8 +55,11 @@ class _Row:
 class ModelDrafter(Drafter):
     """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
 
-    max_context: the drafter ends for a row that has so many tokens.
+    max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no cell in the cache: they
+    are never run, and cell i belongs to token i + skips.
     """
+
+    skips: ClassVar[int] = 0
 
     def __init__(self, max_context: int) -> None:
         self.max_context = max_context
@@ -96,9 +102,11 @@ class ModelDrafter(Drafter):
         if state is None:
             return
         for tokens, hidden in rounds:
-            state.tokens += tokens
-            if hidden is not None and tokens:
-                state.hidden.append(hidden)
+            skipped = min(self.skips - state.num_skipped, len(tokens))
+            state.num_skipped += skipped
+            state.tokens += tokens[skipped:]
+            if hidden is not None and len(tokens) > skipped:
+                state.hidden.append(hidden[skipped:] if skipped else hidden)
         if self._length(row) + len(state.tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
         elif len(state.tokens) > _QUEUE_AT_MOST:
@@ -117,7 +125,7 @@ class ModelDrafter(Drafter):
         fits = [
             a._replace(limit=min(a.limit, self.max_context - len(a.history)))
             for a in asks
-            if a.row in self._rows
+            if a.row in self._rows and self._rows[a.row].tokens
         ]
         done = self._draft(fits, sampler, owners) if fits else {}
         return [done.get(a.row) or NO_DRAFT._replace(ended=self._ended.pop(a.row, None)) for a in asks]
@@ -136,8 +144,9 @@ class ModelDrafter(Drafter):
             self._give_up(row, "its recurrent state cannot go back to a shorter text")
             return
         state.take()
+        state.num_skipped = min(state.num_skipped, length)
         if self._cache is not None:
-            self._cache.truncate(self._order.index(row), length)
+            self._cache.truncate(self._order.index(row), length - state.num_skipped)
 
     def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
         """Behind catching up with what is queued of these tokens: they would have to be run before the next draft anyway."""
@@ -149,7 +158,9 @@ class ModelDrafter(Drafter):
             return None  # it has run further: never so where the target's length is asked for
         if behind:
             self._run({row: state.take_first(behind)}, "none")
-        return self._cache.snapshot(self._order.index(row), start)
+        skipped = state.num_skipped
+        cells = self._cache.snapshot(self._order.index(row), max(0, start - skipped))
+        return _of_tokens(cells, start, skipped)
 
     def resume(
         self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
@@ -165,8 +176,9 @@ class ModelDrafter(Drafter):
         if state is not None:
             self.close(row)
             cache = self._make_cache(1)
-            cache.restore(state)
+            cache.restore(_of_cells(state, self.skips))
             self._add(row, cache)
+            self._rows[row].num_skipped = self.skips
         for begin in range(known, len(tokens), _QUEUE_AT_MOST):
             end = min(begin + _QUEUE_AT_MOST, len(tokens))
             given = None if hidden is None else hidden[begin - known : end - known]
@@ -200,8 +212,10 @@ class ModelDrafter(Drafter):
         self._ended[row] = why
 
     def _length(self, row: int) -> int:
-        """Tokens of the row that have been run."""
-        return 0 if self._cache is None else self._cache.lengths[self._order.index(row)]
+        """Tokens of the row that have been run or skipped."""
+        if self._cache is None:
+            return 0
+        return self._rows[row].num_skipped + self._cache.lengths[self._order.index(row)]
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         """Catch up and take the first step in one forward, further steps on a fork. All lazy."""
@@ -291,6 +305,31 @@ class ModelDrafter(Drafter):
         cache.commit()
         self._last_rows = rows
         return cache, out
+
+
+def _of_tokens(cells: Snapshot, start: int, skipped: int) -> Snapshot:
+    """A snapshot of a cache's cells as one of the row's tokens from `start` on, which the prefix store cuts by tokens: zeros stand for
+    tokens that have no cell."""
+    missing = max(0, skipped - start)
+    segments = cells.segments
+    if missing:
+        (layers,) = segments
+        segments = [[(_shifted(k, missing), _shifted(v, missing)) for k, v in layers]]
+    return Snapshot(cells.length + skipped, segments, cells.point, start)
+
+
+def _shifted(x: mx.array, num: int) -> mx.array:
+    """(1, H, n, D) -> (1, H, num + n, D), zeros first."""
+    return mx.pad(x, [(0, 0), (0, 0), (num, 0), (0, 0)])
+
+
+def _of_cells(tokens: Snapshot, skips: int) -> Snapshot:
+    """Back again: without the zeros in front. Every segment holds a token at least, and `skips` is at most 1."""
+    if not skips:
+        return tokens
+    first, *others = tokens.segments
+    cut = [(k[:, :, skips:], v[:, :, skips:]) for k, v in first]
+    return Snapshot(tokens.length - skips, [cut, *others], tokens.point)
 
 
 def _join(parts: list[mx.array]) -> mx.array:

@@ -1,6 +1,7 @@
 """Drafting with the target's own multi-token-prediction head. Knows which hidden goes with which token; the rest is model_based.py.
 
-The head's cell for a known token takes the target's true hidden; only drafted tokens recycle the head's own, and those never stay.
+The head's cell for a known token takes the target's true hidden; only drafted tokens recycle the head's own, and those never stay. The
+first token has no cell, because no hidden comes before it: the heads are trained on pairs of a hidden and the token that follows it.
 
 Behind a round that nobody has read the head runs all of the round's places, so that shapes do not depend on what stands. Invariants: what
 does not stand lies behind the rows' ends as the device knows them, where the next tokens are written over it; until `settle` the cache's
@@ -34,10 +35,11 @@ class _Behind:
 
 
 class Mtp(ModelDrafter):
-    """The head, filled over the whole history, as many cells as the row has known tokens."""
+    """The head, filled over the whole history: one cell for each known token but the first."""
 
     name = "mtp"
     needs = Needs(hidden=True)
+    skips = 1
 
     def __init__(self, head: Qwen35Mtp, max_context: int) -> None:
         super().__init__(max_context)

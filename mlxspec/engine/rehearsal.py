@@ -97,6 +97,8 @@ class Drafts:
 
     def run(self, num_known: int, depth: int) -> float:
         """Seconds of a draft of `depth` tokens, behind so many tokens more that the drafter has not run."""
+        if not self._history:
+            num_known += self._drafter.skips
         start, vocab_size = len(self._history), self._model.vocab_size
         tokens = [(start + i) % vocab_size for i in range(num_known)]
         self._history.extend(tokens)

@@ -1,7 +1,8 @@
 """The multi-token-prediction head of Qwen3.5 models: one full-attention layer that predicts the token after next.
 
-Cell p takes token x_p and the target's hidden h_{p-1} (after the final norm; zeros before the first token) and predicts x_{p+1}:
+The cell of token x_p takes the token and the target's hidden h_{p-1} (after the final norm) and predicts x_{p+1}; x_0 has no cell:
     z = fc([norm_e(embed(x_p)) ; norm_h(h_{p-1})]);  h' = norm(layer(z));  logits = head(h')
+Rotary positions count cells. They are relative, so it makes no difference that other engines count tokens.
 Further steps of one draft feed h' back in place of h. Embedding and language-model head are the target's.
 Knows its weights and its cache; knows nothing of drafts, rows' histories or acceptance.
 """

@@ -30,11 +30,11 @@ def true_hiddens(history: list[int]) -> mx.array:
 
 
 def head_from_scratch(history: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Keys and values of the MTP head over a whole history, and its logits behind it."""
+    """Keys and values of the MTP head for all tokens but the first, and its logits behind the last."""
     head = tiny_models.mtp_head()
-    cache = head.make_cache(1)
-    out = head.forward(mx.array(history, mx.int32), true_hiddens(history), FlatRows((len(history),)), cache)
-    cells = [np.asarray(x[:, :, : len(history)]) for x in cache.arrays]
+    cache, tokens = head.make_cache(1), history[1:]
+    out = head.forward(mx.array(tokens, mx.int32), true_hiddens(history)[1:], FlatRows((len(tokens),)), cache)
+    cells = [np.asarray(x[:, :, : len(tokens)]) for x in cache.arrays]
     return cells, np.asarray(out.logits[-1])
 
 
@@ -123,7 +123,7 @@ def test_cells_of_the_head_are_those_of_a_forward_over_the_whole_history() -> No
     for place, row in enumerate(driver.drafter._order):
         history = driver.rows[row]
         wanted, _ = head_from_scratch(history)
-        got = [x[place][:, :, : len(history)] for x in (cache.layers[0].keys, cache.layers[0].values)]
+        got = [x[place][:, :, : len(history) - 1] for x in (cache.layers[0].keys, cache.layers[0].values)]
         for a, b in zip(got, wanted, strict=True):
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
 
@@ -190,7 +190,7 @@ def test_asking_one_row_does_not_touch_the_others(kind: str) -> None:
     for _ in range(3):
         driver.propose({1: 4})
         driver.observe(1, [5, 4])
-    assert driver.length(0) == 0
+    assert driver.length(0) == driver.drafter.skips
     assert driver.propose({0: 3}) == alone.propose({0: 3})
 
 
@@ -219,9 +219,56 @@ def test_a_long_prompt_is_run_before_it_fills_the_queue(kind: str, length: int) 
     assert driver.length(0) == length + 1
 
 
+def test_the_first_token_has_no_cell_in_the_head() -> None:
+    """A text of one token cannot be drafted behind; whether the first token comes alone or with others makes no difference."""
+    driver, together = Driver(make("mtp")), Driver(make("mtp"))
+    driver.begin(0, [7])
+    sampler = RowSampler(SamplingParams(), [7], VOCAB)
+    draft = driver.drafter.propose([Ask(0, [7], 2, sampler)], BatchSampler([sampler], VOCAB))[0]
+    assert (draft.length, draft.ended) == (0, None)
+    driver.observe(0, [8])
+    driver.observe(0, [9, 4])
+    together.begin(0, [7, 8, 9, 4])
+    assert driver.propose({0: 3}) == together.propose({0: 3})
+    assert driver.drafter._cache.lengths == together.drafter._cache.lengths == [3]
+
+
+@pytest.mark.parametrize("start", [0, 1, 4])
+def test_a_snapshot_of_the_head_counts_tokens(start: int) -> None:
+    """As the prefix store wants it: as many places as tokens, and what is restored from one drafts as a fresh row does."""
+    history = [3, 1, 4, 1, 5, 9, 2, 6]
+    driver = Driver(make("mtp"))
+    driver.begin(0, history)
+    kept = driver.drafter.snapshot(0, 6, start)
+    assert (kept.start, kept.length) == (start, 6)
+    assert {x.shape[2] for x in kept.arrays} == {6 - start}
+    if start:
+        whole = driver.drafter.snapshot(0, 6, 0)
+        for a, b in zip(kept.arrays, whole.arrays, strict=True):
+            assert mx.array_equal(a, b[:, :, start:])
+        return
+    back = Driver(make("mtp"))
+    back.drafter.begin(0)
+    back.drafter.resume(0, history[:6], kept, None)
+    back.rows[0] = history[:6]
+    back.observe(0, history[6:])
+    assert back.propose({0: 3}) == driver.propose({0: 3})
+    assert back.length(0) == len(history)
+
+
 def test_a_cut_history_is_forgotten_by_the_head() -> None:
     """In the cells, in the queue, and in both; then the text goes on differently."""
-    for run, queued, length in ((6, 0, 4), (0, 6, 4), (6, 5, 8), (6, 5, 6), (6, 5, 2), (6, 5, 11)):
+    for run, queued, length in (
+        (6, 0, 4),
+        (0, 6, 4),
+        (6, 5, 8),
+        (6, 5, 6),
+        (6, 5, 2),
+        (6, 5, 11),
+        (6, 0, 1),
+        (6, 5, 0),
+        (0, 6, 0),
+    ):
         driver = Driver(make("mtp"))
         driver.begin(0, list(range(10, 10 + run + queued))[: run or None])
         if run:

@@ -5,24 +5,22 @@ All get the same tokens and the same hiddens of the target. Cells of a prompt fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import mtp_reference
 import numpy as np
 import pytest
 import tiny
 from compare import array, to_numpy, tokens_of
+from mtp_reference import Head
 from zoo import Zoo
 
 from mlxspec.kernels.flat import FlatRows
 
 AT_MOST = 1e-4
 NUM_CELLS, NUM_RECYCLED = 29, 4
-
-# (tokens (n,), hiddens (n, H)) -> the head's outputs after its norm (n, H), with causal attention over all cells
-Head = Callable[[list[int], np.ndarray], np.ndarray]
 
 
 @pytest.fixture(params=["tied", "untied", "moe"])
@@ -99,31 +97,7 @@ def mlx_lm_head(shape: str) -> Head:
 
     s = tiny.SHAPES[shape]
     args = TextModelArgs.from_dict(tiny.text_config(s))
-    layer = DecoderLayer(args, s.interval - 1)
-    raw, own = head_arrays(shape), {}
-    for name, value in raw.items():
-        if name.startswith("layers.0."):
-            value = value + 1 if "norm" in name else value
-            base, _, kind = name.removeprefix("layers.0.").rpartition("experts.")
-            parts = {name.removeprefix("layers.0."): value}
-            if base and kind == "gate_up_proj":
-                gate, up = np.split(value, 2, axis=1)
-                parts = {base + "switch_mlp.gate_proj.weight": gate, base + "switch_mlp.up_proj.weight": up}
-            elif base and kind == "down_proj":
-                parts = {base + "switch_mlp.down_proj.weight": value}
-            own |= {k: mx.array(v) for k, v in parts.items()}
-    layer.load_weights(list(own.items()), strict=True)
-
-    def norm(name: str, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, mx.array(raw[name] + 1), args.rms_norm_eps)
-
-    def run(tokens: list[int], hiddens: np.ndarray) -> np.ndarray:
-        e = norm("pre_fc_norm_embedding.weight", mx.array(embeddings(shape, tokens)))
-        h = norm("pre_fc_norm_hidden.weight", mx.array(hiddens))
-        x = mx.concatenate([e, h], axis=-1) @ mx.array(raw["fc.weight"]).T
-        return to_numpy([norm("norm.weight", layer(x[None], mask="causal")[0])])
-
-    return run
+    return mtp_reference.mlx_lm_head(DecoderLayer(args, s.interval - 1), args.rms_norm_eps, tiny.weights(s))
 
 
 @pytest.mark.torch
