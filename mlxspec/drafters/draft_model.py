@@ -61,7 +61,8 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, dr
         raise VocabularyError(
             f"The draft model has {draft_size} token ids and the target {target_size}: not the same vocabulary."
         )
-    common = max(target.vocab_size, draft.vocab_size)
+    # ids beyond the rows of either model are never drafted
+    common = min(max(target.vocab_size, draft.vocab_size), target_size, draft_size)
     differing = [i for i in range(common) if target.token_text(i) != draft.token_text(i)]
     if differing:
         shown = ", ".join(

@@ -91,10 +91,22 @@ class Intake:
         size = self.vocab_size
         bad = [t for t in prompt if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < size]
         if bad:
-            raise ConfigError(
-                f"The prompt holds {shown(bad[0])}, which is no token id of this model (0 to {size - 1})."
-            )
+            raise ConfigError(f"The prompt holds {self._named(bad[0])} (0 to {size - 1}).")
         return [int(t) for t in prompt]
+
+    def _named(self, token: object) -> str:
+        """What cannot be read, and why."""
+        text = None
+        if (
+            self.tokenizer is not None
+            and isinstance(token, int)
+            and not isinstance(token, bool)
+            and token >= 0
+        ):
+            text = self.tokenizer.token_text(token)
+        if text is None:
+            return f"{shown(token)}, which is no token id of this model"
+        return f"the token {shown(text)}, whose id {token} is beyond the rows of this model"
 
     def _marks(self, tokens: Sequence[int], marks: Iterable[int] | None) -> tuple[int, ...]:
         if marks is None:

@@ -93,7 +93,11 @@ def load(
         spec=replace(spec, drafters=names, policy=spec.policy or "auto"),
         config=config,
         name=model,
-        notices=[*target.notices, *_missing_head(asked, names, target)],
+        notices=[
+            *target.notices,
+            *_missing_head(asked, names, target),
+            *_ends_out_of_reach(tokenizer, target),
+        ],
     )
     device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
     if names and engine.spec.policy == "auto":
@@ -169,12 +173,23 @@ def _missing_head(asked: tuple[str, ...] | None, names: tuple[str, ...], target:
 
 
 def _tokenizer(folder: Path, target: Assembled) -> Tokenizer:
-    tokenizer = Tokenizer.from_folder(folder)
-    if tokenizer.vocab_size > target.model.vocab_size:
+    """Raises ModelError where ordinary text would be cut into ids for which the model has no row. Added tokens may lie beyond the rows, as
+    Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
+    tokenizer, rows = Tokenizer.from_folder(folder), target.model.vocab_size
+    if tokenizer.num_ordinary > rows:
         raise ModelError(
-            f"The tokenizer in {folder} knows {tokenizer.vocab_size} ids, the model only {target.model.vocab_size}."
+            f"The tokenizer in {folder} has {tokenizer.num_ordinary} tokens for text, the model only {rows} rows."
         )
     return tokenizer
+
+
+def _ends_out_of_reach(tokenizer: Tokenizer, target: Assembled) -> list[str]:
+    """What a person must know whose model can never end a text by itself, though its files say how."""
+    rows = target.model.vocab_size
+    if not tokenizer.eos_ids or any(0 <= i < rows for i in tokenizer.eos_ids):
+        return []
+    named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
+    return [f"No answer ends by itself: the model has {rows} rows, and its files end a text with {named}."]
 
 
 def _drafter(

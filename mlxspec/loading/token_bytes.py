@@ -1,7 +1,8 @@
 """Every token's bytes, from the tokenizer's own files: what a grammar, a forbidden word or a list of log-probabilities needs.
 
-Knows the three ways in which vocabularies spell bytes (byte-level, byte fallback with a mark for spaces, plain text); knows no context:
-a space that a decoder would add or take away at the beginning of a text is not seen here.
+Holds the ids for which the model has a row, and no others. Knows the three ways in which vocabularies spell bytes (byte-level, byte
+fallback with a mark for spaces, plain text). Knows no context: a space that a decoder would add or take away at the beginning of a text
+is not seen here.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ class TokenBytes:
     """tokens[i]: bytes of id i, b"" for ids of the model's padding. special: ids that are no text (their bytes are their names)."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """vocab_size: the model's, at least the tokenizer's."""
+        """vocab_size: the model's rows. The tokenizer may know fewer ids, or more."""
         self._tokenizer = tokenizer
+        self.eos_ids = frozenset(i for i in tokenizer.eos_ids if 0 <= i < vocab_size)
         spell = _speller(_kinds(json.loads(tokenizer.decoder_state())))
         added = tokenizer.added_tokens()
         found: list[bytes] = []
@@ -31,16 +33,20 @@ class TokenBytes:
             if text is None:
                 found.append(b"")
             else:
-                found.append(text.encode() if token in added else spell(text))
+                found.append(spell(text))
         self.tokens = tuple(found)
         self.special = frozenset(t for t, is_special in added.items() if is_special and t < vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, special=False)
+        """Ids for which the model has rows; the spelling of an added token without one is cut like any other text."""
+        found = self._tokenizer.encode(text, special=False)
+        if found and max(found) >= len(self.tokens):
+            found = self._within_rows.encode(text, special=False)
+        return found
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        return self._tokenizer.eos_ids
+    @cached_property
+    def _within_rows(self) -> Tokenizer:
+        return self._tokenizer.without_ids_from(len(self.tokens))
 
     @cached_property
     def text_ids(self) -> tuple[int, ...]:

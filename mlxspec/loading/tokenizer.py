@@ -23,14 +23,17 @@ from mlxspec.parsers.formats import detect
 class Tokenizer:
     """A model's tokenizer.
 
-    Attributes: eos_ids (ids that end an answer), vocab_size (ids it knows), template (None without a chat template).
+    Attributes: eos_ids (ids that end an answer), num_ordinary (tokens of the vocabulary itself, without those that were added to it as
+    they are spelled), vocab_size (one more than the highest id), template (None without a chat template). A model may have more rows than
+    there are ids (padding), or fewer: then the ids beyond its rows must not be used, and whoever takes ids checks that.
     """
 
     def __init__(self, inner: _Tokenizer, eos_ids: frozenset[int], template: ChatTemplate | None) -> None:
         self._inner = inner
         self.eos_ids = eos_ids
         self.template = template
-        self.vocab_size = inner.get_vocab_size()
+        self.num_ordinary = inner.get_vocab_size(with_added_tokens=False)
+        self.vocab_size = max(self.num_ordinary, 1 + max(inner.get_added_tokens_decoder(), default=-1))
         self._hidden: tuple[str | None, frozenset[int]] | None = None
 
     @classmethod
@@ -69,6 +72,13 @@ class Tokenizer:
         """How tokens become text, as JSON; b"{}" where they are text already."""
         decoder = self._inner.decoder
         return b"{}" if decoder is None else bytes(decoder.__getstate__())
+
+    def without_ids_from(self, limit: int) -> Tokenizer:
+        """One that reads the spelling of an added token with an id of at least `limit` as any other text. It costs reading the
+        vocabulary once more."""
+        state = json.loads(self._inner.to_str())
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < limit]
+        return Tokenizer(_Tokenizer.from_str(json.dumps(state)), self.eos_ids, self.template)
 
     def stream(self) -> TextStream:
         return TextStream(self._inner, self._hidden_ids())

@@ -48,9 +48,7 @@ class GrammarCompiler:
 
         eos = sorted(self._vocabulary.eos_ids)
         if not eos:
-            raise GrammarError(
-                "This model's tokenizer names no token that ends a text, so no grammar can end."
-            )
+            raise GrammarError("This model has no token that ends a text, so no grammar can end.")
         return LLTokenizer(
             TokenizerWrapper(_Vocabulary(self._vocabulary, eos[0])),
             n_vocab=len(self._vocabulary.tokens),

@@ -60,7 +60,7 @@ class RowSampler:
         if params.logit_bias:
             if max(params.logit_bias) >= vocab_size:
                 raise ConfigError(
-                    f"logit_bias names token {max(params.logit_bias)}, but the model has {vocab_size}."
+                    f"logit_bias names token {max(params.logit_bias)}; this model has 0 to {vocab_size - 1}."
                 )
             bias = np.zeros(vocab_size, np.float32)
             bias[list(params.logit_bias)] = list(params.logit_bias.values())

@@ -250,7 +250,9 @@ def _special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:
     tags, tokenizer = form.call_tags, engine.tokenizer
     if tags is None or tokenizer is None:
         return {}
-    special = {tokenizer.token_text(i): i for i, is_special in tokenizer.added_tokens().items() if is_special}
+    rows = engine.model.vocab_size
+    added = tokenizer.added_tokens().items()
+    special = {tokenizer.token_text(i): i for i, is_special in added if is_special and i < rows}
     return {tag: special[tag] for tag in (tags.open, tags.close, tags.mark) if tag in special and tag}
 
 
