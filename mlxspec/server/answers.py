@@ -24,9 +24,11 @@ from mlxspec.server.errors import BUSY, SERVER, ApiError
 from mlxspec.server.jobs import Job
 
 if TYPE_CHECKING:
+    from mlxspec.engine.request import Request
     from mlxspec.engine.stats import RequestStats
 
 EndReason = Literal["stop", "length", "tool_calls"]
+EndCause = Literal["end", "stop_string", "limit", "context"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +50,18 @@ class Delta:
     choice: int
     pieces: Sequence[Piece]
     stats: RequestStats
+    tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Answer `choice` is complete."""
+    """Answer `choice` is complete. cause: the model (or a grammar) ended it, a stop string did, or there was no room for more tokens,
+    by the request's limit or in the context."""
 
     choice: int
     reason: EndReason
+    cause: EndCause
     stats: RequestStats
 
 
@@ -126,7 +131,7 @@ class Answers:
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
         parser: Parser | None = self._job.parser()
-        has_calls = False
+        has_calls = has_begun = False
         async for event in stream:
             request = stream.request
             if request is None:
@@ -137,7 +142,13 @@ class Answers:
                     self.first_token = time.monotonic()
                 pieces = parser.push(event.text) if parser else [Content(event.text)]
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
-                yield Delta(choice=choice, pieces=pieces, stats=stats, logprobs=event.logprobs or ())
+                yield Delta(
+                    choice=choice,
+                    pieces=pieces,
+                    stats=stats,
+                    tokens=event.tokens,
+                    logprobs=event.logprobs or (),
+                )
             elif isinstance(event, FinishEvent):
                 if event.reason in ("error", "cancelled"):
                     raise _failed(event, is_late=request.has_expired)
@@ -148,15 +159,26 @@ class Answers:
                 reason: EndReason = (
                     "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"
                 )
-                yield End(choice=choice, reason=reason, stats=stats)
+                yield End(choice=choice, reason=reason, cause=_cause(request), stats=stats)
             else:
-                yield Progress(
-                    choice=choice,
-                    num_done=event.num_done,
-                    num_total=event.num_total,
-                    num_cached=stats.num_cached,
-                    seconds=time.monotonic() - self.started,
-                )
+                # the first says what the prefix cache had
+                done = [event.num_done] if has_begun else sorted({event.num_cached, event.num_done})
+                has_begun = True
+                for num_done in done:
+                    yield Progress(
+                        choice=choice,
+                        num_done=num_done,
+                        num_total=event.num_total,
+                        num_cached=event.num_cached,
+                        seconds=time.monotonic() - self.started,
+                    )
+
+
+def _cause(request: Request) -> EndCause:
+    if request.finish_reason == "length":
+        return "context" if len(request.history) >= request.max_context else "limit"
+    by_grammar = request.constraints is not None and request.constraints.is_finished
+    return "end" if request.end_token is not None or by_grammar else "stop_string"
 
 
 def _failed(event: FinishEvent, *, is_late: bool) -> ApiError:

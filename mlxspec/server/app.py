@@ -20,6 +20,7 @@ from mlxspec.server.chat import ChatProtocol
 from mlxspec.server.completions import CompletionProtocol
 from mlxspec.server.endpoint import Endpoint, Reply, Work
 from mlxspec.server.errors import INVALID, ApiError, BadField
+from mlxspec.server.llama_completion import LlamaProtocol
 from mlxspec.server.messages import refuse_media
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Loaded, Models
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PREPARE_SECONDS = 60.0
-Protocol = ChatProtocol | CompletionProtocol
+Protocol = ChatProtocol | CompletionProtocol | LlamaProtocol
 
 
 class Server:
@@ -58,6 +59,8 @@ class Server:
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
             "/apply-template": self._apply_template,
+            "/chat/completions/input_tokens": self._input_tokens,
+            "/completion": self._native,
         }
         gets: dict[str, Work] = {
             "/models": self._models,
@@ -106,6 +109,20 @@ class Server:
             )
             await self._answer(loaded, job, protocol, body, reply)
 
+    async def _native(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        body, notices = _checked(body, schemas.NATIVE)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            job = await self._prepare(jobs.completion_job, body, loaded.engine, self.config.params)
+            protocol = LlamaProtocol(
+                loaded.name,
+                job,
+                prompts=_echo(job, loaded),
+                returns_tokens=bool(body.get("return_tokens")),
+                extras=Extras.of(body),
+                notices=notices,
+            )
+            await self._answer(loaded, job, protocol, body, reply)
+
     async def _answer(
         self, loaded: Loaded, job: jobs.Job, protocol: Protocol, body: Mapping[str, Any], reply: Reply
     ) -> None:
@@ -137,7 +154,7 @@ class Server:
                 await reply.event(sse.data(chunk))
         for chunk in protocol.end():
             await reply.event(sse.data(chunk))
-        await reply.end_events(sse.DONE)
+        await reply.end_events(protocol.last_event)
 
     def _count(self, update: object, answers: Answers) -> None:
         if isinstance(update, End):
@@ -175,6 +192,12 @@ class Server:
         body, _ = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
         async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
             await reply.json(await self._prepare(_applied, body, loaded.engine, self.config.params))
+
+    async def _input_tokens(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+        body, _ = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
+        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
+            counted = await self._prepare(_counted, body, loaded.engine, self.config.params)
+            await reply.json(counted)
 
     async def _models(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
         await reply.json({"object": "list", "data": [self._described(n) for n in self.models.names]})
@@ -252,6 +275,10 @@ def _tokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> di
 
 def _applied(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
     return {"prompt": jobs.rendered(body, engine)[0]}
+
+
+def _counted(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": len(jobs.rendered(body, engine)[1])}
 
 
 def _detokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from mlxspec.server import sse
 from mlxspec.server.answers import Delta, End, Progress, Update
 from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
@@ -22,7 +23,7 @@ class ChatProtocol:
     """One response. `chunks` for each update when streaming, `whole` when not; `take` everything either way. extras: what chunks hold
     beside text."""
 
-    kind = "chat.completion"
+    last_event = sse.DONE
 
     def __init__(
         self,

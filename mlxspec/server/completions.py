@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import Content
+from mlxspec.server import sse
 from mlxspec.server.answers import Delta, End, Progress, Update
 from mlxspec.server.chat import finite
 from mlxspec.server.usage import Extras, drafting, progress, timings, usage
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 class CompletionProtocol:
     """One response; the same methods as ChatProtocol. echo: what each choice's text begins with."""
+
+    last_event = sse.DONE
 
     def __init__(
         self,

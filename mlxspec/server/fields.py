@@ -99,7 +99,7 @@ REFUSED: dict[str, Refused] = {
     "n_probs": Refused(why="use logprobs and top_logprobs", neutral=_OFF),
     "post_sampling_probs": Refused(why="log-probabilities are the model's own", neutral=_OFF),
     "response_fields": Refused(why="an answer has all its fields", neutral=_OFF),
-    "return_tokens": Refused(why="use /tokenize", neutral=_OFF),
+    "return_tokens": Refused(why="use /completion, which returns them", neutral=_OFF),
     "t_max_predict_ms": Refused(why="use timeout", neutral=(-1, 0)),
     "verbose": Refused(why="use /apply-template to see the prompt", neutral=_OFF),
     "speculative.type": Refused(why="use draft"),

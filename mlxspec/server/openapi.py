@@ -138,6 +138,25 @@ _COMPLETION = _object(
         **_EXTRAS,
     }
 )
+_NATIVE = _object(
+    {
+        "index": _COUNT,
+        "content": _TEXT,
+        "tokens": _list(_COUNT),
+        "stop": {"type": "boolean"},
+        "model": _TEXT,
+        "tokens_predicted": _COUNT,
+        "tokens_evaluated": _COUNT,
+        "tokens_cached": _COUNT,
+        "generation_settings": {"type": "object"},
+        "prompt": _TEXT,
+        "has_new_line": {"type": "boolean"},
+        "truncated": {"type": "boolean"},
+        "stop_type": {"type": "string", "enum": ["eos", "word", "limit"]},
+        "timings": _TIMINGS,
+        "mlxspec": _DRAFTING,
+    }
+)
 _MODEL = _object(
     {
         "id": _TEXT,
@@ -208,6 +227,8 @@ def document() -> dict[str, Any]:
     """The whole description, OpenAPI 3.1."""
     events = {"text/event-stream": {"schema": _TEXT}}
     text = {"schema": _TEXT}
+    counted = _json(_object({"object": _TEXT, "input_tokens": _COUNT}))
+    native = _json({"anyOf": [_NATIVE, _list(_NATIVE)]})
     parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     paths = {
         "/chat/completions": _post("chat", "Answer a conversation.", "ChatRequest", {**_json(_CHAT), **events}),
@@ -215,6 +236,8 @@ def document() -> dict[str, Any]:
         "/tokenize": _post("tokenize", "Token ids of a text or a conversation.", "TokenizeRequest", _json(_TOKENIZED)),
         "/detokenize": _post("detokenize", "Text of token ids.", "DetokenizeRequest", _json(_object({"content": _TEXT}))),
         "/apply-template": _post("template", "The prompt that a conversation becomes.", "ChatRequest", _json(_object({"prompt": _TEXT}))),
+        "/chat/completions/input_tokens": _post("count", "How many tokens that prompt has.", "ChatRequest", counted),
+        "/completion": _post("native", "Continue a text, in llama.cpp's form.", "NativeRequest", {**native, **events}),
         "/models": _get("models", "The models of this server.", _json(_object({"object": {"const": "list"}, "data": _list(_MODEL)}))),
         "/models/{name}": _get("model", "One of them.", _json(_MODEL), "404") | {"parameters": [parameter]},
         "/health": _get("health", "Whether it answers.", _json(_object({"status": _TEXT, "model": _TEXT})), "503"),
@@ -242,6 +265,7 @@ def document() -> dict[str, Any]:
             "schemas": {
                 "ChatRequest": schemas.CHAT,
                 "CompletionRequest": schemas.COMPLETION,
+                "NativeRequest": schemas.NATIVE,
                 "TokenizeRequest": schemas.TOKENIZE,
                 "DetokenizeRequest": schemas.DETOKENIZE,
                 "Error": _ERROR,

@@ -299,6 +299,20 @@ COMPLETION: Schema = {
     "required": ["prompt"],
 }  # fmt: skip
 
+# llama.cpp's own form of the same
+NATIVE: Schema = {
+    "type": "object",
+    "properties": {
+        **{
+            k: v
+            for k, v in COMPLETION["properties"].items()
+            if k not in ("echo", "logprobs", "stream_options")
+        },
+        "return_tokens": _flag("token ids beside the text"),
+    },
+    "required": ["prompt"],
+}
+
 TOKENIZE: Schema = {
     "type": "object",
     "properties": {

@@ -74,7 +74,7 @@ class Guard:
                     code="origin",
                 )
             if scope["method"] == "OPTIONS" and origin is not None:
-                await _empty(with_headers, 204)
+                await _empty(with_headers, 200)
                 return
             if scope["path"].rstrip("/") not in _OPEN:
                 self._check_key(headers)

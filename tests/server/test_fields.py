@@ -301,6 +301,7 @@ def test_progress_and_timings_in_a_stream(demo: Served) -> None:
         steps = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
         assert len(steps) > 2
         assert [s["processed"] for s in steps] == sorted({s["processed"] for s in steps})
+        assert steps[0]["processed"] == steps[0]["cache"]
         assert steps[-1]["processed"] == steps[-1]["total"]
         assert {s["total"] for s in steps} == {steps[0]["total"]}
         said = [c for c in chunks if c["choices"] and "timings" in c and not c["choices"][0]["finish_reason"]]
@@ -327,3 +328,33 @@ def test_fingerprint_and_overflow(demo: Served) -> None:
     )
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert "maximum context length is 2048 tokens" in answer["error"]["message"]
+
+
+def test_completions_in_llama_cpps_form(demo: Served) -> None:
+    asked = {"prompt": "def main():", "n_predict": 12, "return_tokens": True}
+    status, whole = demo.post("/completion", asked)
+    assert status == 200
+    direct = demo.post("/v1/completions", {"prompt": "def main():", "max_tokens": 12})[1]["choices"][0][
+        "text"
+    ]
+    assert whole["content"] == direct
+    assert demo.post("/detokenize", {"tokens": whole["tokens"]})[1]["content"] == direct
+    assert (whole["tokens_predicted"], whole["stop_type"], whole["truncated"]) == (12, "limit", False)
+    assert whole["prompt"] == "def main():"
+    chunks, _, done = demo.stream("/completion", {**asked, "return_progress": True})
+    assert not done  # OpenAI's mark; here the object that stops is the last
+    assert "".join(c["content"] for c in chunks) == direct
+    assert [t for c in chunks for t in c["tokens"]] == whole["tokens"]
+    assert [c["stop"] for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1]["timings"]["predicted_n"] == 12
+    several = demo.post("/completion", {"prompt": ["a", "b"], "n": 2, "n_predict": 2})[1]
+    assert [s["index"] for s in several] == [0, 1, 2, 3]
+    stopped = demo.post("/completion", {**asked, "stop": direct[4:6]})[1]
+    assert (stopped["stop_type"], stopped["content"]) == ("word", direct[: direct.index(direct[4:6])])
+    ended = demo.post("/completion", {"prompt": "x", "grammar": 'root ::= "ab"'})[1]
+    assert (ended["stop_type"], ended["content"]) == ("eos", "ab")
+    full = demo.post("/completion", {"prompt": "x" * 3900, "n_predict": -1, "ignore_eos": True})[1]
+    assert (full["stop_type"], full["truncated"]) == ("limit", True)
+    status, answer = demo.post("/chat/completions/input_tokens", {"messages": [USER]})
+    prompt = demo.post("/apply-template", {"messages": [USER]})[1]["prompt"]
+    assert answer["input_tokens"] == demo.post("/tokenize", {"content": prompt})[1]["count"]

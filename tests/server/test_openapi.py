@@ -75,9 +75,11 @@ def _fuzz(demo: Served, num_examples: int) -> None:
 
 def _shorten(case: Any) -> None:
     """Answers of a token or two: what is tested is the shape."""
-    if isinstance(case.body, dict) and case.operation.path.endswith("completions"):
-        for name in ("max_tokens", "max_completion_tokens"):
-            if isinstance(case.body.get(name), (int, float)) and case.body[name] > 2:
+    if isinstance(case.body, dict) and "completion" in case.operation.path:
+        for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+            if isinstance(case.body.get(name), (int, float)) and (
+                case.body[name] > 2 or case.body[name] == -1
+            ):
                 case.body[name] = 2
         case.body.setdefault("max_tokens", 2)
 
