@@ -21,7 +21,7 @@ LAYERS = (
     ("config",),
     ("events",),
     ("folders", "resources", "bundled_blas", "blas", "jit"),
-    ("device",),
+    ("device", "host"),
     ("parsers",),
     ("loading",),
     ("kernels",),
@@ -137,3 +137,45 @@ def test_nothing_names_a_machine() -> None:
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             assert not MACHINE_PATHS.search(line), f"{label(path)}:{number} names a machine's path"
+
+
+def _is_of_the_host(call: ast.Call) -> bool:
+    """Whether what numpy is given is written out, comes from numpy, or is converted to integers: never a 16-bit array."""
+    given = call.args[0] if call.args else None
+    if len(call.args) > 1 or call.keywords:
+        dtype = ast.unparse(call.args[1] if len(call.args) > 1 else call.keywords[0].value)
+        if "int" in dtype or dtype.startswith("'<"):
+            return True
+    if isinstance(given, ast.Call):
+        return ast.unparse(given.func).startswith("np.")
+    return isinstance(given, (ast.List, ast.ListComp, ast.GeneratorExp))
+
+
+def _crossings(source: str) -> list[str]:
+    """Calls by which a module could read an MLX array of floats into numpy other than by `host.numbers`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        reads = name in ("np.asarray", "np.array", "np.from_dlpack") and not _is_of_the_host(node)
+        if reads or name == "memoryview":
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_device_arrays_are_read_in_one_place(path: Path) -> None:
+    """numpy cannot read an MLX array of bfloat16: only `host.numbers` converts. Modules without MLX have no such arrays."""
+    source = path.read_text(encoding="utf-8")
+    if "import mlx.core" not in source or path.name == "host.py":
+        return
+    assert not _crossings(source)
+
+
+def test_what_reads_device_arrays_is_found() -> None:
+    assert _crossings("np.asarray(draft.confidences).tolist()")
+    assert _crossings("np.array(x, np.float32)")
+    assert _crossings("memoryview(x)")
+    assert not _crossings("np.asarray(history, np.int32)")
+    assert not _crossings("np.asarray([1.0, 2.0], np.float32)")

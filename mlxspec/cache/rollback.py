@@ -250,12 +250,17 @@ TAPE = Tape()
 
 
 def by_tape(*, exact: bool = False) -> Tape | Trail:
-    """The default way on this device. exact: with the bits of plain decoding at every width."""
+    """The default way on this device. exact: with the bits of plain decoding at every width.
+
+    Callers ask for `exact` where the model computes in 16 bits. A trail of more than FEW tokens differs from steps in the last float32
+    bits. Those rarely change a float32 model's choice. A 16-bit model rounds the recurrence's output: where a last bit crosses the middle
+    between two 16-bit numbers, the output differs by 2^-8 (bfloat16) or 2^-11 (float16) of its size, and logits differ as much.
+    """
     return Trail() if device.backend() == "cpu" and not exact else TAPE
 
 
 def rollback(name: str, num_states: int, *, exact: bool = False) -> Rollback:
-    """By the name that options use; num_states matters to `snapshots`, exact to `tape`. Raises ConfigError."""
+    """By the name that options use; num_states matters to `snapshots`, exact to `tape`, as in `by_tape`. Raises ConfigError."""
     if name == "tape":
         return by_tape(exact=exact)
     if name == "snapshots":

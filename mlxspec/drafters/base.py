@@ -49,8 +49,9 @@ class Ask(NamedTuple):
 class Draft(NamedTuple):
     """A proposal for one row: `length` tokens.
 
-    Either host tokens (a list) or device ones: tokens and confidences (length,), lazy. Confidence is the probability of the drafter's most
-    likely token at that place (a list where the tokens are one); None where the drafter has no distribution.
+    Either host tokens (a list) or device ones: tokens (length,) integer and confidences (length,) of any float dtype, lazy; drafters that
+    run a model give float32 (sampler.confidence). Confidence is the probability of the drafter's most likely token at that place (a list
+    where the tokens are one); None where the drafter has no distribution.
     ended: why the drafter has closed the row and will draft no more for it. scores (length, V), lazy: what each token was drawn from, as
     logits, for rows whose sampler keeps drafts; None where the drafter draws nothing, so that the token was certain. backing: of a lookup,
     how many tokens before the ones it looked up it would have said right from the same place; None where it does not know.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-import numpy as np
 
 from mlxspec.drafters.base import Draft
+from mlxspec.host import numbers
 from mlxspec.sampling.sampler import RowSampler
 from mlxspec.speculation.verify import (
     NOTHING,
@@ -47,7 +47,7 @@ def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Su
     out = []
     for draft, state in zip(drafts, states, strict=True):
         if draft.length:
-            sure = None if draft.confidences is None else np.asarray(draft.confidences).tolist()
+            sure = _confidences(draft)
             whole = _on_host(draft)._replace(confidences=sure)
             cut, submission = _submit(whole, state, sure is not None and state.has_limits)
             out.append((cut._replace(confidences=sure and sure[: cut.length]), submission))
@@ -59,8 +59,8 @@ def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Su
 def _submit(draft: Draft, state: ChainRow, doubted: bool) -> tuple[Draft, Submission]:
     if not draft.length:
         return draft, NOTHING
-    tops = tuple(np.asarray(draft.confidences).tolist()) if doubted else None
-    outline = DraftOutline(length=draft.length, tops=tops)
+    sure = _confidences(draft) if doubted else None
+    outline = DraftOutline(length=draft.length, tops=None if sure is None else tuple(sure))
     if state.rejects:
         submission: Submission = submit_for_rejection(outline, state.limits)
     else:
@@ -78,6 +78,10 @@ def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
 
 def _on_host(draft: Draft) -> Draft:
     """Its tokens as a list. They have been evaluated."""
-    return (
-        draft if isinstance(draft.tokens, list) else draft._replace(tokens=np.asarray(draft.tokens).tolist())
-    )
+    return draft if isinstance(draft.tokens, list) else draft._replace(tokens=numbers(draft.tokens).tolist())
+
+
+def _confidences(draft: Draft) -> list[float] | None:
+    """Its confidences as a list. They have been evaluated."""
+    sure = draft.confidences
+    return numbers(sure).tolist() if isinstance(sure, mx.array) else sure

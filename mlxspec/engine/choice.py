@@ -14,6 +14,7 @@ import numpy as np
 from mlxspec.drafters.base import Draft, Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request, described
+from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
@@ -210,7 +211,7 @@ def _masks(
             continue
         if most:
             raise ValueError("constraints must know the tokens before them")
-        known = draft.tokens if isinstance(draft.tokens, list) else np.asarray(draft.tokens).tolist()
+        known = draft.tokens if isinstance(draft.tokens, list) else numbers(draft.tokens).tolist()
         found += constraints.masks(known)
     return found if any(m is not None for m in found) else None
 

@@ -78,7 +78,8 @@ class Engine(Answers):
         self.stats = EngineStats()
         self._intake = Intake(tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec)
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
-        self._rollback = rollback(self.config.rollback, num_states, exact=self.config.exact)
+        by_steps = self.config.exact or model.dtype != mx.float32  # see by_tape
+        self._rollback = rollback(self.config.rollback, num_states, exact=by_steps)
         self._widest = self._exact_width() if self.config.exact else None
         # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         self._flight = Flight(self.chain, self.stats, widest=self._widest, overlaps=not self.config.exact)

@@ -16,6 +16,7 @@ from mlxspec import device
 from mlxspec.cache.model_cache import Snapshot
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.engine.verdict import ProbeReport, WidthVerdict
+from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 
@@ -101,7 +102,7 @@ def _ids(tokens: list[int]) -> mx.array:
 def _numbers(logits: mx.array | None) -> NDArray[np.float32]:
     if logits is None:
         raise ValueError("logits were asked for")
-    return np.asarray(logits.astype(mx.float32))
+    return numbers(logits)
 
 
 def _same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:

@@ -102,7 +102,9 @@ class Drafts:
         start, vocab_size = len(self._history), self._model.vocab_size
         tokens = [(start + i) % vocab_size for i in range(num_known)]
         self._history.extend(tokens)
-        hidden = mx.zeros((num_known, self._model.hidden_size)) if self._drafter.needs.hidden else None
+        hidden = None
+        if self._drafter.needs.hidden:
+            hidden = mx.zeros((num_known, self._model.hidden_size), self._model.dtype)
         self._drafter.observe(self._row, tokens, hidden)
         ask = Ask(self._row, self._history, depth, self._sampler)
 

@@ -29,6 +29,7 @@ from mlxspec.engine.choice import Choice, choose_apart
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event, TokensEvent
+from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.speculation.verify import match
@@ -168,7 +169,7 @@ def read(
     started = time.perf_counter()
     try:
         mx.eval(round_.choice.arrays, round_.tokens)
-        chosen, given = np.asarray(round_.choice.sampled).tolist(), np.asarray(round_.tokens).tolist()
+        chosen, given = numbers(round_.choice.sampled).tolist(), numbers(round_.tokens).tolist()
     except BaseException:
         cache.abort()
         raise

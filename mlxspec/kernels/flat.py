@@ -68,7 +68,7 @@ class FlatRows:
         """Arrays that take rows apart and put them together, or None where a reshape does."""
         if self.is_uniform:
             return None
-        starts, widths = np.asarray(self.starts), np.asarray(self.widths)
+        starts, widths = np.asarray(self.starts, np.int64), np.asarray(self.widths, np.int64)
         unpad, placed, groups = np.zeros(self.num_tokens, np.int32), 0, []
         for rows, width in self.grouped:
             # which flat token stands at a padded place, 0 where none does; and whether one does

@@ -43,6 +43,11 @@ class Model(Protocol):
     max_context: int
 
     @property
+    def dtype(self) -> mx.Dtype:
+        """Of its hiddens and logits."""
+        ...
+
+    @property
     def attention_heads(self) -> Sequence[Heads]:
         """Of layers that attend to a whole context."""
         ...

@@ -19,6 +19,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.errors import ModelError
+from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
@@ -123,7 +124,7 @@ class Gemma4Assistant(nn.Module):
         for name in ("pre_projection", "post_projection"):
             self[name] = FusedLinear([self[name]])
         if "masked_embedding" in self:
-            order = np.sort(np.asarray(self.masked_embedding.token_ordering))
+            order = np.sort(numbers(self.masked_embedding.token_ordering))
             if not np.array_equal(order, np.arange(len(order))):
                 raise ModelError("The assistant's token_ordering does not name every token once.")
 

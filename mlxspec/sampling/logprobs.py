@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from mlxspec.events import TokenLogprob, TopToken
+from mlxspec.host import numbers
 
 
 class Logprobs(NamedTuple):
@@ -31,11 +31,11 @@ class Logprobs(NamedTuple):
     ) -> list[TokenLogprob]:
         """Those of positions start, start + 1, ...: one for each of `tokens`. data: bytes by token id."""
         end = start + len(tokens)
-        own = np.asarray(self.chosen)[start:end].tolist()
+        own = numbers(self.chosen)[start:end].tolist()
         tops: list[tuple[TopToken, ...]] = [()] * len(tokens)
         if num_top and self.top_tokens is not None:
-            ids = np.asarray(self.top_tokens)[start:end, :num_top].tolist()
-            values = np.asarray(self.top_values)[start:end, :num_top].tolist()
+            ids = numbers(self.top_tokens)[start:end, :num_top].tolist()
+            values = numbers(self.top_values)[start:end, :num_top].tolist()
             tops = [
                 tuple(TopToken(token=t, logprob=v, data=data[t]) for t, v in zip(*pair, strict=True))
                 for pair in zip(ids, values, strict=True)

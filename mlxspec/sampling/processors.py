@@ -1,7 +1,8 @@
 """Callables of the user's on the logits of one request, at every position a round verifies: logits processors and a sampler, as in mlx-lm.
 
 A processor takes (tokens, logits): all tokens before the position, prompt and drafts included, and its logits (1, V); it returns
-logits (1, V). A sampler takes log-probabilities (1, V) and returns the token. Both are called for drafts that may not stand, so
+logits (1, V). A sampler takes log-probabilities (1, V) and returns the token. All are float32 whatever the model computes in, so that a
+callable can read them with numpy and gives the same for every dtype. Both are called for drafts that may not stand, so
 what they return must follow from what they are given; and where one fails matters only if the text gets there. Knows no rounds.
 """
 
@@ -33,6 +34,7 @@ def process(
 ) -> tuple[mx.array, Failure | None]:
     """logits (w, V) behind the history and behind each of its drafts (w - 1,), each position by itself; untouched from a failure on."""
     known = mx.array(np.asarray(history, np.int32))
+    logits = logits.astype(mx.float32)
     out: list[mx.array] = []
     for place in range(logits.shape[0]):
         tokens = mx.concatenate([known, drafts[:place].astype(mx.int32)]) if place else known

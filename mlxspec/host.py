@@ -1,0 +1,17 @@
+"""Reads device arrays on the host. All other modules read through here, so that every dtype works in one place.
+
+numpy has no bfloat16: its buffer protocol rejects an MLX array of that dtype. Knows arrays; knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+
+def numbers(x: mx.array) -> NDArray[Any]:
+    """The elements of `x`, of any shape and dtype; evaluates it. 16-bit floats become float32, which loses nothing; other dtypes stay."""
+    return np.asarray(x.astype(mx.float32) if x.dtype in (mx.bfloat16, mx.float16) else x)
