@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import NamedTuple
 
 from mlxspec import device  # noqa: F401  (before mlx)
 
 # isort: split
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.loading.weights import cast
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -37,6 +40,29 @@ STACKS = {
     "recurrent": (True, True),
     "hybrid": (True, True, False),
     "ends-linear": (True, False, False, True),
+}
+
+
+class Form(NamedTuple):
+    """How weights are kept: matrices and activations of `dtype`; quantized ones as mlx-lm writes them, bits 0 for none."""
+
+    dtype: mx.Dtype
+    bits: int = 0
+    group_size: int = 32
+    mode: str = "affine"
+
+
+FORMS = {
+    "float32": Form(mx.float32),
+    "bfloat16": Form(mx.bfloat16),
+    "float16": Form(mx.float16),
+    "4bit": Form(mx.bfloat16, 4),
+    "8bit": Form(mx.float16, 8),
+    "4bit-float32": Form(mx.float32, 4),
+    # formats whose scales are bytes compute in what MLX unpacks them to
+    "mxfp4": Form(mx.bfloat16, 4, 32, "mxfp4"),
+    "mxfp8": Form(mx.bfloat16, 8, 32, "mxfp8"),
+    "nvfp4": Form(mx.bfloat16, 4, 16, "nvfp4"),
 }
 
 
@@ -100,14 +126,28 @@ def _randomize(module, rng: np.random.Generator, head_scale: float, branch: floa
     module.update(tree_unflatten(filled))
 
 
-def _finish(module) -> None:
+def finish(module, form: str) -> None:
+    """Weights in the form that a loader gives them: norms stay float32, all matrices are quantized, the embedding too."""
+    how = FORMS[form]
+    if how.dtype != mx.float32:
+        kept = cast(dict(tree_flatten(module.parameters())), how.dtype)
+        module.update(tree_unflatten(list(kept.items())))
+    if how.bits:
+        nn.quantize(module, group_size=how.group_size, bits=how.bits, mode=how.mode)
     module.fuse()
     mx.eval(module.parameters())
 
 
-def make(c: Qwen35Config, seed: int = 0, *, head_scale: float = HEAD_SCALE, drift: float = 0.0) -> Qwen35:
-    """`drift`: every matrix is off by noise of so many parts of its entries. Equal seeds give equal weights, whatever the vocabulary:
-    rows of embedding and head are cut from, or padded to, those of VOCAB tokens."""
+def make(
+    c: Qwen35Config,
+    seed: int = 0,
+    *,
+    head_scale: float = HEAD_SCALE,
+    drift: float = 0.0,
+    form: str = "float32",
+) -> Qwen35:
+    """`form`: a key of FORMS. `drift`: every matrix is off by noise of so many parts of its entries. Equal seeds give equal weights,
+    whatever the vocabulary: rows of embedding and head are cut from, or padded to, those of VOCAB tokens."""
     whole = Qwen35(replace(c, vocab_size=VOCAB))
     _randomize(whole, np.random.default_rng(seed), head_scale)
     rng, values = np.random.default_rng(seed + 1000), []
@@ -120,11 +160,11 @@ def make(c: Qwen35Config, seed: int = 0, *, head_scale: float = HEAD_SCALE, drif
         values.append((name, mx.array(new)))
     model = Qwen35(c)
     model.update(tree_unflatten(values))
-    _finish(model)
+    finish(model, form)
     return model
 
 
-def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1) -> Qwen35Mtp:
+def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1, *, form: str = "float32") -> Qwen35Mtp:
     """A head that mostly passes its token's embedding on, with a little of the hidden and of its layer."""
     head = Qwen35Mtp(c, target)
     rng = np.random.default_rng(seed)
@@ -134,24 +174,24 @@ def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1) -> Qwen35Mtp:
         0.0, 0.03, (size, 2 * size)
     )
     head.fc.weight = mx.array(fc.astype(np.float32))
-    _finish(head)
+    finish(head, form)
     return head
 
 
 @functools.cache
-def stack(name: str, seed: int = 0) -> Qwen35:
+def stack(name: str, seed: int = 0, form: str = "float32") -> Qwen35:
     """One of STACKS, made once."""
-    return make(config(STACKS[name]), seed)
+    return make(config(STACKS[name]), seed, form=form)
 
 
 @functools.cache
-def target() -> Qwen35:
-    return stack("hybrid")
+def target(form: str = "float32") -> Qwen35:
+    return stack("hybrid", form=form)
 
 
 @functools.cache
-def mtp_head() -> Qwen35Mtp:
-    return make_mtp(config(), target())
+def mtp_head(form: str = "float32") -> Qwen35Mtp:
+    return make_mtp(config(), target(form), form=form)
 
 
 @functools.cache
@@ -161,9 +201,9 @@ def small(vocab: int = VOCAB, max_context: int = 2048) -> Qwen35:
 
 
 @functools.cache
-def echo(vocab: int = VOCAB, max_context: int = 2048, *, drift: float = 0.1) -> Qwen35:
+def echo(vocab: int = VOCAB, max_context: int = 2048, *, drift: float = 0.1, form: str = "float32") -> Qwen35:
     """A draft model that mostly agrees with the target; another `vocab` cuts or pads what it knows."""
-    return make(config(vocab=vocab, max_context=max_context), drift=drift)
+    return make(config(vocab=vocab, max_context=max_context), drift=drift, form=form)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ class Table:
     """logits (V, V): row t holds the logits of what follows token t, whatever stands before it."""
 
     attention_heads = ()
+    dtype = mx.float32
 
     def __init__(self, logits: np.ndarray, *, max_context: int = 64) -> None:
         self._logits = mx.array(logits)

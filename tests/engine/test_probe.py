@@ -25,6 +25,7 @@ class Planted:
     """The tiny target with a last layer whose output depends on how many tokens come in together, from `width` on."""
 
     attention_heads = ()
+    dtype = mx.float32
 
     def __init__(self, width: int, size: float = 0.5) -> None:
         self._inner, self._width, self._size = tiny_models.stack("attention"), width, size

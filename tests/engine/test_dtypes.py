@@ -1,0 +1,290 @@
+"""The same text in what people run: 16 bits and quantized weights, with every drafter, policy, way of rollback and kind of request.
+
+Every test runs plain decoding and drafting with one model, and compares tokens, text and log-probabilities. A drafter that ends by an
+error is a failure: no result may have a notice. Quantized models multiply packed weights here (mx.quantized_matmul), as on a GPU; loading
+one on a CPU would unpack it. The fast tier has a slice; the slow tier has all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+import mlxspec
+from mlxspec.cache.rollback import Trail
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_cache import NgramCache
+from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
+from mlxspec.drafters.ngram_mod import NgramMod
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.probe import probe
+from tests import tiny_models
+from tests.engine import equality
+from tests.engine.equality import PLAIN, prompts, same, spec
+from tests.tiny_models import FORMS
+
+MODELS = ("mtp", "draft-model")
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+DRAFTERS = [*((name,) for name in (*MODELS, *NGRAMS, "own")), (*NGRAMS, "own", *MODELS)]
+POLICIES: dict[str, dict] = {
+    "fixed": {},
+    "p_min": {"n_max": 6, "p_min": 0.3},
+    "n_min": {"n_max": 6, "p_min": 0.5, "n_min": 2},
+    "deep": {"n_max": 12, "ngram_m": 16},  # wider than what a CPU's float32 recurrence takes step by step
+    "auto": {"policy": "auto"},
+    "rejection": {"acceptance": "rejection", "p_min": 0.3},
+}
+REQUESTS: tuple[dict, ...] = (
+    {},
+    {"temperature": 0.9},
+    {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.15, "logit_bias": {5: 4.0}},
+)
+NUM_ROWS = len(REQUESTS)
+FAST = {  # (form, drafters, policy) in the fast tier
+    ("bfloat16", ("mtp",), "p_min"),
+    ("bfloat16", DRAFTERS[-1], "auto"),
+    ("bfloat16", ("own",), "p_min"),
+    ("bfloat16", ("mtp",), "rejection"),
+    ("float16", ("mtp",), "deep"),
+    ("4bit", ("mtp",), "p_min"),
+}
+
+
+class Own(equality.Oracle):
+    """A drafter of the user's: right with a probability, on the device, with confidences in the model's dtype."""
+
+    name = "own"
+
+    def __init__(self, form: str) -> None:
+        super().__init__([], sure=0.8)
+        self._dtype = FORMS[form].dtype
+
+    def learn(self, texts: Sequence[Sequence[int]]) -> None:
+        self._texts = [list(t) for t in texts]
+
+    def propose(self, asks: Sequence[Ask], sampler) -> list[Draft]:
+        drafts = super().propose(asks, sampler)
+        return [
+            Draft(d.length, mx.array(d.tokens, mx.int32), mx.full((d.length,), 0.75, self._dtype))
+            if d.length
+            else d
+            for d in drafts
+        ]
+
+
+@cache
+def engine(form: str, rollback: str = "tape", *, exact: bool = False) -> Engine:
+    model = tiny_models.target(form)
+    drafters = [
+        Mtp(tiny_models.mtp_head(form), model.max_context),
+        DraftModel(tiny_models.echo(form=form), model.vocab_size),
+        NgramSimple(3, 12),
+        NgramMapK(2, 8, 1),
+        NgramMapK4v(2, 8, 1),
+        NgramMod(4, 8),
+        NgramCache(8),
+        Own(form),
+    ]
+    made = equality.engine(drafters, form, rollback=rollback, exact=exact, prefix_budget=0)
+    own = made.chain.drafters["own"]
+    assert isinstance(own, Own)
+    own.learn([[*p, *r.tokens] for p, r in zip(requests()[0], plain(form), strict=True)])
+    return made
+
+
+@cache
+def requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    params = [
+        SamplingParams(max_tokens=12 + 5 * i, seed=i, ignore_eos=True, top_logprobs=2, **asked)
+        for i, asked in enumerate(REQUESTS)
+    ]
+    return prompts(NUM_ROWS, 2), params
+
+
+@cache
+def plain(form: str) -> list[Result]:
+    made = equality.engine([], form, prefix_budget=0)
+    return [made.generate(p, s, spec=PLAIN) for p, s in zip(*requests(), strict=True)]
+
+
+def check(form: str, results: Sequence[Result], what: str, *, rejects: bool = False) -> None:
+    """rejects: sampled rows draw other tokens than plain decoding, so only greedy ones are compared."""
+    model = tiny_models.target(form)
+    for prompt, params, wanted, got in zip(*requests(), plain(form), results, strict=True):
+        assert not got.stats.notices, f"{form}, {what}: {got.stats.notices}"
+        if rejects and params.temperature:
+            continue
+        same(wanted, got, prompt, params, f"{form}, {what}", model)
+        if equality.keeps_bits(model):
+            assert got.logprobs == wanted.logprobs, f"{form}, {what}"
+
+
+def drafting(names: tuple[str, ...], policy: str) -> SpecConfig:
+    return spec(*names, **{"ngram_n": 2, "ngram_mod_n": 4, **POLICIES[policy]})
+
+
+def marked(form: str, names: tuple[str, ...], policy: str):
+    fast = (form, names, policy) in FAST
+    return pytest.param(
+        form, names, policy, id=f"{form}-{'+'.join(names)}-{policy}", marks=[] if fast else [pytest.mark.slow]
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "names", "policy"), [marked(f, n, p) for f in FORMS for n in DRAFTERS for p in POLICIES]
+)
+def test_drafted_text_is_plain_text(form: str, names: tuple[str, ...], policy: str) -> None:
+    if policy == "rejection" and names[0] in NGRAMS and len(names) == 1:
+        policy = "fixed"  # lookup knows no distribution to compare with; matching is what is left
+    made, asked = engine(form), drafting(names, policy)
+    rejects, what = policy == "rejection", f"{'+'.join(names)}, {policy}"
+    some, params = requests()
+    check(form, made.generate(some, params, spec=asked), f"{what}, rows together", rejects=rejects)
+    alone = [made.generate(p, s, spec=asked) for p, s in zip(some, params, strict=True)]
+    check(form, alone, f"{what}, alone", rejects=rejects)
+    if policy in ("fixed", "deep") and names[-1] in (*MODELS, "own"):
+        did = [d for r in alone for d in r.stats.drafters.values()]
+        assert sum(d.num_accepted for d in did) > 0  # else equal texts prove little
+
+
+@pytest.mark.parametrize("rollback", ["snapshots", "checkpoint"])
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(f, marks=[] if f == "bfloat16" else [pytest.mark.slow]) for f in FORMS],
+)
+def test_every_way_of_rollback(form: str, rollback: str) -> None:
+    made, names = engine(form, rollback), DRAFTERS[-1]
+    check(form, made.generate(*requests(), spec=drafting(names, "deep")), rollback)
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=[] if f == "bfloat16" else [pytest.mark.slow]) for f in FORMS]
+)
+def test_turns_of_a_conversation(form: str) -> None:
+    """The prefix store hands on what the model and its drafters know; plain and drafted conversations stay the same."""
+    model = tiny_models.target(form)
+    for params in (requests()[1][0], requests()[1][1]):
+        talks = [
+            (equality.engine(form=form), how) for how in (PLAIN, spec("mtp"), spec("draft-model", "mtp"))
+        ]
+        text = prompts(1, 5)[0]
+        for turn in range(3):
+            wanted, *drafted = [made.generate(text, params, spec=how) for made, how in talks]
+            for got in drafted:
+                assert not got.stats.notices
+                assert got.stats.num_cached == wanted.stats.num_cached
+                same(wanted, got, text, params, f"{form}, turn {turn}", model)
+                if got.tokens != wanted.tokens:
+                    return
+            assert turn == 0 or wanted.stats.num_cached > 0
+            text = [*text, *wanted.tokens, *prompts(1, 6 + turn)[0]]
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=[] if f == "bfloat16" else [pytest.mark.slow]) for f in FORMS]
+)
+def test_a_grammar_and_callables(form: str) -> None:
+    """What must see tokens or logits on the host, in any dtype."""
+
+    def doubled(tokens: mx.array, logits: mx.array) -> mx.array:
+        return mx.array(2.0 * np.asarray(logits))  # numpy cannot read 16-bit logits
+
+    def least_surprising(logprobs: mx.array) -> mx.array:
+        return mx.array(int(np.asarray(logprobs).argmax()))
+
+    made, prompt = engine(form), requests()[0][1]
+    for asked in (
+        {"regex": "[a-f]{3,20}(x|yz)*", "temperature": 0.8},
+        {"logits_processors": (doubled,), "ignore_eos": True},
+        {"sampler": least_surprising, "ignore_eos": True},
+        {"bad_words": ("a",), "ignore_eos": True},
+    ):
+        params = SamplingParams(max_tokens=16, seed=3, **asked)
+        wanted = made.generate(prompt, params, spec=PLAIN)
+        got = made.generate(prompt, params, spec=spec(*MODELS, p_min=0.2))
+        assert not got.stats.notices
+        assert wanted.finish_reason != "error"
+        assert (got.tokens, got.text) == (wanted.tokens, wanted.text), f"{form}, {list(asked)}"
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=[] if f == "4bit" else [pytest.mark.slow]) for f in FORMS]
+)
+def test_exact_gives_the_bits_of_plain_decoding(form: str) -> None:
+    """Tokens, texts and log-probabilities of every row are equal bit for bit, with no excuse, and drafts are still verified."""
+    made = engine(form, exact=True)
+    for names in (("mtp",), DRAFTERS[-1]):
+        results = made.generate(*requests(), spec=drafting(names, "deep"))
+        results += [
+            made.generate(p, s, spec=drafting(names, "deep")) for p, s in zip(*requests(), strict=True)
+        ]
+        for wanted, got in zip(2 * plain(form), results, strict=True):
+            assert (got.tokens, got.text) == (wanted.tokens, wanted.text)
+            assert got.logprobs == wanted.logprobs
+    if equality.keeps_bits(tiny_models.target(form)):
+        assert made.stats.probe is not None
+        assert made.stats.probe.exact_width >= 9
+        assert any(r.stats.num_accepted for r in results)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_widths_keep_the_bits_of_16_bits_on_a_cpu(form: str) -> None:
+    """The recurrence runs step by step at every width, and MLX's own 16-bit and quantized products do not depend on the number of rows."""
+    if FORMS[form].dtype == mx.float32 or mx.default_device() != mx.Device(mx.cpu):
+        pytest.skip("float32 products are the BLAS's, a GPU's kernels are chosen by width")
+    made = engine(form)
+    assert made.probe((2, 5, 9, 17)).is_exact
+
+
+def test_a_trained_model_keeps_its_bits_in_16_bits_on_a_cpu() -> None:
+    """The demo shows what random weights hide: with the recurrence all at once, float16 logits differ from 5 tokens on."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        pytest.skip("a GPU's kernels are chosen by width")
+    made = mlxspec.load("demo", dtype="float16", draft="mtp")
+    assert made.probe((4, 5, 9, 17)).is_exact
+    assert not probe(made.model, (5,), rollback=Trail()).is_exact
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_packed_weights_stay_packed(form: str) -> None:
+    """What the tests above call quantized multiplies packed weights, the embedding and the head's own included."""
+    packed = [
+        m
+        for m in tiny_models.target(form).modules()
+        if isinstance(m, (nn.QuantizedLinear, nn.QuantizedEmbedding))
+    ]
+    assert bool(packed) == bool(FORMS[form].bits)
+    assert {(m.bits, m.group_size, m.mode) for m in packed} <= {tuple(FORMS[form][1:])}
+    assert tiny_models.target(form).dtype == FORMS[form].dtype
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_the_demo_drafts_with_its_head_in_16_bits(dtype: str) -> None:
+    made = mlxspec.load("demo", dtype=dtype, draft="mtp", config=EngineConfig(prefix_budget=0))
+    for params in (
+        SamplingParams(max_tokens=24, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=0.8, seed=1),
+    ):
+        wanted = made.generate("def main():\n", params, spec=PLAIN)
+        for how in (
+            spec("mtp"),
+            spec("mtp", p_min=0.3),
+            spec("mtp", policy="auto"),
+            spec("mtp", acceptance="rejection", p_min=0.3),
+        ):
+            got = made.generate("def main():\n", params, spec=how)
+            assert not got.stats.notices
+            assert got.stats.drafters["mtp"].num_calls > 0
+            if how.acceptance == "match" or not params.temperature:
+                same(wanted, got, made.tokenizer.encode("def main():\n"), params, dtype, made.model)
+            if how.policy == "fixed":
+                assert got.stats.drafters["mtp"].num_accepted > 0
