@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from mlxspec.events import TokenLogprob, TopToken
 from mlxspec.host import numbers
+from mlxspec.sampling.truncate import largest
 
 
 class Logprobs(NamedTuple):
@@ -47,11 +48,11 @@ class Logprobs(NamedTuple):
 
 
 def logprobs(logits: mx.array, chosen: mx.array, num_top: int) -> Logprobs:
-    """Of tokens chosen (N,) by logits (N, V), and of the num_top likeliest."""
-    logits = logits.astype(mx.float32)
+    """Of tokens chosen (N,) by logits (N, V), and of the num_top likeliest; of equally likely ones the lower ids come first."""
+    given, logits = logits, logits.astype(mx.float32)
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     own = mx.take_along_axis(logits, chosen[:, None], axis=-1) - total
     if not num_top:
         return Logprobs(own[:, 0], None, None)
-    order = mx.argsort(-logits, axis=-1)[:, :num_top]
+    order = largest(given, min(num_top, given.shape[1]))
     return Logprobs(own[:, 0], order, mx.take_along_axis(logits, order, axis=-1) - total)

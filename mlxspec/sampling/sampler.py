@@ -21,6 +21,7 @@ from mlxspec.errors import ConfigError
 from mlxspec.sampling.bits import Bits, num_words, unpack
 from mlxspec.sampling.constraints import Constraints
 from mlxspec.sampling.noise import Positions, Stream, gumbel
+from mlxspec.sampling.truncate import top_k_floor, top_p_floor
 
 _COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
 
@@ -118,8 +119,8 @@ class BatchSampler:
     ) -> mx.array:
         """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1)."""
         used = _Used(self.rows, owners)
-        logits = self._processed(logits, owners, drafts, masks).astype(mx.float32)
-        return _truncate(_temper(logits, used), used)
+        logits = self._processed(logits, owners, drafts, masks)
+        return _truncate(logits, _temper(logits.astype(mx.float32), used), used)
 
     def choose(
         self,
@@ -183,6 +184,7 @@ class _Used:
         self.rows = [rows[o] for o in order]
         self._is_aligned = len(order) == len(owners)
         self._index = None if self._is_aligned else np.asarray([order[o] for o in owners], np.int32)
+        self.params = [rows[o].params for o in owners]  # of each position
 
     def column(self, read: Callable[[RowSampler], float]) -> mx.array:
         """(N, 1), or (1, 1) where all have the same row."""
@@ -240,26 +242,33 @@ def _temper(logits: mx.array, used: _Used) -> mx.array:
     return logits / used.column(lambda r: 1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST))
 
 
-def _truncate(logits: mx.array, used: _Used) -> mx.array:
-    """Everything below the largest of the three thresholds becomes impossible. Ties at a threshold all stay."""
-    params = [r.params for r in used.rows]
+def _truncate(logits: mx.array, tempered: mx.array, used: _Used) -> mx.array:
+    """`tempered` with every score below the highest of a position's thresholds made impossible. Ties at a threshold all stay.
+
+    logits (N, V): what was tempered, in any float type. Only positions that ask for a threshold are searched for it.
+    """
     vocab = logits.shape[1]
-    floors = []
-    if any(p.top_k or p.top_p < 1.0 for p in params):
-        ranked = -mx.sort(-logits, axis=-1)
-        last = used.column(lambda r: min(r.params.top_k or vocab, vocab) - 1)
-        floors.append(mx.take_along_axis(ranked, mx.broadcast_to(last, (logits.shape[0], 1)), axis=-1))
-        if any(p.top_p < 1.0 for p in params):
-            inside = mx.where(mx.arange(vocab)[None] <= last, ranked, -mx.inf)
-            probs = mx.softmax(inside, axis=-1, precise=True)
-            before = mx.cumsum(probs, axis=-1) - probs
-            # the most likely token always stays; a top_p of 1 must not lose the tail to rounding
-            limit = used.column(lambda r: float(r.params.top_p) if r.params.top_p < 1.0 else 2.0)
-            kept = mx.where(before < limit, ranked, mx.inf)
-            floors.append(mx.min(kept, axis=-1, keepdims=True))
+    params = used.params
+    ranked = [i for i, p in enumerate(params) if 0 < p.top_k < vocab]
+    shared = [i for i, p in enumerate(params) if p.top_p < 1.0 and not 0 < p.top_k < vocab]
+    floor: mx.array | None = None
+    for places in (ranked, shared):
+        if not places:
+            continue
+        some = len(places) < len(params)
+        x, scores = (a[mx.array(places)] if some else a for a in (logits, tempered))
+        shares = [float(params[i].top_p) for i in places]
+        if places is ranked:
+            found = top_k_floor(x, scores, [params[i].top_k for i in places], shares)
+        else:
+            found = top_p_floor(x, scores, shares)
+        if some:
+            floor = mx.full((len(params), 1), -mx.inf) if floor is None else floor
+            floor[mx.array(places)] = found
+        else:
+            floor = found
     if any(p.min_p > 0.0 for p in params):
         logs = used.column(lambda r: math.log(r.params.min_p) if r.params.min_p > 0.0 else -math.inf)
-        floors.append(mx.max(logits, axis=-1, keepdims=True) + logs)
-    for floor in floors:
-        logits = mx.where(logits < floor, -mx.inf, logits)
-    return logits
+        least = mx.max(tempered, axis=-1, keepdims=True) + logs
+        floor = least if floor is None else mx.maximum(floor, least)
+    return tempered if floor is None else mx.where(tempered < floor, -mx.inf, tempered)
