@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 _POSITIONS = "tests/engine/test_drafted_positions.py"
 _WORDS = "tests/sampling/test_constraints.py"
+_TRUNCATE = "tests/sampling/test_truncate.py"
 
 
 class Fault(NamedTuple):
@@ -94,6 +95,62 @@ FAULTS = (
         "            state = self._step(state, token)\n        else:",
         "            state = state._replace(tail=self._step(state, token).tail)\n        else:",
         f"{_POSITIONS}::test_a_thinking_budget_that_ends_inside_a_draft_is_exact",
+    ),
+    Fault(
+        "one block of ids fewer than places is looked at",
+        "sampling/truncate.py",
+        "blocks[:, :num, None]",
+        "blocks[:, : max(1, num - 1), None]",
+        f"{_TRUNCATE}::test_the_likeliest_are_those_of_a_sort",
+    ),
+    Fault(
+        "ids behind the last whole block are not looked at",
+        "sampling/truncate.py",
+        "    if rest:\n",
+        "    if rest > 1:\n",
+        f"{_TRUNCATE}::test_the_likeliest_are_those_of_a_sort",
+    ),
+    Fault(
+        "both zeros are different scores",
+        "sampling/truncate.py",
+        "mx.where(x == 0, 0.0, x).view(mx.int32)",
+        "x.view(mx.int32)",
+        f"{_TRUNCATE}::test_the_likeliest_are_those_of_a_sort",
+    ),
+    Fault(
+        "top-p counts a token's own mass",
+        "sampling/truncate.py",
+        "sums - masses < _limit",
+        "sums < _limit",
+        f"{_TRUNCATE}::test_what_stays_is_what_a_sort_leaves",
+    ),
+    Fault(
+        "a share is rounded down to a whole mass",
+        "sampling/truncate.py",
+        "((low * share + one - 1) >> _SHARE)",
+        "((low * share) >> _SHARE)",
+        f"{_TRUNCATE}::test_what_stays_is_what_a_sort_leaves",
+    ),
+    Fault(
+        "halving does not ask for the last bit",
+        "sampling/truncate.py",
+        "reversed(range(bits))",
+        "reversed(range(1, bits))",
+        f"{_TRUNCATE}::test_halving_finds_the_floor_of_a_sort",
+    ),
+    Fault(
+        "halving takes positions all at once",
+        "sampling/truncate.py",
+        "_AT_ONCE = 4",
+        "_AT_ONCE = 999",
+        f"{_TRUNCATE}::test_many_positions_hold_little_more_memory_than_their_scores",
+    ),
+    Fault(
+        "top-k without top-p lets ties at the last place go",
+        "sampling/sampler.py",
+        "mx.where(tempered < floor, -mx.inf, tempered)",
+        "mx.where(tempered <= floor, -mx.inf, tempered)",
+        f"{_TRUNCATE}::test_equal_scores_of_any_number_stay_together",
     ),
 )
 

@@ -239,6 +239,8 @@ def _penalize(logits: mx.array, used: _Used, drafts: mx.array | None) -> mx.arra
 
 
 def _temper(logits: mx.array, used: _Used) -> mx.array:
+    if all(r.is_greedy or r.params.temperature == 1.0 for r in used.rows):
+        return logits
     return logits / used.column(lambda r: 1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST))
 
 

@@ -24,6 +24,9 @@ _SHARE = 30  # bits of a share p
 _WEIGHT = 40  # bits of the likeliest token's weight; 2^23 of them fit into an int64
 _PROBABILITY = 31  # bits of probability 1; one and what rounding adds fit into a uint32
 _LANES = 16  # numbers: CPUs may compute what is left over of so many in another way, which must not depend on the other positions
+_AT_ONCE = (
+    4  # positions whose masses are held at once: enough for a GPU, and few beside the scores of a long draft
+)
 _SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than halving the range of scores 16 or 32 times
 
 
@@ -69,16 +72,19 @@ def top_k_floor(x: mx.array, tempered: mx.array, k: Sequence[int], p: Sequence[f
     inside = mx.arange(width)[None] < mx.array(list(k))[:, None]
     if all(share == 1.0 for share in p):
         return mx.min(mx.where(inside, scores, mx.inf), axis=-1, keepdims=True)
-    weights = (mx.exp(scores - scores[:, :1]) * 2.0**_WEIGHT).astype(mx.int64)
+    weights = _whole(mx.exp(scores - scores[:, :1]), _WEIGHT).astype(mx.int64)
     return _ranked_floor(scores, mx.where(inside, weights, 0), inside, p)
 
 
 def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array:
     """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32; arguments as `top_k_floor` has them."""
-    masses = (mx.softmax(tempered, axis=-1, precise=True) * 2.0**_PROBABILITY).astype(mx.uint32)
-    if x.shape[1] <= _SORTED_AT_MOST:
-        return sorted_floor(x, tempered, masses, p)
-    return halved_floor(x, tempered, masses, p)
+    find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else halved_floor
+    found = []
+    for start in range(0, len(p), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        masses = _whole(mx.softmax(tempered[some], axis=-1, precise=True), _PROBABILITY).astype(mx.uint32)
+        found.append(find(x[some], tempered[some], masses, p[some]))
+    return found[0] if len(found) == 1 else mx.concatenate(found)
 
 
 def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
@@ -111,6 +117,11 @@ def _ranked_floor(scores: mx.array, masses: mx.array, inside: mx.array, p: Seque
     sums = mx.cumsum(masses, axis=-1)
     kept = inside & (sums - masses < _limit(sums[:, -1:], p))
     return mx.min(mx.where(kept, scores, mx.inf), axis=-1, keepdims=True)
+
+
+def _whole(shares: mx.array, bits: int) -> mx.array:
+    """float32 in 0..1 -> float32, in units of 2^-bits, to be cut off: the tail of a vocabulary must not lose half a unit a token."""
+    return shares * 2.0**bits + 0.5
 
 
 def _limit(total: mx.array, p: Sequence[float]) -> mx.array:

@@ -28,6 +28,11 @@ def in_order(scores: np.ndarray) -> list[int]:
     return np.argsort(-scores, kind="stable").tolist()
 
 
+def whole(shares: np.ndarray, bits: int) -> list[int]:
+    """float32 shares of 1 in units of 2^-bits, rounded as float32 numbers are."""
+    return [int(x) for x in np.trunc(shares * np.float32(2.0**bits) + np.float32(0.5))]
+
+
 def above_the_share(scores: np.ndarray, order: list[int], masses: list[int], share: float) -> float:
     """The lowest score above which the places `order` hold less than the share of their masses."""
     of = dict(zip(order, masses, strict=True))
@@ -47,11 +52,11 @@ def stays(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
     if 0 < params.top_k < len(scores):
         first = order[: params.top_k]
         weights = mx.exp(mx.array(scores[first]) - mx.array(scores[first[:1]]))
-        masses = [math.trunc(float(w) * 2.0**40) for w in np.asarray(weights)]
+        masses = whole(np.asarray(weights), 40)
         floors.append(above_the_share(scores, first, masses, params.top_p))
     elif params.top_p < 1.0:
         probabilities = np.asarray(mx.softmax(mx.array(scores[None]), axis=-1, precise=True))[0]
-        masses = [math.trunc(float(probabilities[i]) * 2.0**31) for i in order]
+        masses = whole(probabilities[order], 31)
         floors.append(above_the_share(scores, order, masses, params.top_p))
     if params.min_p > 0.0:
         floors.append(float(np.float32(scores.max()) + np.float32(math.log(params.min_p))))
@@ -160,7 +165,7 @@ def test_halving_finds_the_floor_of_a_sort(shape: dict, temperature: float, shar
     given = mx.where(mx.array(rng.random(given.shape) < 0.2), -mx.inf, given)
     given[:, 0] = 1.0  # something must be possible
     tempered = given.astype(mx.float32) / temperature
-    masses = (mx.softmax(tempered, axis=-1, precise=True) * 2.0**31).astype(mx.uint32)
+    masses = (mx.softmax(tempered, axis=-1, precise=True) * 2.0**31 + 0.5).astype(mx.uint32)
     shares = [share, 0.9, share]
     assert mx.array_equal(
         halved_floor(given, tempered, masses, shares), sorted_floor(given, tempered, masses, shares)
@@ -206,6 +211,20 @@ def test_no_more_than_a_few_thousand_numbers_of_a_position_are_sorted(
     sorted_sizes.clear()
     top_p_floor(logits, logits.astype(mx.float32), [0.95] * 17)
     assert not sorted_sizes
+
+
+def test_many_positions_hold_little_more_memory_than_their_scores() -> None:
+    """Beyond the logits: tempered scores, what is left of them, which ones (a byte each) and noise; for top-p also masses. No pass over the
+    vocabulary leaves numbers of its own."""
+    num, vocab = 32, 32_768
+    logits = mx.array(np.random.default_rng(0).standard_normal((num, vocab)).astype(np.float32))
+    for asked, most in (({"top_p": 0.95}, 5.0), ({"top_k": 20, "top_p": 0.95}, 3.5)):
+        row = RowSampler(SamplingParams(temperature=0.6, seed=1, **asked), [], vocab)
+        mx.eval(logits)
+        held = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(BatchSampler([row], vocab).sample(logits, [0] * num, range(num)))
+        assert (mx.get_peak_memory() - held) / logits.nbytes < most, asked
 
 
 def test_equal_scores_of_any_number_stay_together() -> None:
