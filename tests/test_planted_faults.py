@@ -107,7 +107,7 @@ FAULTS = (
         "ids behind the last whole block are not looked at",
         "sampling/truncate.py",
         "    if rest:\n",
-        "    if rest > 1:\n",
+        "    if rest < 0:\n",
         f"{_TRUNCATE}::test_the_likeliest_are_those_of_a_sort",
     ),
     Fault(
@@ -125,10 +125,10 @@ FAULTS = (
         f"{_TRUNCATE}::test_what_stays_is_what_a_sort_leaves",
     ),
     Fault(
-        "a share is rounded down to a whole mass",
+        "a share near nothing leaves nothing",
         "sampling/truncate.py",
-        "((low * share + one - 1) >> _SHARE)",
-        "((low * share) >> _SHARE)",
+        "max(1, round(share * one))",
+        "round(share * one)",
         f"{_TRUNCATE}::test_what_stays_is_what_a_sort_leaves",
     ),
     Fault(
@@ -136,7 +136,7 @@ FAULTS = (
         "sampling/truncate.py",
         "reversed(range(bits))",
         "reversed(range(1, bits))",
-        f"{_TRUNCATE}::test_halving_finds_the_floor_of_a_sort",
+        f"{_TRUNCATE}::test_halving_tells_neighbouring_floats_apart",
     ),
     Fault(
         "halving takes positions all at once",

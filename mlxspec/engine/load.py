@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxspec import device
+from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
@@ -23,6 +25,7 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.engine.calibrate import allowance
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.memory import check_weights
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
@@ -30,9 +33,10 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
-    assemble,
-    assemble_assistant,
-    assemble_head,
+    assemble_assistant_lazily,
+    assemble_head_lazily,
+    assemble_lazily,
+    evaluate,
 )
 from mlxspec.models.folder import ModelFolder
 
@@ -60,7 +64,8 @@ def load(
     "auto" and spec names some). dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32
     on a CPU.
 
-    Raises MlxspecError subclasses with one sentence; nothing stays half-loaded.
+    Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
+    and the options tell is checked before any weight is read.
     """
     spec = spec or SpecConfig()
     if dtype is not None and dtype not in _DTYPES:
@@ -78,14 +83,18 @@ def load(
     started = time.perf_counter()  # whatever had to be downloaded is here
     with device.private_kernels():
         races.prepare()
-        target = assemble(folder.config(), folder.read, _DTYPES.get(dtype or ""))
+        target = assemble_lazily(folder.config(), folder.read, _DTYPES.get(dtype or ""))
         tokenizer = _tokenizer(folder.path, target)
         names = _names(asked, target, beside, tuple(own))
+        modules: list[nn.Module] = [target.model]
         made = [
-            own[name] if name in own else _drafter(name, spec, target, tokenizer, beside, dtype)
+            own[name] if name in own else _drafter(name, spec, target, tokenizer, beside, dtype, modules)
             for name in names
             if name != "forced"
         ]
+        config = config or EngineConfig()
+        check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
+        evaluate(modules)
     engine = Engine(
         target.model,
         tokenizer,
@@ -199,32 +208,39 @@ def _drafter(
     tokenizer: Tokenizer,
     beside: ModelFolder | None,
     dtype: str | None,
+    modules: list[nn.Module],
 ) -> Drafter:
+    """Without its weights: whatever must be evaluated before it runs is put into `modules`."""
     if name.startswith("ngram-"):
         return make_ngram_drafter(name, spec, target.model.vocab_size)
     if name == "mtp":
-        return _mtp(target, beside, _DTYPES.get(dtype or ""))
+        return _mtp(target, beside, _DTYPES.get(dtype or ""), modules)
     if name == "draft-model" and beside is not None:
-        small = assemble(beside.config(), beside.read, _DTYPES.get(dtype or ""))
+        small = assemble_lazily(beside.config(), beside.read, _DTYPES.get(dtype or ""))
         check_vocabularies(
             tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size
         )
+        modules.append(small.model)
         return DraftModel(small.model, target.model.vocab_size)
     raise ConfigError(f"The drafter {name} cannot be made.")
 
 
-def _mtp(target: Assembled, beside: ModelFolder | None, dtype: mx.Dtype | None) -> Drafter:
+def _mtp(
+    target: Assembled, beside: ModelFolder | None, dtype: mx.Dtype | None, modules: list[nn.Module]
+) -> Drafter:
     """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
     model, kind = target.model, None if beside is None else beside.kind()
     if beside is not None and kind == "assistant":
-        return GemmaAssistant(
-            assemble_assistant(beside.config(), beside.read, model, dtype), model.max_context
-        )
-    if beside is not None and (kind == "head" or target.mtp is None):
-        return Mtp(assemble_head(beside.read, target, dtype), model.max_context)
-    if target.mtp is None:
+        assistant = assemble_assistant_lazily(beside.config(), beside.read, model, dtype)
+        modules.append(assistant)
+        return GemmaAssistant(assistant, model.max_context)
+    head = target.mtp
+    if beside is not None and (kind == "head" or head is None):
+        head = assemble_head_lazily(beside.read, target, dtype)
+    if head is None:
         raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
-    return Mtp(target.mtp, model.max_context)
+    modules.append(head)
+    return Mtp(head, model.max_context)
 
 
 def make_ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:

@@ -32,14 +32,9 @@ class Memory:
     def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
         """Raises MemoryBudgetError where the weights alone do not fit: no request ever would."""
         self._model, self._drafters, self._config, self._verify = model, tuple(drafters), config, verify
-        self.budget = config.memory_budget or default_budget()
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters)
+        self.budget = check_weights(self.weights, config.memory_budget)
         left = self.budget - self.weights
-        if left <= 0:
-            raise MemoryBudgetError(
-                f"The weights take {_shown(self.weights)}, drafters included, and memory_budget is {_shown(self.budget)}: raise it, or "
-                "take a smaller model or fewer drafters."
-            )
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
         self._reserved: dict[int, tuple[int, int]] = {}  # request -> bytes, tokens
@@ -122,6 +117,17 @@ class Memory:
     @property
     def _smallest(self) -> int:
         return min(SMALLEST_CHUNK, self._config.prefill_chunk)
+
+
+def check_weights(weights: int, budget: int | None) -> int:
+    """The budget in bytes, the default one for None. Raises MemoryBudgetError where `weights` bytes leave nothing of it."""
+    budget = budget or default_budget()
+    if weights >= budget:
+        raise MemoryBudgetError(
+            f"The weights take {_shown(weights)}, drafters included, and memory_budget is {_shown(budget)}: raise it, or "
+            "take a smaller model or fewer drafters."
+        )
+    return budget
 
 
 def row_bytes(cache: ModelCache, length: int, prefill: int, verify: int) -> int:

@@ -5,7 +5,7 @@ Knows how loading and models fit together; knows no tokenizer and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -62,13 +62,17 @@ def assemble(
     `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
     """
     made = assemble_lazily(config, read, dtype)
-    modules = [m for m in (made.model, made.mtp) if m is not None]
+    evaluate([m for m in (made.model, made.mtp) if m is not None])
+    return made
+
+
+def evaluate(modules: Sequence[nn.Module]) -> None:
+    """Read the weights of modules that were assembled lazily, array by array."""
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
     with progress.steps("loading", sum(a.nbytes for a in arrays)) as step:
         for array in arrays:
             mx.eval(array)
             step(array.nbytes)
-    return made
 
 
 def assemble_lazily(

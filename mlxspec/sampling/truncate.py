@@ -24,9 +24,7 @@ _SHARE = 30  # bits of a share p
 _WEIGHT = 40  # bits of the likeliest token's weight; 2^23 of them fit into an int64
 _PROBABILITY = 31  # bits of probability 1; one and what rounding adds fit into a uint32
 _LANES = 16  # numbers: CPUs may compute what is left over of so many in another way, which must not depend on the other positions
-_AT_ONCE = (
-    4  # positions whose masses are held at once: enough for a GPU, and few beside the scores of a long draft
-)
+_AT_ONCE = 4  # positions whose masses are held at once: a GPU has enough to do with so many
 _SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than halving the range of scores 16 or 32 times
 
 

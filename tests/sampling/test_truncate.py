@@ -84,7 +84,7 @@ rows_asked = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.2, 0.6, 1.0, 2.0])},
     optional={
         "top_k": st.one_of(st.integers(1, 30), st.integers(1, 6000)),
-        "top_p": st.one_of(st.sampled_from([1e-9, 0.25, 0.5, 0.75, 0.95, 1.0 - 1e-7]), st.floats(0.01, 1.0)),
+        "top_p": st.one_of(st.sampled_from([1e-12, 0.25, 0.5, 0.75, 0.95, 1.0 - 1e-7]), st.floats(0.01, 1.0)),
         "min_p": st.floats(0.0, 1.0),
     },
 )
@@ -170,6 +170,21 @@ def test_halving_finds_the_floor_of_a_sort(shape: dict, temperature: float, shar
     assert mx.array_equal(
         halved_floor(given, tempered, masses, shares), sorted_floor(given, tempered, masses, shares)
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("first", [1.0, -1.0, 0.0])
+def test_halving_tells_neighbouring_floats_apart(dtype: mx.Dtype, first: float) -> None:
+    """A run of floats without a gap, on either side of a power of two and of zero: every share has a floor of its own."""
+    form = mx.int32 if dtype == mx.float32 else mx.int16
+    start = mx.array([first]).astype(dtype).view(form)
+    run = start + mx.arange(20).astype(form)
+    run = mx.concatenate([run.view(dtype), -run.view(dtype)])[None]
+    masses = mx.full((1, 40), 1000, dtype=mx.uint32)
+    tempered = run.astype(mx.float32)
+    for share in np.linspace(0.01, 0.99, 50):
+        wanted = sorted_floor(run, tempered, masses, [share])
+        assert mx.array_equal(halved_floor(run, tempered, masses, [share]), wanted), share
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
