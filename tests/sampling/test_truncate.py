@@ -182,7 +182,7 @@ def test_halving_tells_neighbouring_floats_apart(dtype: mx.Dtype, first: float) 
     run = mx.concatenate([run.view(dtype), -run.view(dtype)])[None]
     masses = mx.full((1, 40), 1000, dtype=mx.uint32)
     tempered = run.astype(mx.float32)
-    for share in np.linspace(0.01, 0.99, 50):
+    for share in np.linspace(0.01, 0.99, 50).tolist():
         wanted = sorted_floor(run, tempered, masses, [share])
         assert mx.array_equal(halved_floor(run, tempered, masses, [share]), wanted), share
 
