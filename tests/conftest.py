@@ -33,6 +33,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         with suppress(OSError):
             folders.make_private(_users / _name)
             (_own / _name).symlink_to(_users / _name)
+    (_own / "real").symlink_to(
+        _users / "real"
+    )  # where scripts/real_model puts what it assembles; it need not be there
     os.environ["MLXSPEC_CACHE"] = str(_own)
 
 

@@ -1,0 +1,29 @@
+"""The real model and the real vocabulary, where scripts/real_model has put them; a test that needs one is skipped without it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from real_parts import places
+
+
+def _folder(name: str) -> Path:
+    reason = places.missing(name)
+    if reason:
+        pytest.skip(reason)
+    return places.place(name)
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """Gemma 3 270M, in bfloat16, as it is published."""
+    return _folder(places.MODEL)
+
+
+@pytest.fixture(scope="session")
+def qwen_vocabulary() -> Path:
+    """Qwen3.6's tokenizer of 248,077 tokens, without a model."""
+    return _folder(places.VOCABULARY)

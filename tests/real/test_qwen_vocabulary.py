@@ -1,0 +1,149 @@
+"""Qwen3.6's vocabulary: text to ids by rank and back, streams, grammars and call tags, on a tiny model with its 248,320 rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as InnerTokenizer
+
+from mlxspec import Engine, SamplingParams, SpecConfig
+from mlxspec.drafters.draft_model import check_vocabularies
+from mlxspec.loading.token_bytes import TokenBytes
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.parsers.call_grammar import calls_grammar
+from mlxspec.parsers.formats import detect
+from mlxspec.server import jobs
+from tests import tiny_models
+
+pytestmark = pytest.mark.slow
+
+ROWS = 248_320  # of the published models: 243 more than there are tokens
+TEXTS = (
+    "def f(x):\n    return x  # twice\n",
+    '{"a": [1, 2.5e-3, null], "b": "\\u00e9"}',
+    "Größe, naïve café — “quotes” … ½",
+    "日本語のテキストと한국어 그리고 中文。",
+    "मानक हिन्दी और العربية",
+    "🙂👩\u200d👩\u200d👧 \U0001d54f\n\n\t x   \r\n",
+    "1234567890 3.14159",
+    "<|im_start|>user\nhi<|im_end|>\n<think>\n</think>",
+)
+
+
+@pytest.fixture(scope="module")
+def known(qwen_vocabulary: Path) -> Tokenizer:
+    return Tokenizer.from_folder(qwen_vocabulary)
+
+
+@pytest.fixture(scope="module")
+def engine(known: Tokenizer) -> Engine:
+    return Engine(tiny_models.small(vocab=ROWS), known)
+
+
+def _by_rank(word: str, inner: InnerTokenizer, ranks: dict[str, int]) -> list[int]:
+    """A word of the pre-tokenizer cut by the table alone: the pair that makes the token of lowest rank is merged first."""
+    pieces = [word] if word in ranks else list(word)
+    while len(pieces) > 1:
+        pairs = [
+            (ranks.get(a + b, len(ranks)), i)
+            for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))
+        ]
+        rank, place = min(pairs)
+        if rank == len(ranks):
+            break
+        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+    return [ranks[p] for p in pieces]
+
+
+def test_texts_are_cut_by_rank(known: Tokenizer) -> None:
+    inner = known._inner
+    ranks = inner.get_vocab(with_added_tokens=False)
+    for text in TEXTS[:-1]:
+        normal = inner.normalizer.normalize_str(text)
+        words = [word for word, _ in inner.pre_tokenizer.pre_tokenize_str(normal)]
+        assert known.encode(text) == [i for word in words for i in _by_rank(word, inner, ranks)]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_text_comes_back_whole_and_in_whole_characters(known: Tokenizer, text: str) -> None:
+    ids = known.encode(text)
+    stream = known.stream()
+    pieces = [stream.push(t) for t in ids]
+    assert "".join(pieces) + stream.rest() == known.decode(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+    if "<|" not in text:
+        assert known.decode(ids) == text
+
+
+def test_random_ids_lose_nothing(known: Tokenizer) -> None:
+    rnd = random.Random(4)
+    for _ in range(50):
+        ids = [rnd.randrange(ROWS) for _ in range(40)]
+        stream = known.stream()
+        assert "".join(stream.push(t) for t in ids) + stream.rest() == known.decode(ids)
+
+
+def test_tokens_have_the_bytes_that_the_decoder_writes(known: Tokenizer) -> None:
+    found = TokenBytes(known, ROWS)
+    assert found.tokens[known.vocab_size :] == (b"",) * (ROWS - known.vocab_size)
+    wrong = [
+        token
+        for token, data in enumerate(found.tokens[: known.vocab_size])
+        if known._inner.decode([64, token, 64], skip_special_tokens=False)
+        != f"a{data.decode(errors='replace')}a"
+    ]
+    assert wrong == []
+
+
+def test_both_ends_end(known: Tokenizer, engine: Engine) -> None:
+    assert known.eos_ids == {248_044, 248_046}
+    for end in known.eos_ids:
+        found = engine.generate("a", SamplingParams(max_tokens=9, regex="[a-c]{2}", logit_bias={end: 100.0}))
+        assert (len(found.text), found.finish_reason) == (2, "stop")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_schema_drafts_what_it_forces(engine: Engine, temperature: float) -> None:
+    names = ["temperature_celsius", "wind_direction", "humidity"]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer", "minimum": 10, "maximum": 99} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    params = SamplingParams(max_tokens=80, temperature=temperature, seed=3, json_schema=schema)
+    plain = engine.generate("weather", params, spec=SpecConfig(drafters=()))
+    forced = engine.generate("weather", params, spec=SpecConfig(drafters=("forced",), policy="fixed"))
+    assert forced.tokens == plain.tokens
+    assert list(json.loads(plain.text)) == names
+    assert 2 * forced.stats.num_rounds < plain.stats.num_rounds
+
+
+def test_a_call_is_written_with_the_vocabularys_own_tags(engine: Engine, known: Tokenizer) -> None:
+    assert known.template is not None
+    form = detect(known.template.source)
+    assert form.tools == "xml"
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Oslo", "Lima"]}},
+        "required": ["city"],
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    # the tags are added tokens, but none that are hidden from a text
+    assert jobs._special_tags(form, engine) == {}
+    lark = calls_grammar(form, [tool], tokens={}, several=False)
+    found = engine.generate("call", SamplingParams(max_tokens=60, lark=lark))
+    assert found.text in [
+        f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n</function>\n</tool_call>"
+        for city in ("Oslo", "Lima")
+    ]
+    parser = form.parser("", [tool])
+    pieces = parser.push(found.text) + parser.finish()
+    assert [type(p).__name__ for p in pieces if "Call" in type(p).__name__]
+
+
+def test_a_vocabulary_equals_itself(known: Tokenizer) -> None:
+    check_vocabularies(known, known, ROWS, ROWS)
