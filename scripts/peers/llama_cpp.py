@@ -97,6 +97,7 @@ class LlamaCpp:
     draft: Path
     threads: int
     log: Path
+    context: int = 4096  # tokens a row
     _running: dict[tuple[str, int], tuple[subprocess.Popen[bytes], int]] = field(default_factory=dict)
 
     def ask(self, do: str, **question: Any) -> Answer:
@@ -180,7 +181,7 @@ class LlamaCpp:
             "-t",
             str(self.threads),
             "-c",
-            str(4096 * rows),
+            str(self.context * rows),
             "-np",
             str(rows),
             "--no-webui",
