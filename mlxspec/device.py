@@ -1,7 +1,7 @@
 """The machine: which backend and BLAS MLX computes with, how many threads, where its CPU kernels go.
 
-Import it before `mlx.core`: importing loads a real BLAS on Linux. It imports no MLX itself; what only MLX can answer
-is asked when needed. Knows no models, no shapes, and no options but the variables MLXSPEC_BLAS and MLXSPEC_CACHE.
+Import it before `mlx.core`: importing loads a real BLAS on Linux and has MLX keep float32 products in float32. It imports no MLX itself;
+what only MLX can answer is asked when needed. Knows no models, no shapes, and no options but the variables MLXSPEC_BLAS and MLXSPEC_CACHE.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ Backend = Literal["cpu", "metal", "cuda"]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST_KEPT, _KEPT = 32 << 20, 256 << 20  # bytes; 32 MiB is the most that glibc takes
 _NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
+# MLX reads this once, at its first operation; its default is 1. On an M5, float32 products of two rows and more then have a mantissa of 10
+# bits (mlx #3534, #4411): verifying would not compute what plain decoding computes. 16-bit products use the same units either way.
+_TF32 = "MLX_ENABLE_TF32"
+_mlx_came_first = "mlx.core" in sys.modules and os.environ.get(_TF32) != "0"
+os.environ.setdefault(_TF32, "0")
 _chosen = _blas.choose()
 _kernels = _jit.KernelFolder()
 _threads = _chosen.max_threads
@@ -37,7 +42,8 @@ _claims: MutableMapping[object, tuple[int, int]] = WeakKeyDictionary()
 class DeviceReport:
     """What this process computes with, for statistics. `notices` are whole sentences about what could be better.
 
-    `threads` is the BLAS's number now; `kernel_folder` is None where MLX compiles nothing for the CPU.
+    `threads` is the BLAS's number now; `kernel_folder` is None where MLX compiles nothing for the CPU. `tf32`: whether float32 products may
+    be rounded to TF32 on GPUs that can (M5 and later), None where MLX was imported before mlxspec, which may have been too late to say.
     """
 
     backend: Backend
@@ -49,7 +55,15 @@ class DeviceReport:
     kernel_folder: str | None
     compile_enabled: bool
     compile_reason: str
+    tf32: bool | None
     notices: tuple[str, ...]
+
+
+def tf32() -> bool | None:
+    """As `DeviceReport.tf32` has it."""
+    if os.environ.get(_TF32, "1") != "0":
+        return True
+    return None if _mlx_came_first else False
 
 
 def report() -> DeviceReport:
@@ -66,8 +80,21 @@ def report() -> DeviceReport:
         kernel_folder=str(folder) if folder is not None else None,
         compile_enabled=enabled,
         compile_reason=reason,
-        notices=(*_chosen.notices, *_kernel_notices(reason)),
+        tf32=tf32(),
+        notices=(*_chosen.notices, *_kernel_notices(reason), *_tf32_notices()),
     )
+
+
+def _tf32_notices() -> list[str]:
+    if tf32() is False or backend() != "metal":
+        return []
+    if tf32():
+        return [
+            f"{_TF32} is set: on an M5, float32 products lose three digits and texts may differ by who drafted."
+        ]
+    return [
+        f"MLX was imported before mlxspec, perhaps too late to set {_TF32}=0; on an M5, import mlxspec first or set the variable."
+    ]
 
 
 def _kernel_notices(reason: str) -> list[str]:
@@ -135,6 +162,7 @@ def _share_out() -> None:
         return
     most, scratch = (min(sum(c[i] for c in _claims.values()), recommended) for i in range(2))
     with suppress(RuntimeError, ValueError):  # before macOS 15
+        mx.synchronize()  # changed while a command runs, the limit may unwire memory that it reads
         mx.set_wired_limit(most)
     mx.set_cache_limit(scratch if _claims else recommended)
 

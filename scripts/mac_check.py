@@ -146,6 +146,8 @@ def machine() -> None:
     print(
         f"backend: {report.backend}, BLAS {report.blas}, compile {'on' if report.compile_enabled else 'off'}"
     )
+    tf32 = {False: "off", True: "ON (MLX_ENABLE_TF32)", None: "unknown, MLX was imported first"}[report.tf32]
+    print(f"float32 products rounded to TF32: {tf32}")
     for notice in report.notices:
         print(f"notice: {notice}")
 

@@ -49,6 +49,14 @@ assert before == (dict(os.environ), tempfile.gettempdir())
 print(device.report().kernel_folder, device.compile_enabled())
 """
 
+TF32 = """
+import os, sys
+if sys.argv[1:] == ["late"]:
+    import mlx.core
+import mlxspec.device as device
+print(os.environ["MLX_ENABLE_TF32"], device.tf32(), device.report().tf32)
+"""
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -76,6 +84,29 @@ def run(tmp_path: Path) -> Run:
         return done
 
     return child
+
+
+def test_float32_products_stay_float32(run: Run) -> None:
+    """MLX reads MLX_ENABLE_TF32 once, so it is set before MLX comes in. A user's own value wins."""
+    assert run(TF32).stdout.split() == ["0", "False", "False"]
+    assert run(TF32, MLX_ENABLE_TF32="1").stdout.split() == ["1", "True", "True"]
+    late = run("import sys; sys.argv.append('late')\n" + TF32)
+    assert late.stdout.split() == ["0", "None", "None"]
+    late = run("import sys; sys.argv.append('late')\n" + TF32, MLX_ENABLE_TF32="0")
+    assert late.stdout.split() == ["0", "False", "False"]
+
+
+def test_a_mac_is_told_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "backend", lambda: "metal")
+    for value, came_first, words in (
+        ("0", False, ""),
+        ("1", False, "MLX_ENABLE_TF32 is set"),
+        ("0", True, "too late"),
+    ):
+        monkeypatch.setenv("MLX_ENABLE_TF32", value)
+        monkeypatch.setattr(device, "_mlx_came_first", came_first)
+        said = device._tf32_notices()
+        assert [words in s for s in said] == [True] * bool(words)
 
 
 @pytest.fixture(scope="session")

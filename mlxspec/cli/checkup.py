@@ -109,6 +109,13 @@ def _backend() -> Iterator[Finding]:
         yield Finding(name="device", found=report.backend, status="wrong", advice=advice)
     else:
         yield Finding(name="device", found=f"{report.device} ({report.backend})")
+    if report.tf32:
+        advice = (
+            "Unset MLX_ENABLE_TF32: on an M5, float32 models then draft and verify with different numbers."
+        )
+        yield Finding(name="TF32", found="float32 products may be rounded", status="note", advice=advice)
+    else:
+        yield Finding(name="TF32", found="off: float32 products keep float32")
     if report.backend == "cpu" and report.blas_kind != "none":
         slow = report.blas_kind == "wheel"
         yield Finding(
