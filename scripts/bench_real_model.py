@@ -93,7 +93,7 @@ def _texts(options: argparse.Namespace) -> None:
     path = options.folder / f"{options.mode}.jsonl"
     known = {(row["name"], row["digest"]) for row in real_page.read(path) if "name" in row}
     run = _mlx_lm(options) if options.mode == "mlx-lm" else _ours(options)
-    peer = {row["name"]: row for row in real_page.read(options.folder / "mlx-lm.jsonl") if "name" in row}
+    peer = {row["name"]: row for row in real_page.read(options.folder / real_page.PEER) if "name" in row}
     next(run)
     with path.open("a") as out:
         for prompt in _prompts(options.per_kind or PER_KIND):
@@ -162,10 +162,8 @@ def _ours(options: argparse.Namespace) -> Any:
             again = engine.generate(prompt, params, spec=off)  # plain, with the same prefix hit
             row["same_hit"] = again.tokens == plain.tokens
             row["flip"] = _flip(engine, prompt, plain.tokens, drafted.tokens)
-        if options.mode == "float32" and expected is not None:
-            row["same_peer"] = list(plain.tokens) == expected
-            if not row["same_peer"]:
-                row["peer_flip"] = _flip(engine, prompt, plain.tokens, expected)
+        if options.mode == "float32" and expected is not None and list(plain.tokens) != expected:
+            row["peer_flip"] = _flip(engine, prompt, plain.tokens, expected)
         asked = yield row
     yield {
         "peak_bytes": mx.get_peak_memory(),

@@ -12,6 +12,7 @@ from typing import Any
 from real_parts.prompts import KINDS
 
 Row = Mapping[str, Any]
+PEER = "mlx-lm.jsonl"
 OURS = {"float32": "float32", "bfloat16": "bfloat16", "4bit": "4 bits"}
 TEMPERATURES = (0.0, 1.0)
 
@@ -29,12 +30,24 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def write(results: Path, docs: Path) -> None:
     """Both files, from what `results` holds. The page must be there: its text stays, its tables are written anew."""
-    found = summary({mode: read(results / f"{mode}.jsonl") for mode in OURS}, _timed(results))
+    modes = {mode: read(results / f"{mode}.jsonl") for mode in OURS}
+    found = summary({**modes, "float32": compared(modes["float32"], read(results / PEER))}, _timed(results))
     data = docs / "data" / "real-model.json"
     data.parent.mkdir(exist_ok=True)
     data.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     page = docs / "real-model.md"
     page.write_text(filled(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+def compared(rows: Sequence[Row], peer: Sequence[Row]) -> list[Row]:
+    """Rows of plain decoding in float32, with whether mlx-lm's text for the same prompt is the same; rows without one as they are."""
+    known = {(row["name"], row["digest"]): row["tokens"] for row in peer if "name" in row}
+
+    def with_peer(row: Row) -> Row:
+        expected = known.get((row.get("name"), row.get("digest")))
+        return row if expected is None else {**row, "same_peer": expected == row["tokens"]}
+
+    return [with_peer(row) for row in rows]
 
 
 def _timed(results: Path) -> dict[str, Any] | None:

@@ -74,6 +74,17 @@ TIMED = {
 }
 
 
+def test_texts_are_compared_with_mlx_lms_for_the_same_prompt() -> None:
+    peer = [
+        {"name": "code-00", "digest": "d", "tokens": list(range(10))},
+        {"name": "code-01", "digest": "d", "tokens": list(range(9))},
+        {"name": "json-00", "digest": "another prompt", "tokens": list(range(10))},
+        {"summary": {}},
+    ]
+    rows = [row("code", 0), row("code", 1), row("json", 0), {"summary": {}}]
+    assert [r.get("same_peer") for r in real_page.compared(rows, peer)] == [True, False, None, None]
+
+
 def test_texts_and_flips_are_counted() -> None:
     found = real_page.summary(MODES, None)
     code = found["texts"]["float32"]["code"]
@@ -114,7 +125,8 @@ def test_the_page_keeps_its_text_and_gets_its_tables(tmp_path: Path) -> None:
     results.mkdir()
     docs.mkdir()
     shutil.copyfile(ROOT / "docs" / "real-model.md", docs / "real-model.md")
-    for mode, rows in MODES.items():
+    peer = [row("code", n, tokens=list(range(10 - n))) for n in (0, 1)]
+    for mode, rows in {**MODES, "mlx-lm": peer}.items():
         text = "".join(json.dumps(r) + "\n" for r in rows)
         (results / f"{mode}.jsonl").write_text(text + '{"name": "code-0')  # an interrupted line
     (results / "timed.json").write_text(json.dumps(TIMED))
