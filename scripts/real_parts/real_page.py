@@ -144,6 +144,8 @@ def _ratios(rows: Sequence[Row]) -> dict[str, Any]:
 
 # --- tables
 
+_NOTHING = "Not measured yet."
+
 
 def filled(page: str, found: Mapping[str, Any]) -> str:
     """The page with its tables written anew, between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
@@ -169,6 +171,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def texts_table(found: Mapping[str, Any]) -> str:
     """Equal texts by kind."""
+    if not _added(found["texts"]["float32"].values())["prompts"]:
+        return _NOTHING
     rows = []
     for kind in [*KINDS, "all"]:
         by = {
@@ -203,6 +207,8 @@ def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def flips_table(found: Mapping[str, Any]) -> str:
     """Where drafted texts part from plain ones."""
+    if not any(flips["tokens"] for flips in found["flips"].values()):
+        return _NOTHING
     rows = []
     for mode, name in OURS.items():
         flips = found["flips"][mode]
@@ -228,6 +234,8 @@ def memory_table(found: Mapping[str, Any]) -> str:
         for mode, name in OURS.items()
         if found["memory"][mode]
     ]
+    if not rows:
+        return _NOTHING
     return _table(["", "weights", "peak of MLX, prefix store included"], rows)
 
 
@@ -235,7 +243,7 @@ def speeds_table(found: Mapping[str, Any]) -> str:
     """`auto` over plain by kind."""
     speeds = found["speeds"]
     if speeds is None:
-        return "Not measured yet."
+        return _NOTHING
     cold, warm = (speeds["auto_over_plain"][f"temperature {t:g}"] for t in TEMPERATURES)
     peer = any(cold[kind]["llama_cpp_median"] for kind in KINDS)
     rows = []

@@ -148,6 +148,12 @@ def test_the_page_in_the_docs_shows_its_data() -> None:
     assert real_page.filled(page, data) == page
 
 
+def test_a_page_without_results_says_so() -> None:
+    page = (ROOT / "docs" / "real-model.md").read_text()
+    found = real_page.summary({mode: [] for mode in MODES}, None)
+    assert real_page.filled(page, found).count("Not measured yet.") == 4
+
+
 def test_a_page_without_places_is_refused() -> None:
     with pytest.raises(ValueError, match="no place for the table texts"):
         real_page.filled("# A page\n", real_page.summary(MODES, None))
