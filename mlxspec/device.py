@@ -123,6 +123,25 @@ def start(*arrays: mx.array) -> None:
         mx.async_eval(*arrays)
 
 
+def free_memory() -> int | None:
+    """Bytes that a process on Linux could take now without others losing theirs; None where the system does not say. Imports no MLX."""
+    found: list[int] = []
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        found.append(int(lines.get("MemAvailable", "").split()[0]) << 10)
+    with suppress(OSError, ValueError):  # no such limit
+        limit, used = (int(_text(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
+        cached = dict(line.split() for line in _text("/sys/fs/cgroup/memory.stat").splitlines())
+        found.append(max(0, limit - used + int(cached.get("inactive_file", 0))))
+    return min(found) if found else None
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
 def keep_heap() -> None:
     """Have glibc keep freed memory of activations instead of giving it back to the system and faulting it in again in the next step; up to
     _KEPT bytes, for this process. No-op on GPUs and with other C libraries.
@@ -144,6 +163,14 @@ def claim(owner: object, nbytes: int, scratch: int) -> None:
     """
     _claims[owner] = nbytes, scratch
     _share_out()
+
+
+def adjust(owner: object, scratch: int) -> None:
+    """What `owner` has claimed stays; what it uses again and again is this many bytes now. No-op where it has claimed nothing."""
+    nbytes, before = _claims.get(owner, (0, scratch))
+    if before != scratch:
+        _claims[owner] = nbytes, scratch
+        _share_out()
 
 
 def release(owner: object) -> None:

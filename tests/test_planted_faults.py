@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _POSITIONS = "tests/engine/test_drafted_positions.py"
 _WORDS = "tests/sampling/test_constraints.py"
 _TRUNCATE = "tests/sampling/test_truncate.py"
+_LOAD = "tests/engine/test_load_order.py"
+_MEMORY = "tests/engine/test_memory.py"
+_PACKED = "tests/models/test_packed_on_cpu.py"
 
 
 class Fault(NamedTuple):
@@ -151,6 +154,62 @@ FAULTS = (
         "mx.where(tempered < floor, -mx.inf, tempered)",
         "mx.where(tempered <= floor, -mx.inf, tempered)",
         f"{_TRUNCATE}::test_equal_scores_of_any_number_stay_together",
+    ),
+    Fault(
+        "weights are read before the tokenizer",
+        "engine/load.py",
+        "        tokenizer = _tokenizer(folder.path, target)\n",
+        "        evaluate([target.model])\n        tokenizer = _tokenizer(folder.path, target)\n",
+        f"{_LOAD}::test_what_is_wrong_with_a_folder_is_said_before_its_weights_are_read",
+    ),
+    Fault(
+        "the budget is looked at when the engine is made",
+        "engine/load.py",
+        "bytes_of(*modules) + sum(",
+        "0 * bytes_of(*modules) + sum(",
+        f"{_LOAD}::test_a_budget_below_the_weights_is_refused_before_they_are_read",
+    ),
+    Fault(
+        "a draft model's weights are read when it is made",
+        "engine/load.py",
+        '        small = assemble_lazily(beside.config(), beside.read, _DTYPES.get(dtype or ""))\n',
+        '        small = assemble_lazily(beside.config(), beside.read, _DTYPES.get(dtype or ""))\n        evaluate([small.model])\n',
+        f"{_LOAD}::test_what_is_wrong_with_a_draft_model_is_said_before_the_targets_weights_are_read",
+    ),
+    Fault(
+        "scratch is for the longest context of all",
+        "engine/memory.py",
+        "min(longest, self._model.max_context)",
+        "self._model.max_context",
+        f"{_MEMORY}::test_scratch_is_claimed_for_the_contexts_that_are_here",
+    ),
+    Fault(
+        "tokens that were not read count into the speed of reading",
+        "engine/stats.py",
+        "self.num_read / self.prefill_seconds",
+        "(self.num_prompt - self.num_cached) / self.prefill_seconds",
+        f"{_MEMORY}::test_a_prompt_that_is_cancelled_counts_what_was_read_of_it",
+    ),
+    Fault(
+        "a count that rounds to a thousand keeps its unit",
+        "cli/inspect.py",
+        "while value >= 999.5",
+        "while value >= 1000",
+        "tests/checkpoints/test_inspect.py::test_counts_of_parameters_have_three_digits_and_no_exponent",
+    ),
+    Fault(
+        "weights are unpacked into the last of the memory",
+        "models/assemble.py",
+        "nbytes <= _FREE_SHARE * free",
+        "nbytes <= free",
+        f"{_PACKED}::test_free_memory_decides_whether_weights_are_unpacked",
+    ),
+    Fault(
+        "idle experts count into the time of a token",
+        "models/assemble.py",
+        'if ".switch_" in path else 1',
+        "if False else 1",
+        f"{_PACKED}::test_a_packed_model_says_how_long_a_token_takes",
     ),
 )
 

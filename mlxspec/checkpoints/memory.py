@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 
 from mlxspec import device
 from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.models.assemble import floats_fit
 from mlxspec.models.registry import architecture
 
 DEFAULT_CONTEXT = 8192
@@ -76,7 +77,7 @@ def expected(config: dict[str, Any], file_bytes: int, context: int | None = None
         model.set_dtype(mx.bfloat16)
     else:
         values = bytes_of(model)  # float32
-        in_memory = values if not quantized or values <= FLOATS_AT_MOST else file_bytes
+        in_memory = values if not quantized or floats_fit(values) else file_bytes
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
     return Memory(
         context=context,
@@ -87,6 +88,3 @@ def expected(config: dict[str, Any], file_bytes: int, context: int | None = None
         drafter_state=0,
         machine=machine_memory(),
     )
-
-
-FLOATS_AT_MOST = 6 << 30  # as models.assemble has it: quantized models up to this size become floats on a CPU

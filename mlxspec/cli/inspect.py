@@ -93,8 +93,9 @@ def _layers(layers: Layers) -> str:
 
 
 def count(n: int) -> str:
-    """As people say it: 4.3M, 27.4B."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if n >= size:
-            return f"{n / size:.3g}{unit}"
-    return str(n)
+    """As people say it, in three digits: 4.3M, 27.4B."""
+    value, units = float(n), ["", "k", "M", "B"]
+    while value >= 999.5 and len(units) > 1:  # what three digits would round to a thousand
+        value /= 1000
+        units.pop(0)
+    return f"{value:.0f}{units[0]}" if value >= 100 else f"{value:.3g}{units[0]}"

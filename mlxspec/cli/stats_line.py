@@ -31,7 +31,7 @@ def summary(answers: Sequence[Finished], decode_seconds: float | None = None) ->
     decoded = sum(s.num_decoded for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     prompt, prompt_seconds = sum(s.num_prompt for s in all_stats), sum(s.prefill_seconds for s in all_stats)
-    read = prompt - sum(s.num_cached for s in all_stats)
+    read = sum(s.num_read for s in all_stats)
     rounds = sum(s.num_rounds for s in all_stats)
     parts = [
         _ending(answers) + f"{_count(tokens, 'token')}{_speed(decoded, seconds)}",

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.checkpoints.memory import bytes_of, machine_memory
+from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, machine_memory
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.hiddens import missing
@@ -77,11 +77,14 @@ class Memory:
         if taken > self.budget and self._reserved:
             return False
         self._reserved[request.number] = needed, _most_tokens(request)
+        device.adjust(self, self.scratch)
         return True
 
     def release(self, request: Request) -> None:
         """It is gone."""
         self._reserved.pop(request.number, None)
+        if hasattr(self, "_model"):  # a closed engine's rows leave too
+            device.adjust(self, self.scratch)
 
     @property
     def chunk(self) -> int:
@@ -98,8 +101,10 @@ class Memory:
 
     @property
     def scratch(self) -> int:
-        """Bytes that one forward after another needs for itself, at most."""
-        return self.activations(self._config.prefill_chunk, self._model.max_context)
+        """Bytes that one forward after another needs for itself, at most, with the rows that are here: their longest context, rounded up
+        to a power of two so that it seldom changes, and not below DEFAULT_CONTEXT."""
+        longest = 1 << max(self._longest - 1, DEFAULT_CONTEXT - 1).bit_length()
+        return self.activations(self._config.prefill_chunk, min(longest, self._model.max_context))
 
     def activations(self, chunk: int, context: int) -> int:
         """What a forward of so many tokens behind `context` ones takes while it runs."""

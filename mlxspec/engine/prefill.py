@@ -107,6 +107,7 @@ class Prefill:
             chain.observe(request.number, piece, before)
         self.carry, self._logits = out.hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
+        request.stats.num_read += len(piece)
 
     def keep(self) -> None:
         """Keep the state behind what has been read."""

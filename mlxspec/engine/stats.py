@@ -42,7 +42,7 @@ class RequestStats:
     """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
     rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. plain_seconds: what its
     rounds would have taken without drafts by the cost model; None where the policy is not auto. num_cached: tokens of the prompt that
-    the prefix store had, so that they were not read.
+    the prefix store had, so that they were not read; num_read: those that were read, fewer than the rest where a request ended before.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them; num_thinking_forced: tokens of a closing tag that the budget forced.
@@ -50,6 +50,7 @@ class RequestStats:
 
     num_prompt: int = 0
     num_cached: int = 0
+    num_read: int = 0
     num_generated: int = 0
     num_end: int = 0
     num_rounds: int = 0
@@ -99,8 +100,8 @@ class RequestStats:
 
     @property
     def prefill_speed(self) -> float:
-        """Tokens a second of the prompt that were read."""
-        return (self.num_prompt - self.num_cached) / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+        """Tokens of the prompt read a second."""
+        return self.num_read / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
 
 @dataclass

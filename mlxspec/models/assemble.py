@@ -5,6 +5,8 @@ Knows how loading and models fit together; knows no tokenizer and no engine.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from mlxspec import device
 from mlxspec.errors import ModelError
 from mlxspec.loading import progress
 from mlxspec.loading.names import shown
+from mlxspec.loading.progress import amount
 from mlxspec.loading.qwen_weights import head_of
 from mlxspec.loading.weights import (
     Packed,
@@ -33,10 +36,9 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 
-_DEQUANTIZE_AT_MOST = (
-    6 << 30
-)  # float32 bytes: quantized matmul on a CPU is slow at any width, but memory is not endless
-
+# Quantized matmul on a CPU is slow at any width, but memory is not endless: float32 bytes, and their part of the memory that is free.
+_DEQUANTIZE_AT_MOST, _FREE_SHARE = 6 << 30, 0.75
+_SAMPLE = 512, 2048  # of a matrix that is timed
 
 HOW_TO_GET_A_HEAD = (
     "conversions by mlx-lm drop it; `mlxspec convert MODEL -o FOLDER --graft-mtp ORIGINAL` takes it from the original repository, or "
@@ -86,7 +88,7 @@ def assemble_lazily(
     weights = read()
     num_skipped = sum(map(is_of_a_tower, weights))
     trunk, head = kind.sanitize(weights, parsed)
-    _fill(model, trunk, dtype, "The model", _foreign_format(config))
+    packed = _fill(model, trunk, dtype, "The model", _foreign_format(config))
     mtp = None
     if head and kind.head is not None:
         mtp = kind.head(parsed, model)
@@ -99,6 +101,8 @@ def assemble_lazily(
         notices.append(
             f"Only text is read: {num_skipped} tensors for images, video and sound were passed over."
         )
+    if packed and device.backend() == "cpu":
+        notices.append(_slowness(model, packed, parsed))
     lacks_head = mtp is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
     return Assembled(model, parsed, mtp, tuple(notices), lacks_head)
 
@@ -159,15 +163,17 @@ def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
 
 def _fill(
     module: nn.Module, weights: Weights, dtype: mx.Dtype | None, what: str, foreign: str | None = None
-) -> None:
-    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it."""
+) -> dict[str, tuple[Packed, int]]:
+    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it.
+
+    Returns what stays packed: module path -> format, number of weights.
+    """
     dtype = _dtype_or_default(dtype)
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
     packed = formats(weights, shapes)
-    size = 8 * sum(v.nbytes for v in weights.values())
     if packed and device.backend() == "cpu":
         # MLX multiplies on a CPU with all formats but the one with a scale for each expert
-        fits = size <= _DEQUANTIZE_AT_MOST
+        fits = floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()))
         unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
         weights = dequantize(weights, unpacked, dtype or mx.float32)
         packed = {path: how for path, how in packed.items() if path not in unpacked}
@@ -194,6 +200,43 @@ def _fill(
             )
     module.load_weights(list(weights.items()), strict=True)
     module.eval()
+    return {path: (how, math.prod(shapes[f"{path}.weight"])) for path, how in packed.items()}
+
+
+def floats_fit(nbytes: int) -> bool:
+    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU."""
+    free = device.free_memory()
+    return nbytes <= _DEQUANTIZE_AT_MOST and (free is None or nbytes <= _FREE_SHARE * free)
+
+
+def _slowness(model: Trunk, packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:
+    """A sentence on what a token takes where weights stay packed on a CPU; a sample of one matrix is timed."""
+    tied = "language_model.lm_head" not in packed
+    used = 0.0
+    for path, (_, num) in packed.items():
+        if "embed_tokens" in path and not (tied and path.endswith("model.embed_tokens")):
+            continue  # looked up, not multiplied
+        used += num * (config.num_experts_per_token / config.num_experts if ".switch_" in path else 1)
+    how = max(packed.values(), key=lambda found: found[1])[0]
+    seconds = used * _seconds_a_weight(how)
+    return (
+        f"The quantized weights stay packed, since unpacked they would take more than {amount(_DEQUANTIZE_AT_MOST)} or than three "
+        f"quarters of the memory that is free; a CPU multiplies them slowly: a token takes about {seconds:.2g} s here."
+    )
+
+
+def _seconds_a_weight(how: Packed) -> float:
+    """Of a product with one token."""
+    form: dict[str, Any] = {"group_size": how.group_size, "bits": how.bits, "mode": how.mode}
+    parts = mx.quantize(mx.ones(_SAMPLE), **form)
+    x, names = mx.ones((1, _SAMPLE[1])), ("scales", "biases")
+    least = math.inf
+    for _ in range(3):
+        mx.eval(x, parts)
+        started = time.perf_counter()
+        mx.eval(mx.quantized_matmul(x, parts[0], **dict(zip(names, parts[1:], strict=False)), **form))
+        least = min(least, time.perf_counter() - started)
+    return least / math.prod(_SAMPLE)
 
 
 def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:

@@ -56,7 +56,7 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
 
 def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:
     """llama.cpp's fields. Answers of one request run beside one another: counts add up, times are the longest."""
-    prompt_n = sum(s.num_prompt - s.num_cached for s in stats)
+    prompt_n = sum(s.num_read for s in stats)
     predicted_n = sum(s.num_generated for s in stats)
     prompt_ms = max((s.prefill_seconds for s in stats), default=0.0) * 1e3
     predicted_ms = max((s.decode_seconds for s in stats), default=0.0) * 1e3

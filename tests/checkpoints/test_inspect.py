@@ -18,6 +18,7 @@ from mlxspec import device
 from mlxspec.cache.rollback import by_tape
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.inspect import DrafterReport, Report, inspect
+from mlxspec.cli.inspect import count
 from mlxspec.cli.main import main
 from mlxspec.errors import ConfigError, MlxspecError, ModelError
 from mlxspec.kernels.flat import FlatRows
@@ -346,3 +347,11 @@ def test_the_page_and_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     for words in ("6: 2 attention, 4 recurrent", "3.85M", "MTP head", "bfloat16", "this machine gives"):
         assert words in page
+
+
+def test_counts_of_parameters_have_three_digits_and_no_exponent() -> None:
+    for n, wanted in {
+        0: "0", 999: "999", 1000: "1k", 4_320_000: "4.32M", 99_960_000: "100M", 270_000_000: "270M", 999_400_000: "999M",
+        999_500_000: "1B", 999_999_999: "1B", 1_000_000_000: "1B", 27_400_000_000: "27.4B", 1_234_000_000_000: "1234B",
+    }.items():  # fmt: skip
+        assert count(n) == wanted, n

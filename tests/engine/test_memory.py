@@ -218,6 +218,43 @@ def test_before_macos_15_the_rest_is_asked_for_all_the_same(
     assert asked == [shares(40, 8)[0], shares(40, 8)[2]]
 
 
+def test_scratch_is_claimed_for_the_contexts_that_are_here(asked: list[tuple[str, int]], monkeypatch) -> None:
+    """Not for the longest context that the model could have."""
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1 << 50})
+    model = tiny_models.small(max_context=1 << 18)
+    made = Engine(model, config=EngineConfig(memory_budget=64 << 30))
+    held = made.memory
+    usual = held.activations(made.config.prefill_chunk, 8192)
+    assert held.scratch == usual < held.activations(made.config.prefill_chunk, 1 << 18)
+    device.claim(held, held.budget, held.scratch)
+    short, long = (made._make(words(n, 0), FEW, None) for n in (3000, 100_000))
+    for request, length in ((short, 8192), (long, 1 << 17)):
+        assert held.reserve(request)
+        assert held.scratch == held.activations(made.config.prefill_chunk, length)
+        assert asked[-1] == ("set_cache_limit", held.scratch)
+    num_asked = len(asked)
+    held.release(short)
+    assert len(asked) == num_asked
+    held.release(long)
+    assert asked[-1] == ("set_cache_limit", usual)
+    made.close()
+
+
+def test_a_prompt_that_is_cancelled_counts_what_was_read_of_it() -> None:
+    made = equality.engine(prefill_chunk=32)
+    request = made.submit(words(200, 1), FEW)
+    while not request.stats.num_read:
+        made.step()
+    made.cancel(request.number)
+    made.step()
+    stats = request.stats
+    assert stats.num_read == 32
+    assert stats.prefill_speed == pytest.approx(32 / stats.prefill_seconds)
+    whole = made.generate(words(200, 1), FEW).stats
+    assert whole.num_read == 200 - whole.num_cached
+    assert whole.prefill_speed == pytest.approx(whole.num_read / whole.prefill_seconds)
+
+
 def test_a_closed_engine_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_claims", type(device._claims)())
     made = load("demo", draft="off")
