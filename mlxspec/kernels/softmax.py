@@ -16,7 +16,8 @@ from mlxspec import device
 from mlxspec.kernels.flat import FEW
 
 _WORTH_IT = 4096  # scores: three operations more take as long as the exponentials of half as many
-# rows of so few tokens are weighed by how many keys they see, not by how many scores that makes: as is a plain step's one, with its bits
+# For rows of so few tokens the number of keys decides on the form, not the number of scores. So a token has the same weights in a verify as
+# in a plain step, bit for bit. The product with the values is the BLAS's, whose last bits may depend on the number of tokens.
 _widest_alike = FEW
 _LEAST = -126.0  # powers of two below are no normal floats; as weights they are nothing
 # 2^f for f in (-1, 0], of least relative error (8e-8) with 1 at 0
@@ -45,7 +46,8 @@ def may_be_spelled(dtype: mx.Dtype) -> bool:
 
 
 def weigh_alike(width: int) -> None:
-    """From here on this process weighs rows of up to so many tokens by how many keys they see, so that a verify has a plain step's bits."""
+    """From here on this process chooses the form of rows of up to so many tokens by how many keys they see, so that a verify has a plain
+    step's weights, bit for bit."""
     global _widest_alike
     _widest_alike = max(_widest_alike, width)
 

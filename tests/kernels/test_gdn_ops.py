@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, pick, replay, steps
+from tests.rounding import of_sum
 
 HK, HV, DK, DV = 2, 4, 32, 16
 # of all classes of rows that a recurrence takes apart
@@ -77,6 +78,12 @@ def error(got: mx.array, wanted: np.ndarray) -> float:
     return float(np.abs(np.asarray(got) - wanted).max() / max(np.abs(wanted).max(), 1e-3))
 
 
+def limit(num: int, chunk: int = 0) -> float:
+    """Of `error`, for `num` tokens: each sums over the DK entries of a key, and over the tokens of its chunk where it has one. A key has
+    length 1 and a step size is below 1, so that no token makes an earlier error larger."""
+    return of_sum(num * (DK + chunk))
+
+
 def same(a: mx.array, b: mx.array) -> bool:
     return np.array_equal(np.asarray(a), np.asarray(b))
 
@@ -87,9 +94,9 @@ def test_steps_are_the_rule(num: int, kind: str) -> None:
     tokens, state = draw(num, kind=kind), state_of(1)
     y, after, tape, _ = steps(*tokens.arrays(), mx.array(state))
     wanted_y, wanted_state, wanted_delta = loop(tokens, state[0])
-    assert error(y, wanted_y) < 5e-6
-    assert error(after[0], wanted_state) < 5e-6
-    assert error(tape.delta, wanted_delta) < 5e-6
+    assert error(y, wanted_y) < limit(num)
+    assert error(after[0], wanted_state) < limit(num)
+    assert error(tape.delta, wanted_delta) < limit(num)
     assert same(tape.k, tokens.arrays()[1])
 
 
@@ -111,10 +118,9 @@ def test_chunks_are_the_steps(num: int, kind: str) -> None:
     tokens, state = draw(num, seed=num, kind=kind), state_of(1)
     y, after = chunks(*tokens.arrays(), mx.array(state))
     wanted_y, wanted_state, _ = loop(tokens, state[0])
-    limit = 2e-5
     assert y.shape == (num, HV, DV)
-    assert error(y, wanted_y) < limit
-    assert error(after[0], wanted_state) < limit
+    assert error(y, wanted_y) < limit(num, CHUNK)
+    assert error(after[0], wanted_state) < limit(num, CHUNK)
 
 
 def test_chunks_can_go_on_where_chunks_ended() -> None:
@@ -124,8 +130,8 @@ def test_chunks_can_go_on_where_chunks_ended() -> None:
     for start, end in ((0, 50), (50, 51), (51, 160), (160, 3 * CHUNK)):
         y, now = chunks(*tokens.part(start, end).arrays(), now)
         ys.append(y)
-    assert error(mx.concatenate(ys), np.asarray(whole_y)) < 1e-5
-    assert error(now, np.asarray(whole)) < 1e-5
+    assert error(mx.concatenate(ys), np.asarray(whole_y)) < 2 * limit(3 * CHUNK, CHUNK)
+    assert error(now, np.asarray(whole)) < 2 * limit(3 * CHUNK, CHUNK)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -195,5 +201,5 @@ def test_half_precision_inputs_are_computed_in_float32(dtype: mx.Dtype) -> None:
     wanted_y, wanted_state, _ = loop(exact, state[0])
     for y, after in (steps(*rounded, mx.array(state))[:2], chunks(*rounded, mx.array(state))):
         assert y.dtype == after.dtype == mx.float32
-        assert error(y, wanted_y) < 5e-6
-        assert error(after[0], wanted_state) < 5e-6
+        assert error(y, wanted_y) < limit(20, CHUNK)
+        assert error(after[0], wanted_state) < limit(20, CHUNK)
