@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LONG = 180.0
-LOOK = 0.05  # seconds between two looks at a process that is to end
 QUESTION = "what does os.path.join do?"
 _RUN = "import sys\nfrom mlxspec.__main__ import main\nsys.exit(main())\n"
 
@@ -139,20 +138,11 @@ class Served:
                 return found
             time.sleep(0.05)
 
-    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
-        """(exit status, seconds it took). A moment at which this machine stood still, or had no time for us, is not counted: of each
-        look at the process no more than a little over what it waits."""
-        started, seconds = time.monotonic(), 0.0
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send the signal; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        while (status := self.process.poll()) is None:
-            before = time.monotonic()
-            time.sleep(LOOK)
-            seconds += min(time.monotonic() - before, 1.2 * LOOK)
-            if before - started > LONG:
-                self.process.kill()
-                raise TimeoutError(f"the server has not ended {LONG:.0f} s after the signal")
-        return status, seconds
+        return self.process.wait(LONG)
 
     def __enter__(self) -> Served:
         return self
