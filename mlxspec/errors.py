@@ -12,6 +12,7 @@
       GrammarError            a grammar or schema that cannot be compiled
       CancelledError          the request was cancelled
       EngineStoppedError      the engine that should have answered has been stopped, or broke
+      EngineBusyError         the engine was called from within one of its own steps
       QueueFullError          too many requests wait already; try again later
 
 Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
@@ -76,6 +77,10 @@ class CancelledError(MlxspecError):
 
 class EngineStoppedError(MlxspecError):
     """The engine that should have answered has been stopped, or broke."""
+
+
+class EngineBusyError(MlxspecError):
+    """A drafter, a logits processor or a sampler called the engine that was calling it."""
 
 
 class QueueFullError(MlxspecError):

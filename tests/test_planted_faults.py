@@ -18,6 +18,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 _POSITIONS = "tests/engine/test_drafted_positions.py"
+_OWN = "tests/engine/test_misbehaving_drafters.py"
+_ROWS = f"{_OWN}::test_every_row_says_what_plain_decoding_says"
 _WORDS = "tests/sampling/test_constraints.py"
 _TRUNCATE = "tests/sampling/test_truncate.py"
 _LOAD = "tests/engine/test_load_order.py"
@@ -26,7 +28,7 @@ _PACKED = "tests/models/test_packed_on_cpu.py"
 
 
 class Fault(NamedTuple):
-    """file: below mlxspec/. test: a pytest node id without its parameters."""
+    """file: below mlxspec/. test: a pytest node id, which may end in the parameters of one case."""
 
     name: str
     file: str
@@ -98,6 +100,132 @@ FAULTS = (
         "            state = self._step(state, token)\n        else:",
         "            state = state._replace(tail=self._step(state, token).tail)\n        else:",
         f"{_POSITIONS}::test_a_thinking_budget_that_ends_inside_a_draft_is_exact",
+    ),
+    Fault(
+        "a drafter of one's own gets the engine's list",
+        "drafters/guarded.py",
+        "history=History(a.history), ",
+        "",
+        f"{_ROWS}[appends to the history, fixed]",
+    ),
+    Fault(
+        "a drafter of one's own gets the row's sampler",
+        "drafters/guarded.py",
+        ", sampler=a.sampler.sealed()",
+        "",
+        f"{_ROWS}[sets the seed, fixed]",
+    ),
+    Fault(
+        "a drafter of one's own gets the hiddens that others get",
+        "drafters/guarded.py",
+        "[(list(tokens), _copy(hidden)) for tokens, hidden in rounds]",
+        "[(list(tokens), hidden) for tokens, hidden in rounds]",
+        f"{_OWN}::test_what_a_drafter_does_with_its_copies_reaches_nobody",
+    ),
+    Fault(
+        "a drafter of one's own gets the unread round",
+        "drafters/guarded.py",
+        "copies = Unread(*(x.astype(x.dtype) for x in unread))",
+        "copies = unread",
+        f"{_OWN}::test_assigning_to_an_unread_round_reaches_nobody",
+    ),
+    Fault(
+        "errors that are no Exception get through",
+        "drafters/guarded.py",
+        "        except BaseException as error:",
+        "        except Exception as error:",
+        f"{_ROWS}[raises no Exception in propose, fixed]",
+    ),
+    Fault(
+        "ids below 0 get through",
+        "drafters/checked.py",
+        "or not 0 <= token < vocab_size",
+        "or not token < vocab_size",
+        f"{_ROWS}[drafts negative ids on the device, fixed]",
+    ),
+    Fault(
+        "confidences that are no probabilities get through",
+        "drafters/checked.py",
+        "if not all(math.isfinite(p) and 0.0 <= p <= 1.0 + _ROUNDING for p in given):",
+        "if not given:",
+        f"{_ROWS}[confidences that are NaN, auto]",
+    ),
+    Fault(
+        "a draft's `backing` is not looked at",
+        "drafters/checked.py",
+        "if backing is not None and (not _is_whole(backing) or backing < 0):",
+        "if False:",
+        f"{_ROWS}[a backing below 0, auto]",
+    ),
+    Fault(
+        "one row's wrong draft ends the drafter for all rows",
+        "drafters/checked.py",
+        "            wrong[place] = said",
+        "            raise ValueError(said) from None\n            wrong[place] = said",
+        f"{_ROWS}[drafts ids out of range, fixed]",
+    ),
+    Fault(
+        "a model's device drafts may have any shape",
+        "drafters/checked.py",
+        "if tuple(tokens.shape) != (length,):",
+        "if False:",
+        f"{_OWN}::test_shape_and_type_of_a_models_device_drafts_are_checked_without_evaluating_them",
+    ),
+    Fault(
+        "a drafter that fails must close",
+        "drafters/chain.py",
+        "            with suppress(Exception):  # it has ended for the row either way\n",
+        "            if True:\n",
+        f"{_OWN}::test_a_drafter_that_fails_and_cannot_be_closed_ends_for_its_rows_only",
+    ),
+    Fault(
+        "settling is not guarded",
+        "drafters/chain.py",
+        "            self._finish(drafter, drafter.settle)",
+        "            drafter.settle()",
+        f"{_ROWS}[raises in settle, fixed]",
+    ),
+    Fault(
+        "rows without a draft behind an unread round are not missed",
+        "drafters/chain.py",
+        "if 0 < len(won) < len(asks):",
+        "if len(won) > len(asks):",
+        f"{_OWN}::test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens",
+    ),
+    Fault(
+        "what is drafted by mistake for one's own scores is submitted by what is said of it",
+        "drafters/checked.py",
+        "sure = None if sure is None else tops",
+        "sure = sure",
+        f"{_OWN}::test_p_min_goes_by_the_likeliest_token_of_the_scores_and_not_by_what_is_said_of_the_drawn",
+    ),
+    Fault(
+        "the controller goes by confidences of drawn tokens",
+        "drafters/auto.py",
+        "offer = offer._replace(confidences=None)",
+        "offer = offer",
+        f"{_OWN}::test_under_rejection_confidences_of_drawn_tokens_have_no_say_in_the_controllers_cut",
+    ),
+    Fault(
+        "a drafter's part of a stored beginning may be taken for the target's",
+        "engine/prefix_store.py",
+        'TARGET = "the target"',
+        'TARGET = "target"',
+        f"{_OWN}::test_a_drafter_may_have_any_name_that_is_allowed",
+    ),
+    Fault(
+        "a step may be called from within a step",
+        "engine/engine.py",
+        '        self._check_outside("step")\n',
+        "",
+        f"{_ROWS}[steps the engine, fixed]",
+    ),
+    Fault(
+        "a row may leave in the middle of a step",
+        "engine/engine.py",
+        "                if not self._is_stepping:\n                    self._retire()",
+        "                self._retire()",
+        f"{_OWN}::test_rows_may_be_cancelled_and_requests_queued_from_within_a_step",
     ),
     Fault(
         "one block of ids fewer than places is looked at",
@@ -234,7 +362,7 @@ def _run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ class Auto:
         for state, row, pick, width in zip(states, rows, picked, widths, strict=True):
             row.calm = 0 if width or pick.choice.model is not None else row.calm + 1
             row.looked_up = pick.choice.offer is not None
-            if state.rejects and pick.draft is not None and pick.choice.model is not None:
+            if state.rejects and pick.draft is not None and _is_drawn(pick):
                 row.forget_behind(pick, width)
             if width and pick.draft is not None and pick.offer is not None:
                 out[state.row] = (
@@ -265,6 +265,9 @@ class Auto:
             for ask, draft in zip(wanted, self._chain.ask_all(drafter, wanted, vocab_size), strict=True):
                 if draft.length:
                     offer = _offer(drafter.name, draft)
+                    if draft.scores is not None and self._chain.state(ask.row).rejects:
+                        # later confidences depend on tokens drawn before them, which must have no say in what is verified
+                        offer = offer._replace(confidences=None)
                     offered.setdefault(ask.row, []).append((offer, draft))
                     self._rows[ask.row].said.append(Said(offer=offer, tokens=_tokens(draft)))
         return offered
@@ -359,6 +362,11 @@ class Auto:
             return False
         self._seen.add(shape)
         return True
+
+
+def _is_drawn(pick: Picked) -> bool:
+    """Whether its tokens were drawn, by a model or a drafter of one's own. What a lookup says follows from the text."""
+    return pick.choice.model is not None or (pick.draft is not None and pick.draft.scores is not None)
 
 
 def _offer(name: str, draft: Draft) -> Offer:

@@ -3,8 +3,9 @@
 Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the
 row's history once, in order (prompt included), also those somebody else drafted; `truncate` tells when the history is cut.
 Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
-in `propose`, `observe` only queues (so that plain rounds pay nothing); an exception ends drafting for the rows asked about, never a
-request.
+in `propose`, `observe` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write need not keep them: it is given
+read-only views and copies (guarded.py), its drafts are checked (checked.py), and what it does wrong ends its drafting for the rows
+concerned, never a request.
 
 A subclass must give `propose` and bear a `name`. One that goes by `ask.history` alone needs nothing else; one that keeps something for
 each row gives the other four too.
@@ -29,7 +30,7 @@ class Needs:
 
     hidden: bool = False  # the final hidden each token was sampled from
     newest: bool = False  # of those, the newest token's alone
-    cache: bool = False  # its keys and values
+    cache: bool = False  # its keys and values; lent to mlxspec's own drafters only
 
     @property
     def every_hidden(self) -> bool:
@@ -38,7 +39,8 @@ class Needs:
 
 
 class Ask(NamedTuple):
-    """A row to draft for. history: all its known tokens, the last of them not yet seen by the target. limit: at most so many, >= 1."""
+    """A row to draft for. history: all its known tokens, the last of them not yet seen by the target, not to be changed. limit: at most so
+    many, >= 1. sampler: the row's, not to be changed."""
 
     row: int
     history: Sequence[int]

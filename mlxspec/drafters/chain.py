@@ -2,7 +2,8 @@
 controller chooses (auto.py), as the row's policy has it.
 
 Knows the users' limits (n_max, n_min, p_min) and submits by them what is to be verified; knows no verdict. A drafter that fails
-ends for the rows it was asked about, with a notice; the request goes on without it.
+ends for the rows it was asked about, one whose draft is wrong for that draft's row, with a notice that names it; the request goes on
+without it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from functools import partial
 from typing import TypeVar
 
 import mlx.core as mx
-import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.auto import Auto
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
 from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.checked import checked
 from mlxspec.drafters.forced import Forced
+from mlxspec.drafters.guarded import DrafterFailed, Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
@@ -46,7 +48,8 @@ class Chain:
     """Drafters by name. Each row's own list says in which order they are asked for it, and what is forced comes before all of them."""
 
     def __init__(self, drafters: Iterable[Drafter]) -> None:
-        self.drafters = {d.name: d for d in drafters}
+        """Drafters that mlxspec did not write are put into their guards. Raises ConfigError for one that cannot be."""
+        self.drafters = {d.name: d for d in map(guarded, drafters)}
         self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
         self.auto: Auto | None = None
@@ -224,17 +227,29 @@ class Chain:
         if len(drafters) != 1 or len(limits) != 1 or not 1 <= min(limits) <= min(rooms.values()):
             return {}
         asks = [Ask(s.row, histories[s.row], min(limits), s.sampler) for s in states]
-        return self._ask(drafters[0], asks, vocab_size, unread)
+        won = self._ask(drafters[0], asks, vocab_size, unread)
+        if 0 < len(won) < len(asks):
+            # a draft was wrong, or empty: all rows are drafted for once their tokens are known
+            self._finish(drafters[0], drafters[0].take_back)
+            return {}
+        return won
 
     def settle(self) -> None:
         """What `propose_behind` drafted behind has been observed."""
         for drafter in self.drafters.values():
-            drafter.settle()
+            self._finish(drafter, drafter.settle)
 
     def take_back(self) -> None:
         """Nobody reads what came of the last `propose_behind`."""
         for drafter in self.drafters.values():
-            drafter.take_back()
+            self._finish(drafter, drafter.take_back)
+
+    def _finish(self, drafter: Drafter, work: Callable[[], None]) -> None:
+        """Run what concerns all rows of a drafter; if it fails, it ends for all of them."""
+        try:
+            work()
+        except Exception as error:
+            self._fail(drafter, [s for s in self._rows.values() if drafter in self.drafters_of(s)], error)
 
     def is_still(self, rows: Sequence[int]) -> bool:
         """Whether all these rows, which rested before, rest on, as far as that can be told at a glance. If not, ask `rests`."""
@@ -325,14 +340,17 @@ class Chain:
 
         def work() -> Submitted:
             if unread is None:
-                drafts: Sequence[Draft] | None = drafter.propose(asks, sampler)
+                drafts: object = drafter.propose(asks, sampler)
             else:
                 drafts = drafter.propose_behind(asks, sampler, unread)
-            if drafts is None:
+            if drafts is None and unread is not None:
                 return []
-            if len(drafts) == len(asks) and all(d is NO_DRAFT for d in drafts):
+            found, wrong = checked(drafts, asks, vocab_size, is_ours=not isinstance(drafter, Guarded))
+            for place, why in wrong.items():
+                self._fail(drafter, [states[place]], DrafterFailed(why))
+            if all(d is NO_DRAFT for d in found):
                 return [(NO_DRAFT, NOTHING)] * len(asks)
-            return submit(_checked(drafts, asks, vocab_size), states)
+            return submit(found, states)
 
         found = self._guard(drafter, states, work) or []
         if unread is not None and not found:
@@ -366,9 +384,11 @@ class Chain:
             return None
 
     def _fail(self, drafter: Drafter, states: Sequence[ChainRow], error: Exception) -> None:
+        why = str(error) if isinstance(error, DrafterFailed) else reason(error)
         for state in states:
-            self._end(drafter, state, f"{type(error).__name__}: {error}")
-            drafter.close(state.row)
+            self._end(drafter, state, why)
+            with suppress(Exception):  # it has ended for the row either way
+                drafter.close(state.row)
 
     def _end(self, drafter: Drafter, state: ChainRow, why: str) -> None:
         state.end(drafter.name)
@@ -381,19 +401,3 @@ def _limit(drafter: Drafter, spec: SpecConfig) -> int:
     if drafter.max_draft is not None:
         return drafter.max_draft
     return spec.model_depth if isinstance(drafter, ModelDrafter) else spec.ngram_m
-
-
-def _checked(drafts: Sequence[Draft], asks: Sequence[Ask], vocab_size: int) -> Sequence[Draft]:
-    """What a drafter gave, if it is one draft an ask, none too long and no id that the target lacks. Raises ValueError otherwise."""
-    if len(drafts) != len(asks):
-        raise ValueError(f"it gave {len(drafts)} drafts where {len(asks)} were asked for")
-    for draft, ask in zip(drafts, asks, strict=True):
-        if not isinstance(draft, Draft) or not 0 <= draft.length <= ask.limit:
-            raise ValueError(f"a draft is a Draft of at most {ask.limit} tokens here, not {draft!r:.80}")
-        if isinstance(draft.tokens, list):
-            if len(draft.tokens) != draft.length:
-                raise ValueError(f"a draft of length {draft.length} has {len(draft.tokens)} tokens")
-            bad = [t for t in draft.tokens if not isinstance(t, (int, np.integer)) or not 0 <= t < vocab_size]
-            if bad:
-                raise ValueError(f"it drafted {bad[0]!r:.40}, which is no token id of the target")
-    return drafts

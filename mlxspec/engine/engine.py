@@ -39,7 +39,7 @@ from mlxspec.engine.request import Request
 from mlxspec.engine.schedule import Queue, Turns
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
-from mlxspec.errors import EngineStoppedError
+from mlxspec.errors import EngineBusyError, EngineStoppedError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.kernels.softmax import weigh_alike
@@ -67,6 +67,7 @@ class Engine(Answers):
         notices: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        self._is_stepping = False
         device.keep_heap()
         self._model: Model | None = model
         self.tokenizer, self.name = tokenizer, name
@@ -124,7 +125,9 @@ class Engine(Answers):
 
     def close(self) -> None:
         """Cancel what is here and let go of model, drafters, rows and prefix store, so that their memory is free where nobody else holds
-        them. Events of what was cancelled come with one more step; requests are refused from here on."""
+        them. Events of what was cancelled come with one more step; requests are refused from here on. Raises EngineBusyError within a
+        step."""
+        self._check_outside("close")
         self.drain()
         for request in self._requests():
             self.cancel(request.number)
@@ -145,8 +148,9 @@ class Engine(Answers):
 
     def prepare_auto(self, *, keep: bool = False, seconds: float = 2.0) -> None:
         """Measure within so many seconds what rounds and drafts cost here, which policy auto decides by; the first such request does it
-        otherwise. keep: use and keep figures in the user's cache folder."""
+        otherwise. keep: use and keep figures in the user's cache folder. Raises EngineBusyError within a step."""
         if self.chain.auto is None:
+            self._check_outside("prepare_auto")
             from mlxspec.engine.calibrate import calibrate, kept_costs  # builds on this module
 
             args = self.model, self.chain.drafters, self.config
@@ -171,25 +175,37 @@ class Engine(Answers):
     def step(self) -> list[Event]:
         """Read at most one chunk of prompts, run one round, let ended rows go. Returns events of submitted requests since the last step.
 
-        What fails for a request ends that request with a FinishEvent; what fails in a forward of several ends those.
+        What fails for a request ends that request with a FinishEvent; what fails in a forward of several ends those. Raises
+        EngineBusyError where a step calls it, through a drafter, a logits processor or a sampler.
         """
         self._advance()
         events, self._outbox = self._outbox, []
         return events
 
     def _advance(self) -> None:
-        with device.private_kernels():
-            self._expire()
-            self._admit()
-            # rows join a cache only behind a round that has been read
-            is_first = self._flight.is_open and bool(self._prefills)
-            if is_first:
-                self._round(has_read=False)
+        self._check_outside("step")
+        self._is_stepping = True
+        try:
+            with device.private_kernels():
+                self._expire()
+                self._admit()
+                # rows join a cache only behind a round that has been read
+                is_first = self._flight.is_open and bool(self._prefills)
+                if is_first:
+                    self._round(has_read=False)
+                    self._retire()
+                has_read = self._read_prompts()
+                if not is_first:
+                    self._round(has_read=has_read)
                 self._retire()
-            has_read = self._read_prompts()
-            if not is_first:
-                self._round(has_read=has_read)
-            self._retire()
+        finally:
+            self._is_stepping = False
+
+    def _check_outside(self, what: str) -> None:
+        if self._is_stepping:
+            raise EngineBusyError(
+                f"The engine cannot {what} within one of its own steps: a drafter, a logits processor or a sampler called it."
+            )
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -299,11 +315,13 @@ class Engine(Answers):
             request.stats.verify_seconds += verifying
 
     def cancel(self, number: int) -> bool:
-        """End a request at any stage; False if it is not running. Its row leaves at once; its FinishEvent comes with the next step."""
+        """End a request at any stage; False if it is not running. Its row leaves at once, or within a step at that step's end; its
+        FinishEvent comes with the next step."""
         for request in self._requests():
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
-                self._retire()
+                if not self._is_stepping:
+                    self._retire()
                 return True
         return False
 
@@ -315,8 +333,9 @@ class Engine(Answers):
     def probe(self, widths: Sequence[int] | None = None) -> ProbeReport:
         """Whether verifying so many tokens at once changes numbers on this machine; kept in `stats.probe`.
 
-        widths: None for every one that drafts may have, up to a limit.
+        widths: None for every one that drafts may have, up to a limit. Raises EngineBusyError within a step.
         """
+        self._check_outside("probe")
         every = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
         self.stats.probe = probe(self.model, every if widths is None else widths, rollback=self._rollback)
         return self.stats.probe

@@ -17,6 +17,7 @@ from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
+from mlxspec.drafters.guarded import guarded
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
@@ -127,7 +128,7 @@ def _own(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
             raise ConfigError(f"A drafter needs a `name` of letters, digits and dashes, not {shown(name)}.")
         if name in DRAFTER_NAMES or name in found:
             raise ConfigError(f"There is a drafter {name} already; give yours another name.")
-        found[name] = drafter
+        found[name] = guarded(drafter)
     return found
 
 

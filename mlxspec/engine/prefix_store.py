@@ -38,7 +38,7 @@ import mlx.core as mx
 from mlxspec.cache.attention import KV, copied
 from mlxspec.cache.model_cache import Snapshot
 
-TARGET = "target"
+TARGET = "the target"  # a part; no drafter bears this name, for names have no spaces
 _TOKEN_BYTES = 16  # of a token in an edge, about
 
 

@@ -193,7 +193,7 @@ def test_a_drafter_of_ones_own_needs_only_propose() -> None:
         (lambda asks: [Draft.of([tiny_models.VOCAB]) for _ in asks], "no token id"),
         (lambda asks: [Draft.of([-1]) for _ in asks], "no token id"),
         (lambda asks: [Draft.of(["a"]) for _ in asks], "no token id"),
-        (lambda asks: [[1, 2] for _ in asks], "a draft is a Draft"),
+        (lambda asks: [[1, 2] for _ in asks], "where a Draft was asked for"),
         (lambda asks: 1 / 0, "ZeroDivisionError"),
     ],
     ids=[str(i) for i in range(8)],

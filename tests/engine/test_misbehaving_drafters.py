@@ -1,0 +1,788 @@
+"""Drafters of one's own cannot hurt: whatever one does, every row says what plain decoding says, and a notice names the drafter.
+
+Each misbehaviour is a drafter that behaves (it drafts by oracle, right and wrong tokens in turn) until its second call of a kind, and then
+does one thing that it must not. Beside the rows it drafts for others decode plainly, and one is drafted for by n-gram lookup.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import mlxspec
+from mlxspec.cache.model_cache import Snapshot
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Needs, Unread
+from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.checked import checked
+from mlxspec.drafters.guarded import Guarded, History
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.answers import Result
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import ConfigError
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.speculation.controller import Controller
+from mlxspec.speculation.cost import CostModel
+from tests import tiny_models
+from tests.engine import equality
+from tests.tiny_models import VOCAB
+
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], list(range(20, 60)), [7, 8, 9] * 6, [30, 31]]
+SPECS = [("own",), ("own", "ngram-simple"), ("ngram-simple",), ()]
+MIXED = [
+    SamplingParams(max_tokens=18, ignore_eos=True),
+    SamplingParams(
+        max_tokens=18, ignore_eos=True, temperature=0.9, seed=4, frequency_penalty=0.3, logit_bias={5: 2.0}
+    ),
+    SamplingParams(max_tokens=18, ignore_eos=True),
+    SamplingParams(max_tokens=18, ignore_eos=True, temperature=1.0, seed=9, presence_penalty=0.5),
+]
+# rounds overlap where no row's logits depend on tokens that nobody has read; a row that ends by itself drops the round behind
+PARAMS = {
+    "mixed": MIXED,
+    "overlapped": [
+        SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.3 * i, seed=i, stop=("WZ",) * (i == 3))
+        for i in range(4)
+    ],
+}
+NEXT = [[*p[::-1], 11, 12] for p in PROMPTS]  # what is asked of the engine afterwards: it must be as it was
+
+
+class NoError(BaseException):
+    """Neither an Exception nor an exit."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class Own(Drafter):
+    """Drafts two right tokens and a wrong one, behind unread rounds only wrong ones.
+
+    at: the method in whose second call, and every one behind it, `do` is done with the method's arguments (from the first call on where
+    few come). What `do` returns takes the place of what the method would, unless it is GO_ON.
+    """
+
+    name = "own"
+    max_draft = 6
+
+    def __init__(self, at: str = "", do: Callable | None = None, needs: Needs | None = None) -> None:
+        self._at, self._do, self._calls, self.kept = at, do, 0, []
+        self.needs = needs or Needs()
+        self.engine: Engine | None = None
+
+    def _may(self, what: str, *args) -> object:
+        if what != self._at or self._do is None:
+            return GO_ON
+        self._calls += 1
+        return (
+            self._do(self, *args)
+            if self._calls > (what not in ("snapshot", "settle", "take_back"))
+            else GO_ON
+        )
+
+    def begin(self, row):
+        self._may("begin", row)
+
+    def observe(self, row, tokens, hidden):
+        self._may("observe", row, tokens, hidden)
+
+    def propose(self, asks, sampler):
+        found = self._may("propose", asks, sampler)
+        return [right(a) for a in asks] if found is GO_ON else found
+
+    def may_draft(self, row):
+        found = self._may("may_draft", row)
+        return True if found is GO_ON else found
+
+    def propose_behind(self, asks, sampler, unread):
+        found = self._may("propose_behind", asks, sampler, unread)
+        if found is not GO_ON:
+            return found
+        return [Draft(a.limit, mx.full((a.limit,), 5, mx.int32)) for a in asks]
+
+    def settle(self):
+        self._may("settle")
+
+    def take_back(self):
+        self._may("take_back")
+
+    def prime(self, row):
+        self._may("prime", row)
+
+    def snapshot(self, row, length, start):
+        found = self._may("snapshot", row, length, start)
+        return None if found is GO_ON else found
+
+    def resume(self, row, tokens, state, hidden):
+        self._may("resume", row, tokens, state, hidden)
+
+    def truncate(self, row, length):
+        self._may("truncate", row, length)
+
+    def close(self, row):
+        self._may("close", row)
+
+
+GO_ON = object()
+
+
+@cache
+def texts() -> list[list[int]]:
+    return [[*p, *r.tokens] for scene in PARAMS for p, r in zip(PROMPTS, plain(scene)[0], strict=True)]
+
+
+def right(ask: Ask) -> Draft:
+    history = list(ask.history)
+    text = next((t for t in texts() if t[: len(history)] == history), None)
+    if text is None:
+        return NO_DRAFT
+    tokens = text[len(history) : len(history) + 2]
+    return Draft.of([*tokens, 3][: ask.limit])
+
+
+def asked(
+    engine: Engine, prompts: Sequence[list[int]], specs: Sequence[tuple[str, ...]], scene: str, **more
+) -> list[Result]:
+    requests = [
+        engine.submit(p, s, spec=SpecConfig(drafters=d, **{"policy": "fixed", "ngram_n": 3, **more}))
+        for p, s, d in zip(prompts, PARAMS[scene], specs, strict=True)
+    ]
+    for _ in range(400):
+        engine.step()
+        if engine.is_idle:
+            return [Result.of(r) for r in requests]
+    raise AssertionError("the engine did not come to an end")
+
+
+@cache
+def plain(scene: str) -> tuple[list[Result], list[Result]]:
+    engine = equality.engine([])
+    return asked(engine, PROMPTS, [()] * 4, scene), asked(engine, NEXT, [()] * 4, scene)
+
+
+def same(found: Sequence[Result], wanted: Sequence[Result], scene: str) -> None:
+    for got, right_, prompt, params in zip(found, wanted, PROMPTS, PARAMS[scene], strict=True):
+        assert got.error is None
+        equality.same(right_, got, prompt, params, "a misbehaving drafter")
+
+
+def made(drafter: Own, policy: str) -> Engine:
+    engine = equality.engine([drafter, NgramSimple(3, 12)])
+    if policy == "auto":
+        engine.chain.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {})))
+    drafter.engine = engine
+    return engine
+
+
+# ---- what is done
+
+
+def drafts(make: Callable[[Ask], object]) -> Callable:
+    """Give this for the first row, and right drafts for the others."""
+
+    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> list:
+        return [right(a) if a.row else make(a) for a in asks]
+
+    do.is_of_one_row = True  # type: ignore[attr-defined]
+    return do
+
+
+def raises(error: BaseException | type[BaseException]) -> Callable:
+    def do(self: Own, *args: object) -> object:
+        raise error
+
+    return do
+
+
+def device(tokens, *more, dtype=mx.int32, length=None) -> Callable:
+    return drafts(lambda a: Draft(a.limit if length is None else length, mx.array(tokens(a), dtype), *more))
+
+
+def shared(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    """One object for all rows, changed behind the engine's back; then an error."""
+    if self.kept:
+        self.kept[0].tokens[:] = [10**6] * 9
+        raise RuntimeError("and off")
+    draft = Draft.of([5, 6][: min(a.limit for a in asks)])
+    self.kept.append(draft)
+    return [draft] * len(asks)
+
+
+def kept_array(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    """An array that is assigned to once it has been handed over."""
+    if self.kept:
+        self.kept[0][0] = 10**6
+        raise RuntimeError("and off")
+    tokens = mx.array([5])
+    self.kept.append(tokens)
+    return [Draft(1, tokens)] * len(asks)
+
+
+def append(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> object:
+    asks[0].history.append(5)
+    return GO_ON
+
+
+def mutates(act: Callable[[Sequence[Ask], BatchSampler], object]) -> Callable:
+    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> object:
+        act(asks, sampler)
+        return GO_ON
+
+    return do
+
+
+def calls(act: Callable[[Engine], object]) -> Callable:
+    def do(self: Own, *args: object) -> object:
+        assert self.engine is not None
+        act(self.engine)
+        return GO_ON
+
+    return do
+
+
+def spoil(x: mx.array | None) -> None:
+    if x is not None:
+        x[...] = 0
+
+
+def generator(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> object:
+    return (right(a) for a in asks)
+
+
+def behind(make: Callable[[Sequence[Ask], Unread], object]) -> Callable:
+    return lambda self, asks, sampler, unread: make(asks, unread)
+
+
+class Evil(list):
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+
+def odd(field: str, value: Callable[[int], object]) -> Callable:
+    """A right draft of n tokens of which one field is value(n)."""
+
+    def make(a: Ask) -> Draft:
+        draft = right(a)
+        return draft._replace(**{field: value(draft.length)}) if draft.length else draft
+
+    return drafts(make)
+
+
+NAN, INF = float("nan"), float("inf")
+
+# name -> at which method, what is done
+WAYS: dict[str, tuple[str, Callable]] = {
+    # what is given for a list of drafts
+    "returns None": ("propose", lambda self, asks, sampler: None),
+    "returns a number": ("propose", lambda self, asks, sampler: 7),
+    "returns a generator": ("propose", generator),
+    "returns a dictionary": ("propose", lambda self, asks, sampler: {a.row: right(a) for a in asks}),
+    "returns too few drafts": ("propose", lambda self, asks, sampler: []),
+    "returns too many drafts": ("propose", lambda self, asks, sampler: [NO_DRAFT] * (len(asks) + 1)),
+    "returns a list without a length": ("propose", lambda self, asks, sampler: Evil([NO_DRAFT])),
+    "returns lists for drafts": ("propose", drafts(lambda a: [5])),
+    "returns None for a draft": ("propose", drafts(lambda a: None)),
+    "returns a tuple that looks like a draft": ("propose", drafts(lambda a: tuple(right(a)))),
+    # host drafts
+    "drafts too much": ("propose", drafts(lambda a: Draft.of([5] * (a.limit + 1)))),
+    "drafts a hundred thousand tokens": ("propose", drafts(lambda a: Draft.of([5] * 100_000))),
+    "drafts endlessly": ("propose", drafts(lambda a: Draft(1, itertools.repeat(5)))),
+    "drafts a generator": ("propose", drafts(lambda a: Draft(1, (t for t in [5])))),
+    "drafts ids out of range": ("propose", drafts(lambda a: Draft.of([VOCAB]))),
+    "drafts negative ids": ("propose", drafts(lambda a: Draft.of([-1]))),
+    "drafts ids of ten thousand digits": ("propose", drafts(lambda a: Draft.of([10**10_000]))),
+    "drafts strings": ("propose", drafts(lambda a: Draft.of(["a"]))),
+    "drafts floats": ("propose", drafts(lambda a: Draft.of([5.0]))),
+    "drafts truth": ("propose", drafts(lambda a: Draft.of([True]))),
+    "drafts arrays for tokens": ("propose", drafts(lambda a: Draft.of([mx.array(5)]))),
+    "drafts text": ("propose", drafts(lambda a: Draft(1, "a"))),
+    "gives a length that is too long": ("propose", drafts(lambda a: Draft(3, [5]))),
+    "gives a negative length": ("propose", drafts(lambda a: Draft(-1, []))),
+    "gives no number for a length": ("propose", drafts(lambda a: Draft("1", [5]))),
+    "gives a fraction for a length": ("propose", drafts(lambda a: Draft(1.0, [5]))),
+    # device drafts
+    "drafts ids out of range on the device": ("propose", device(lambda a: [10**6] * a.limit)),
+    "drafts negative ids on the device": ("propose", device(lambda a: [-7] * a.limit)),
+    "drafts too few tokens on the device": ("propose", device(lambda a: [5], length=2)),
+    "drafts too many tokens on the device": ("propose", device(lambda a: [5] * 40, length=1)),
+    "drafts a matrix": ("propose", device(lambda a: [[5]], length=1)),
+    "drafts a scalar": ("propose", device(lambda a: 5, length=1)),
+    "drafts floats on the device": ("propose", device(lambda a: [5.0], length=1, dtype=mx.float32)),
+    "drafts truth on the device": ("propose", device(lambda a: [True], length=1, dtype=mx.bool_)),
+    "drafts NumPy floats": ("propose", drafts(lambda a: Draft(1, np.array([5.0])))),
+    # what goes with a draft
+    "confidences of nothing": ("propose", odd("confidences", lambda n: [])),
+    "confidences that are NaN": ("propose", odd("confidences", lambda n: [NAN] * n)),
+    "confidences that are infinite": ("propose", odd("confidences", lambda n: [INF] * n)),
+    "confidences below 0": ("propose", odd("confidences", lambda n: [-0.5] * n)),
+    "confidences above 1": ("propose", odd("confidences", lambda n: mx.array([7.0] * n))),
+    "confidences that are text": ("propose", odd("confidences", lambda n: "abc"[:n])),
+    "confidences in a matrix": ("propose", odd("confidences", lambda n: mx.ones((n, 1)))),
+    "confidences that are NaN on the device": ("propose", odd("confidences", lambda n: mx.array([NAN] * n))),
+    "a backing below 0": ("propose", odd("backing", lambda n: -5)),
+    "a backing that is NaN": ("propose", odd("backing", lambda n: NAN)),
+    "a backing that is text": ("propose", odd("backing", lambda n: "many")),
+    "ends without a reason": ("propose", odd("ended", lambda n: "")),
+    "ends with a number": ("propose", odd("ended", lambda n: 5)),
+    "ends with a page of text": ("propose", odd("ended", lambda n: "no more\n" * 9000)),
+    # drafts and arrays that change
+    "shares one draft and changes it": ("propose", shared),
+    "assigns to an array it drafted": ("propose", kept_array),
+    # what is given to it
+    "appends to the history": ("propose", append),
+    "pops from the history": ("propose", mutates(lambda asks, s: asks[0].history.pop())),
+    "clears the history": ("propose", mutates(lambda asks, s: asks[0].history.clear())),
+    "assigns to the history": ("propose", mutates(lambda asks, s: asks[0].history.__setitem__(-1, 5))),
+    "extends the history in place": ("propose", mutates(lambda asks, s: asks[0].history.__iadd__([5]))),
+    "clears the list of asks": ("propose", mutates(lambda asks, s: asks.clear())),
+    "sets the seed": ("propose", mutates(lambda asks, s: setattr(asks[-1].sampler, "seed", 1))),
+    "sets the sampler to greedy": (
+        "propose",
+        mutates(lambda asks, s: setattr(s.rows[-1], "is_greedy", True)),
+    ),
+    "deletes the parameters": ("propose", mutates(lambda asks, s: delattr(asks[-1].sampler, "params"))),
+    "observes tokens for the sampler": (
+        "propose",
+        mutates(lambda asks, s: asks[-1].sampler.observe([5] * 50)),
+    ),
+    "assigns to the logit bias": (
+        "propose",
+        mutates(lambda asks, s: asks[-1].sampler.params.logit_bias.__setitem__(7, 50.0)),
+    ),
+    # errors of every kind, everywhere
+    "raises an Exception in propose": ("propose", raises(ValueError("no"))),
+    "raises no Exception in propose": ("propose", raises(NoError("no"))),
+    "raises GeneratorExit": ("propose", raises(GeneratorExit)),
+    "raises StopIteration": ("propose", raises(StopIteration)),
+    "raises what has no text": ("propose", raises(Unspeakable())),
+    "raises a book": ("propose", raises(RuntimeError("word\n" * 9000))),
+    "recurses": ("propose", lambda self, *args: self._do(self, *args)),
+    **{
+        f"raises in {where}": (where, raises(NoError("no")))
+        for where in ("begin", "observe", "prime", "propose_behind", "snapshot", "settle", "take_back")
+    },
+    "keeps what is no snapshot": ("snapshot", lambda self, *args: {"a": 1}),
+    "keeps a snapshot of another text": (
+        "snapshot",
+        lambda self, row, length, start: Snapshot(1, [[]], [], 0),
+    ),
+    "keeps a snapshot without stretches": (
+        "snapshot",
+        lambda self, row, length, start: Snapshot(length, [], [], start),
+    ),
+    "keeps keys of another length": (
+        "snapshot",
+        lambda self, row, length, start: Snapshot(
+            length, [[(mx.zeros((1, 1, 3, 2)), mx.zeros((1, 1, 3, 2)))]], [], start
+        ),
+    ),
+    # the engine it serves
+    "steps the engine": ("propose", calls(lambda e: e.step())),
+    "steps the engine when it observes": ("observe", calls(lambda e: e.step())),
+    "generates": (
+        "propose",
+        calls(lambda e: e.generate([1, 2], SamplingParams(max_tokens=2), spec=SpecConfig())),
+    ),
+    "streams": (
+        "propose",
+        calls(lambda e: list(e.stream([1], SamplingParams(max_tokens=2), spec=SpecConfig()))),
+    ),
+    "closes the engine": ("propose", calls(lambda e: e.close())),
+    "probes the engine": ("propose", calls(lambda e: e.probe())),
+    # drafts behind an unread round
+    "drafts ids out of range behind an unread round": (
+        "propose_behind",
+        behind(lambda asks, unread: [Draft(a.limit, mx.array([10**6] * a.limit)) for a in asks]),
+    ),
+    "gives too few drafts behind an unread round": ("propose_behind", behind(lambda asks, unread: asks[1:])),
+}
+SOME = [name for i, name in enumerate(WAYS) if i % 9 == 0]
+# called only where rounds overlap: the controller reads each round before it drafts, and other methods' calls are all the same to it
+OVERLAPPED = ("propose_behind", "settle", "take_back")
+CASES = [
+    pytest.param(name, policy, marks=[] if name in SOME else [pytest.mark.slow], id=f"{name}, {policy}")
+    for name, (at, _) in WAYS.items()
+    for policy in ("fixed", "auto")
+    if policy == "fixed" or at not in (*OVERLAPPED, "prime")
+]
+
+
+@pytest.mark.parametrize(("name", "policy"), CASES)
+def test_every_row_says_what_plain_decoding_says(name: str, policy: str) -> None:
+    at, do = WAYS[name]
+    own = Own(at, do)
+    engine, scene = made(own, policy), "overlapped" if at in OVERLAPPED else "mixed"
+    specs = SPECS if scene == "mixed" else [("own",)] * 4
+    found = asked(engine, PROMPTS, specs, scene, policy=policy)
+    same(found, plain(scene)[0], scene)
+    notices = [n for r in found for n in r.stats.notices]
+    assert notices, "nobody was told"
+    for notice in notices:
+        assert notice.startswith("own drafting ended: ")
+        assert len(notice) < 400
+        assert "\n" not in notice
+    for result, drafters in zip(found, specs, strict=True):
+        assert not result.stats.notices or "own" in drafters
+        assert len(result.stats.notices) <= 1
+    if getattr(do, "is_of_one_row", False):
+        assert not found[1].stats.notices
+        assert found[1].stats.drafters["own"].num_drafted > 5
+    # and the engine is none the worse for it
+    own._at = ""
+    after = asked(engine, NEXT, [("own", "ngram-simple")] * 4, scene, policy=policy)
+    same(after, plain(scene)[1], scene)
+    assert not any(r.stats.notices for r in after)
+    engine.prefix.store.check()
+
+
+def test_there_are_thirty_ways_to_misbehave() -> None:
+    assert len(WAYS) >= 30
+
+
+# ---- what no notice is due for, because it does nothing or nobody is left to be told
+
+
+def test_what_a_drafter_does_with_its_copies_reaches_nobody() -> None:
+    """It assigns to the hiddens it is given, keeps them, and sorts the tokens; a drafter beside it and the store see the right ones."""
+
+    class Spoiler(Own):
+        def observe(self, row, tokens, hidden):
+            self.kept.append(hidden)
+            tokens.sort()
+            spoil(hidden)
+
+        def resume(self, row, tokens, state, hidden):
+            self.observe(row, tokens, hidden)
+
+        def snapshot(self, row, length, start):
+            # arrays that the drafter keeps, and assigns to once the store has them
+            for x in self.kept[:2]:
+                spoil(x)
+            self.kept[:0] = mx.ones((1, 2)), mx.ones((1, 2))
+            return Snapshot(length, [[]], [(self.kept[0], self.kept[1])], start)
+
+    own = Spoiler(needs=Needs(hidden=True))
+    reader = Mtp(tiny_models.mtp_head(), 2048)
+    engine = equality.engine([own, reader])
+    honest = equality.engine([Mtp(tiny_models.mtp_head(), 2048)])
+    wanted = asked(honest, PROMPTS, [("mtp",)] * 4, "overlapped")
+    found = asked(engine, PROMPTS, [("mtp", "own")] * 4, "overlapped")
+    same(found, plain("overlapped")[0], "overlapped")
+    for got, right_ in zip(found, wanted, strict=True):
+        assert not got.stats.notices
+        # the head saw the same hiddens as without the other drafter
+        assert got.stats.drafters["mtp"].num_accepted == right_.stats.drafters["mtp"].num_accepted
+    longer = [[*p, *r.tokens, 5] for p, r in zip(PROMPTS, found, strict=True)]
+    wanted = asked(honest, longer, [("mtp",)] * 4, "overlapped")
+    again = asked(engine, longer, [("mtp", "own")] * 4, "overlapped")
+    assert [r.tokens for r in again] == [r.tokens for r in wanted]
+    assert sum(r.stats.num_cached for r in again) > 40
+    for got, right_ in zip(again, wanted, strict=True):
+        assert got.stats.drafters["mtp"].num_accepted == right_.stats.drafters["mtp"].num_accepted
+    engine.prefix.store.check()
+
+
+@pytest.mark.parametrize("error", [NoError("no"), RuntimeError("no")])
+def test_what_is_raised_behind_a_prefix_hit_or_at_the_end_ends_no_row(error: BaseException) -> None:
+    for at in ("resume", "close"):
+        own = Own()
+        engine = made(own, "fixed")
+        asked(engine, PROMPTS, [("own",)] * 4, "mixed")
+        own._at, own._do, own._calls = at, raises(error), 1
+        found = asked(engine, PROMPTS, [("own",)] * 4, "mixed")
+        same(found, plain("mixed")[0], "mixed")
+        assert [bool(r.stats.num_cached) for r in found] == [False, True, False, False]
+        told = [n for r in found for n in r.stats.notices]
+        assert told == ([f"own drafting ended: {type(error).__name__}: no"] if at == "resume" else [])
+
+
+def test_a_drafter_that_fails_and_cannot_be_closed_ends_for_its_rows_only() -> None:
+    class Stuck(Own):
+        def close(self, row):
+            raise NoError("nor this")
+
+    own = Stuck("propose", raises(NoError("not this")))
+    found = asked(made(own, "fixed"), PROMPTS, SPECS, "mixed", policy="fixed")
+    same(found, plain("mixed")[0], "mixed")
+    assert [r.stats.notices for r in found] == [["own drafting ended: NoError: not this"]] * 2 + [[], []]
+
+
+def test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens() -> None:
+    """Empty drafts are allowed: the round behind is then launched once the rows' tokens are known, and the drafter is told."""
+    taken: list[int] = []
+
+    class Sparse(Own):
+        def propose_behind(self, asks, sampler, unread):
+            return [NO_DRAFT, *(Draft(a.limit, mx.full((a.limit,), 5, mx.int32)) for a in asks[1:])]
+
+        def take_back(self):
+            taken.append(1)
+
+    found = asked(made(Sparse(), "fixed"), PROMPTS, [("own",)] * 4, "overlapped")
+    same(found, plain("overlapped")[0], "overlapped")
+    assert not any(r.stats.notices for r in found)
+    assert taken
+
+
+def test_assigning_to_an_unread_round_reaches_nobody() -> None:
+    """The arrays that a drafter is given there decide what is committed; it drafts all the same."""
+
+    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> object:
+        for x in unread:
+            spoil(x)
+        self.kept.append(unread)
+        return GO_ON
+
+    own = Own("propose_behind", do)
+    found = asked(made(own, "fixed"), PROMPTS, [("own",)] * 4, "overlapped")
+    same(found, plain("overlapped")[0], "overlapped")
+    assert not any(r.stats.notices for r in found)
+    assert len(own.kept) > 3
+
+
+def test_a_slow_drafter_changes_nothing() -> None:
+    own = Own("propose", lambda self, *args: (time.sleep(0.002), GO_ON)[1])
+    found = asked(made(own, "fixed"), PROMPTS, SPECS, "mixed", policy="fixed")
+    same(found, plain("mixed")[0], "mixed")
+    assert not any(r.stats.notices for r in found)
+
+
+@pytest.mark.parametrize("exit_", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_is_not_swallowed(exit_: type[BaseException]) -> None:
+    engine = made(Own("propose", raises(exit_)), "fixed")
+    with pytest.raises(exit_):
+        asked(engine, PROMPTS, SPECS, "mixed", policy="fixed")
+
+
+@pytest.mark.parametrize("at", ["propose", "observe", "begin", "prime"])
+def test_rows_may_be_cancelled_and_requests_queued_from_within_a_step(at: str) -> None:
+    late: list = []
+
+    def do(self: Own, *args: object) -> object:
+        assert self.engine is not None
+        self.engine.cancel(1)
+        if not late:
+            late.append(self.engine.submit(PROMPTS[2], MIXED[2], spec=SpecConfig()))
+        return GO_ON
+
+    found = asked(made(Own(at, do), "fixed"), PROMPTS, [("own",)] * 4, "mixed", policy="fixed")
+    assert found[1].finish_reason == "cancelled"
+    wanted = plain("mixed")[0]
+    assert found[1].tokens == wanted[1].tokens[: len(found[1].tokens)]
+    for i in (0, 2, 3):
+        assert found[i].tokens == wanted[i].tokens
+    assert Result.of(late[0]).tokens == wanted[2].tokens
+    assert not any(r.stats.notices for r in found)
+
+
+# ---- drafts with distributions, for rows that accept by rejection
+
+
+SCORES: dict[str, object] = {
+    "of another shape": mx.zeros((2, VOCAB - 1)),
+    "of another length": mx.zeros((1, VOCAB)),
+    "a list": [[0.0] * VOCAB] * 2,
+    "whole numbers": mx.zeros((2, VOCAB), mx.int32),
+    "NaN": mx.full((2, VOCAB), NAN),
+    "infinite": mx.full((2, VOCAB), INF),
+    "nothing": mx.full((2, VOCAB), -INF),
+    "without the token drafted": mx.where(mx.arange(VOCAB)[None] == 5, -INF, mx.zeros((2, VOCAB))),
+}
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_scores_that_are_no_distribution_end_the_drafter_for_the_row(kind: str) -> None:
+    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [Draft(2, [5, 6], None, None, SCORES[kind]) if a.limit > 1 else NO_DRAFT for a in asks]
+
+    engine = made(Own("propose", do), "fixed")
+    specs = [("own",), ("own",), (), ()]
+    found = asked(engine, PROMPTS, specs, "mixed", acceptance="rejection")
+    wanted = plain("mixed")[0]
+    assert [len(r.tokens) for r in found] == [18] * 4
+    # a greedy row compares tokens and looks at no distribution
+    assert not found[0].stats.notices
+    assert len(found[1].stats.notices) == 1
+    assert found[1].stats.notices[0].startswith("own drafting ended: ")
+    for i in (0, 2, 3):
+        assert found[i].tokens == wanted[i].tokens
+
+
+class Drawn(Own):
+    """Drafts tokens with scores, and the confidences it is given."""
+
+    def __init__(self, tokens: Sequence[int], scores: np.ndarray, confidences: Sequence[float]) -> None:
+        super().__init__()
+        self.draft = Draft(len(tokens), list(tokens), list(confidences), None, mx.array(scores))
+
+    def propose(self, asks, sampler):
+        return [self.draft for _ in asks]
+
+
+def submitted(drafter: Drafter, policy: str, **limits) -> int:
+    """Tokens of its draft that a row verifies by rejection."""
+    chain = Chain([drafter])
+    chain.follow(Controller(CostModel({0: {1: 1.0, 2: 1.3, 9: 2.0}}, {})))
+    spec = SpecConfig(drafters=("own",), policy=policy, acceptance="rejection", **limits)
+    sampler = RowSampler(SamplingParams(temperature=1.0, seed=0), [1], 4, keeps_drafts=True)
+    chain.begin(0, spec, sampler)
+    chain.observe(0, [1], None)
+    found = chain.propose({0: 6}, {0: [1]}, 4)
+    return found[0].submission.length if found else 0
+
+
+@pytest.mark.parametrize(("p_min", "length"), [(0.0, 4), (0.3, 4), (0.5, 3), (0.6, 3), (0.75, 1), (0.95, 0)])
+def test_p_min_goes_by_the_likeliest_token_of_the_scores_and_not_by_what_is_said_of_the_drawn(
+    p_min: float, length: int
+) -> None:
+    tops = np.array([0.9, 0.7, 0.65, 0.4])
+    scores = np.log(np.stack([np.append(np.repeat((1 - t) / 3, 3), t) for t in tops])).astype(np.float32)
+    drawn = [0.1 / 3, 0.1, 0.99, 0.2]  # of the tokens drawn, as one may say by mistake
+    assert submitted(Drawn([0, 1, 2, 0], scores, drawn), "fixed", p_min=p_min) == length
+
+
+def test_under_rejection_confidences_of_drawn_tokens_have_no_say_in_the_controllers_cut() -> None:
+    scores = np.zeros((6, 4), np.float32)
+    found = {
+        submitted(
+            Drawn(
+                [0, 1, 2, 3, 0, 1],
+                scores * 0 + peak * np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0, 1]],
+                [p] * 6,
+            ),
+            "auto",
+        )
+        for p, peak in ((0.01, 0.0), (0.99, 6.0), (0.5, 2.0))
+    }
+    assert len(found) == 1
+    assert found != {0}
+
+
+# ---- what a drafter says of itself, and what it is given
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("max_draft", 0, "at least 1"),
+        ("max_draft", -3, "at least 1"),
+        ("max_draft", "8", "whole number"),
+        ("max_draft", NAN, "whole number"),
+        ("max_draft", True, "whole number"),
+        ("needs", None, "Needs"),
+        ("needs", "hidden", "Needs"),
+        ("needs", Needs(cache=True), "not lent"),
+        ("needs", property(lambda self: 1 / 0), "cannot be read"),
+    ],
+    ids=[str(i) for i in range(9)],
+)
+def test_a_drafter_that_describes_itself_wrongly_is_refused_before_loading(
+    field: str, value: object, says: str
+) -> None:
+    class Odd(Drafter):
+        name = "odd"
+
+        def propose(self, asks, sampler):
+            return [NO_DRAFT] * len(asks)
+
+    setattr(Odd, field, value)
+    with pytest.raises(ConfigError, match=says):
+        mlxspec.load("/there-is-no-model-here", drafters=[Odd()])
+
+
+@pytest.mark.parametrize("value", ["many", None, -5, NAN, property(lambda self: 1 / 0)], ids=str)
+def test_sizes_that_cannot_be_told_count_as_nothing(value: object) -> None:
+    own = type(
+        "Sized", (Own,), {"nbytes": value, "weight_bytes": value, "row_bytes": lambda self, length: value}
+    )()
+    engine = made(own, "fixed")
+    found = asked(engine, PROMPTS, SPECS, "mixed", policy="fixed")
+    same(found, plain("mixed")[0], "mixed")
+    assert engine.nbytes >= 0
+    assert engine.memory.weights == equality.engine([]).memory.weights
+
+
+def test_a_drafter_may_have_any_name_that_is_allowed() -> None:
+    """Its part of a stored beginning is not taken for the target's own, whatever it is called."""
+
+    class Namesake(Own):
+        name = "target"
+
+        def snapshot(self, row, length, start):
+            return Snapshot(length, [[]], [(mx.zeros((1, 1)),)], start)
+
+    engine = made(Namesake(), "fixed")
+    for _ in range(2):
+        found = asked(engine, PROMPTS, [("target",)] * 4, "mixed")
+        same(found, plain("mixed")[0], "mixed")
+    assert found[1].stats.num_cached
+
+
+def test_equality_and_hash_of_a_drafters_own_are_not_asked() -> None:
+    class Plural(Own):
+        def __eq__(self, other):
+            raise RuntimeError("not comparable")
+
+    found = asked(made(Plural(), "auto"), PROMPTS, SPECS, "mixed", policy="auto")
+    same(found, plain("mixed")[0], "mixed")
+
+
+def test_a_history_is_a_view_that_cannot_be_changed() -> None:
+    tokens = [1, 2, 3, 4]
+    view = History(tokens)
+    assert (len(view), view[0], view[-1], view[1:3], list(view)) == (4, 1, 4, [2, 3], tokens)
+    assert view == tokens == list(view)
+    assert view == (1, 2, 3, 4)
+    assert view != [1, 2, 3]
+    assert view.__add__([5]) == [1, 2, 3, 4, 5]
+    assert 3 in view
+    assert (view.index(3), view.count(9)) == (2, 0)
+    view[:].append(9)
+    assert tokens == [1, 2, 3, 4]
+    for change in (
+        lambda: view.append(1),
+        lambda: view.__setitem__(0, 1),
+        lambda: view.__delitem__(0),
+        lambda: setattr(view, "tokens", []),
+    ):
+        with pytest.raises((AttributeError, TypeError)):
+            change()
+    tokens.append(5)
+    assert view[-1] == 5
+
+
+def test_what_a_drafter_is_given_costs_nothing_by_the_length_of_the_text() -> None:
+    """The view holds the engine's list, no copy of it; mlxspec's own drafters get the list itself, and are not guarded."""
+    seen: list[Ask] = []
+    own = Own("propose", mutates(lambda asks, s: seen.extend(asks)))
+    engine = made(own, "fixed")
+    request = engine.submit(PROMPTS[1], MIXED[0], spec=SpecConfig(drafters=("own",), policy="fixed"))
+    while not engine.is_idle:
+        engine.step()
+    assert {id(a.history._tokens) for a in seen} == {id(request.history)}
+    assert isinstance(engine.chain.drafters["own"], Guarded)
+    assert not isinstance(engine.chain.drafters["ngram-simple"], Guarded)
+
+
+def test_shape_and_type_of_a_models_device_drafts_are_checked_without_evaluating_them() -> None:
+    asks = [Ask(0, [1], 3, RowSampler(SamplingParams(), [1], VOCAB))] * 4
+    lazy = mx.array([1, 2, 3]) + 1
+    drafts = [
+        Draft(3, lazy),
+        Draft(2, lazy),
+        Draft(3, lazy.astype(mx.float32)),
+        Draft(3, lazy[:, None]),
+    ]
+    found, wrong = checked(drafts, asks, VOCAB, is_ours=True)
+    assert found[0] is drafts[0]
+    assert list(wrong) == [1, 2, 3]
+    assert [d is NO_DRAFT for d in found] == [False, True, True, True]
