@@ -235,9 +235,7 @@ def _by_rank(text: str, ranks: dict[bytes, int]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "text", ["hello world", "hellhello ", "xyz worldwide", "日本 é", "o xyzo hello hello "]
-)
+@pytest.mark.parametrize("text", ["hello world", "hellhello ", "hello xyz", "日本 é", "o xyzo hello hello "])
 def test_the_written_tokenizer_merges_by_rank(tmp_path: Path, text: str) -> None:
     ranks = _ranks()
     qwen.write(tmp_path, ranks, PATTERN, ADDED, start=len(ranks))
