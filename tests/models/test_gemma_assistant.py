@@ -20,6 +20,7 @@ from mlxspec.config import EngineConfig
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
+from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble_assistant
@@ -174,7 +175,7 @@ def test_an_ordering_that_is_none_is_refused(tmp_path: Path) -> None:
         load_assistant(folder, model)
 
 
-def make_assistant(target: Gemma, clusters: int) -> Gemma4Assistant:
+def make_assistant(target: Gemma, clusters: int, weights: str = "float32") -> Gemma4Assistant:
     """Mostly passes its token's embedding on to the target's own head, so that it is right often, but not always."""
     own = [shape for shape in target.config.layers if shape.source is None]
     text = forms.config(
@@ -192,7 +193,9 @@ def make_assistant(target: Gemma, clusters: int) -> Gemma4Assistant:
         if name == "pre_projection.weight":
             new = np.concatenate([np.eye(64), np.zeros((64, 64))], axis=1) + 0.3 * new
         elif "embed_tokens" in name:
-            new = np.asarray(target.language_model.lm_head(mx.eye(64))).T  # however it is kept
+            new = numbers(
+                target.language_model.lm_head(mx.eye(64).astype(target.dtype))
+            ).T  # however it is kept
         elif ".post_" in name:
             new = 0.2 * new
         elif "token_ordering" in name:
@@ -200,28 +203,40 @@ def make_assistant(target: Gemma, clusters: int) -> Gemma4Assistant:
             continue
         filled.append((name, mx.array(new.astype(np.float32))))
     assistant.update(tree_unflatten(filled))
-    assistant.fuse()
+    tiny_models.finish(assistant, weights)
     return assistant
 
 
 @cache
-def engine(form: str, clusters: int) -> Engine:
-    target = forms.make(form)
-    drafter = GemmaAssistant(make_assistant(target, clusters), target.max_context)
+def engine(form: str, clusters: int, weights: str) -> Engine:
+    target = forms.make(form, weights=weights)
+    drafter = GemmaAssistant(make_assistant(target, clusters, weights), target.max_context)
     return Engine(target, tiny_models.tokenizer(), drafters=[drafter], config=EngineConfig(prefill_chunk=32))
 
 
-@pytest.mark.parametrize(("form", "clusters"), [("gemma4-dense", 0), ("gemma4-dense", 12), ("gemma4-e", 0)])
-def test_drafted_text_is_plain_text(form: str, clusters: int) -> None:
-    run = engine(form, clusters)
+@pytest.mark.parametrize(
+    ("form", "clusters", "weights"),
+    [
+        *((*case, "float32") for case in (("gemma4-dense", 0), ("gemma4-dense", 12), ("gemma4-e", 0))),
+        ("gemma4-dense", 12, "bfloat16"),
+        *(
+            pytest.param("gemma4-e", 0, weights, marks=pytest.mark.slow)
+            for weights in tiny_models.FORMS
+            if weights != "float32"
+        ),
+    ],
+)
+def test_drafted_text_is_plain_text(form: str, clusters: int, weights: str) -> None:
+    run = engine(form, clusters, weights)
     some, params = prompts(4, 1), asked(1, 4)
     plain = [run.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
     alone = [run.generate(p, s, spec=spec("mtp")) for p, s in zip(some, params, strict=True)]
     together = run.generate(some, params, spec=spec("mtp"))
+    doubting = run.generate(some, params, spec=spec("mtp", p_min=0.2))  # reads confidences
     drafted = accepted = 0
-    for results in (alone, together):
+    for results in (alone, together, doubting):
         for prompt, asked_for, wanted, got in zip(some, params, plain, results, strict=True):
-            same(wanted, got, prompt, asked_for, f"{form}, mtp", run.model)
+            same(wanted, got, prompt, asked_for, f"{form}, {weights}, mtp", run.model)
             assert not got.stats.notices, got.stats.notices
             drafted += got.stats.drafters["mtp"].num_drafted
             accepted += got.stats.drafters["mtp"].num_accepted

@@ -47,8 +47,9 @@ FORMS = {
 }  # fmt: skip
 
 
-def make(form: str, drift: float = 0.0) -> Gemma:
-    """Decisive and led by the last token, as in tests/tiny_models.py; `drift`: matrices are off by noise of so many parts."""
+def make(form: str, drift: float = 0.0, weights: str = "float32") -> Gemma:
+    """Decisive and led by the last token, as in tests/tiny_models.py; `drift`: matrices are off by noise of so many parts; `weights`: a key
+    of tiny_models.FORMS."""
     model, rng, noise = Gemma(FORMS[form]), np.random.default_rng(3), np.random.default_rng(4)
     filled = []
     for name, value in tree_flatten(model.parameters()):
@@ -61,27 +62,39 @@ def make(form: str, drift: float = 0.0) -> Gemma:
             )
         filled.append((name, mx.array(new.astype(np.float32))))  # fmt: skip
     model.update(tree_unflatten(filled))
-    model.fuse()
+    tiny_models.finish(model, weights)
     return model
 
 
 @cache
-def engine(form: str) -> Engine:
-    target, draft = make(form), make(form, drift=0.1)
+def engine(form: str, weights: str = "float32") -> Engine:
+    target, draft = make(form, weights=weights), make(form, drift=0.1, weights=weights)
     drafters = [NgramSimple(2, 12), DraftModel(draft, target.vocab_size)]
     return Engine(target, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefill_chunk=32))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_drafted_text_is_plain_text(form: str) -> None:
-    run = engine(form)
+@pytest.mark.parametrize(
+    ("form", "weights"),
+    [
+        *((form, "float32") for form in FORMS),
+        ("gemma4-dense", "bfloat16"),
+        *(
+            pytest.param(form, weights, marks=pytest.mark.slow)
+            for form in FORMS
+            for weights in tiny_models.FORMS
+            if weights != "float32" and (form, weights) != ("gemma4-dense", "bfloat16")
+        ),
+    ],
+)
+def test_drafted_text_is_plain_text(form: str, weights: str) -> None:
+    run = engine(form, weights)
     some, params = prompts(NUM_ROWS, 1), asked(1, NUM_ROWS)
     plain = [run.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
     seen: dict[str, list[int]] = {}
 
     def check(results: list, what: str) -> None:
         for prompt, asked_for, wanted, got in zip(some, params, plain, results, strict=True):
-            same(wanted, got, prompt, asked_for, f"{form}, {what}", run.model)
+            same(wanted, got, prompt, asked_for, f"{form}, {weights}, {what}", run.model)
             assert not got.stats.notices, got.stats.notices
             for name, did in got.stats.drafters.items():
                 counts = seen.setdefault(name, [0, 0])

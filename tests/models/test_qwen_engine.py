@@ -33,33 +33,39 @@ FORMS = {
 
 
 @cache
-def engine(form: str) -> Engine:
+def engine(form: str, weights: str) -> Engine:
     c = FORMS[form]
-    model, draft = tiny_models.make(c), tiny_models.make(c, drift=0.1)
+    model, draft = (tiny_models.make(c, drift=drift, form=weights) for drift in (0.0, 0.1))
     drafters = [
         NgramSimple(2, 12),
-        Mtp(tiny_models.make_mtp(c, model), model.max_context),
+        Mtp(tiny_models.make_mtp(c, model, form=weights), model.max_context),
         DraftModel(draft, model.vocab_size),
     ]
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefill_chunk=32))
 
 
 @pytest.mark.parametrize(
-    "form",
+    ("form", "weights"),
     [
-        "moe",
-        *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS if f != "moe"),
+        ("moe", "float32"),
+        *(pytest.param(f, "float32", marks=pytest.mark.slow) for f in FORMS if f != "moe"),
+        *(
+            pytest.param(f, weights, marks=pytest.mark.slow)
+            for f in ("moe", "moe-attention-first")
+            for weights in tiny_models.FORMS
+            if weights != "float32"
+        ),
     ],
 )
-def test_drafted_text_is_plain_text(form: str) -> None:
-    run = engine(form)
+def test_drafted_text_is_plain_text(form: str, weights: str) -> None:
+    run = engine(form, weights)
     some, params = prompts(NUM_ROWS, 1), asked(1, NUM_ROWS)
     plain = [run.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
     seen: dict[str, list[int]] = {}
 
     def check(results: list, what: str) -> None:
         for prompt, asked_for, wanted, got in zip(some, params, plain, results, strict=True):
-            same(wanted, got, prompt, asked_for, f"{form}, {what}", run.model)
+            same(wanted, got, prompt, asked_for, f"{form}, {weights}, {what}", run.model)
             assert not got.stats.notices, got.stats.notices
             for name, did in got.stats.drafters.items():
                 counts = seen.setdefault(name, [0, 0])
