@@ -25,7 +25,7 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.base import Model
 from mlxspec.speculation.cost import CostModel, read_costs, write_costs
 
-_ENOUGH = 64  # rounds: fewer teach nothing
+_ENOUGH = 8  # rounds, or drafts: fewer teach nothing
 _followed: dict[Path, tuple[int, CostFile, CostModel, frozenset[str]]] = {}
 
 
@@ -54,7 +54,7 @@ class CostFile:
         self._write(costs, frozenset(costs.drafts))
 
     def follow(self, costs: CostModel) -> None:
-        """Keep what `costs` has become by the end of the process, guesses that come to it later left out."""
+        """Keep what `costs` has become by the end of the process. Guesses that come to it later are kept once drafts have replaced them."""
         if not _followed:
             atexit.register(write_followed)
         _followed[self.path] = os.getpid(), self, costs, frozenset(costs.drafts)
@@ -70,8 +70,9 @@ class CostFile:
 def write_followed() -> None:
     """What rounds have taught this process."""
     for pid, file, costs, names in _followed.values():
-        if pid == os.getpid() and costs.num_rounds >= _ENOUGH:
-            file._write(costs, names)
+        if pid == os.getpid() and costs.num_rounds + costs.num_drafts >= _ENOUGH:
+            learned = {n for n in costs.drafts if costs.num_drafts_of(n) and not costs.is_guess(n)}
+            file._write(costs, names | learned)
     _followed.clear()
 
 

@@ -22,10 +22,12 @@ CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[
 _CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
 _SCALE_GAIN = 0.05
 _KNOT_GAIN = 0.03
-_GUESS_CLIP, _GUESS_TRIES = 0.7, 4  # the same for a width nobody has measured, and how often it stays one
+# The first measurements of a guess count fully: the guess becomes their mean, and none of them moves it further than this log-ratio (of a
+# width, of a draft). After so many it is known, and moves as slowly as what was measured at load.
+_GUESS_CLIP, _DRAFT_CLIP, _GUESS_TRIES = 0.7, 1.5, 4
 _DRAFT_GAIN = 0.10
 _FORMAT = 3
-_ENOUGH = 32  # rounds that a curve of several rows is kept after
+_ENOUGH = 8  # rounds that a curve of several rows is kept after
 
 
 def bucket(context: int) -> int:
@@ -40,17 +42,18 @@ class Curve:
         self, measured: Mapping[int, float], *, guessed: bool = False, met: Collection[int] = ()
     ) -> None:
         """measured: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
-        alone every token costs as much as the first. guessed: nobody has measured them, so the first measurements count for much, but
-        for knots in `met`. Raises ConfigError for anything else."""
+        alone every token costs as much as the first. guessed: nobody has measured them, so the first measurements of a knot replace what
+        it was, but for knots in `met`. Raises ConfigError for anything else."""
         if 1 not in measured or not all(
             isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in measured.items()
         ):
             raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
         self._base = [_line(measured, knot) for knot in KNOTS]
         self._offset = [0.0] * len(KNOTS)  # log corrections
-        self._seen = [_GUESS_TRIES if knot in met else 0 for knot in KNOTS]
+        self._seen = [0] * len(KNOTS)  # rounds that corrected each
+        self._is_guess = [guessed and knot not in met for knot in KNOTS]
+        self._met = frozenset(met)
         self.num_rounds = 0  # that corrected it
-        self._guessed = guessed
         self.scale = 1.0
         self.shape: list[float] = [0.0] * (MAX_TOKENS + 1)  # seconds by width before the scale; [0] is 0
         self._draw(0, len(KNOTS) - 1)
@@ -69,6 +72,11 @@ class Curve:
         self.num_rounds += times
         ratio = math.log(seconds / self.seconds(num_tokens))
         off = max(-_CLIP, min(_CLIP, ratio))
+        if num_tokens == 1 and self._is_guess[0] and self._seen[0] < _GUESS_TRIES:
+            # nobody knows the machine's speed: all widths move with it
+            self._seen[0] += 1
+            self.scale *= math.exp(ratio / self._seen[0])
+            return off
         self.scale *= math.exp((1.0 - (1.0 - _SCALE_GAIN) ** times) * off)
         right = next(i for i, knot in enumerate(KNOTS) if knot >= num_tokens)
         left = right if KNOTS[right] == num_tokens else right - 1
@@ -79,8 +87,8 @@ class Curve:
                 else abs(num_tokens - KNOTS[left + right - i]) / (KNOTS[right] - KNOTS[left])
             )
             self._seen[i] += 1
-            if self._guessed and self._seen[i] <= _GUESS_TRIES:
-                step = max(-_GUESS_CLIP, min(_GUESS_CLIP, ratio)) / (self._seen[i] + 1)
+            if self._is_guess[i] and self._seen[i] <= _GUESS_TRIES:
+                step = max(-_GUESS_CLIP, min(_GUESS_CLIP, ratio)) / self._seen[i]
             else:
                 step = off * max(1.0 - (1.0 - _KNOT_GAIN) ** times, 0.5 / (self._seen[i] + 2))
             self._offset[i] += share * step
@@ -94,7 +102,13 @@ class Curve:
     @property
     def met(self) -> list[int]:
         """Knots that rounds have corrected."""
-        return [knot for knot, seen in zip(KNOTS, self._seen, strict=True) if seen]
+        return [knot for knot, seen in zip(KNOTS, self._seen, strict=True) if seen or knot in self._met]
+
+    @property
+    def known(self) -> list[int]:
+        """Knots that were measured often enough to be no guesses."""
+        enough = (knot for knot, seen in zip(KNOTS, self._seen, strict=True) if seen >= _GUESS_TRIES)
+        return sorted(self._met | set(enough))
 
     def knots_until(self, widest: int) -> dict[int, float]:
         """Those of `knots` up to so many tokens."""
@@ -162,6 +176,10 @@ class DraftCost:
         if not all(math.isfinite(v) and v >= 0 for v in (self.call, self.step, self.queued, self.row)):
             raise ConfigError("What a draft costs must be seconds, not below 0.")
 
+    def times(self, factor: float) -> DraftCost:
+        """So many times as dear."""
+        return replace(self, call=factor * self.call, step=factor * self.step, queued=factor * self.queued)
+
     def seconds(self, depth: int, queued: int, num_rows: int = 1) -> float:
         """queued: known tokens the drafter has not run, all rows together."""
         waiting = self.queued * max(0, queued - num_rows)
@@ -181,18 +199,21 @@ class CostModel:
         several: Mapping[tuple[int, int], Curve] | None = None,
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
-        measured: widths that are no guesses, by default all of them; where plain rounds alone are none, the first that come of other
-        widths count for much. pause: share of a plain round of several rows that any drafts are taken to cost beyond their tokens until it
-        has been measured, None where one row's curve holds for them. Raises ConfigError where there is no curve."""
+        measured: widths that are no guesses, by default all of them; of others the first rounds that come replace the guess.
+        pause: share of a plain round of several rows that any drafts are taken to cost beyond their tokens until it has been
+        measured, None where one row's curve holds for them. Raises ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         everything = (w for points in verify.values() for w in points)
         self.measured = frozenset(everything if measured is None else measured)
-        guessed = measured is not None and self.measured <= {1}
-        self._curves = {(b, 1): Curve(points, guessed=guessed) for b, points in verify.items()}
+        guessed = measured is not None
+        self._curves = {
+            (b, 1): Curve(points, guessed=guessed, met=self.measured) for b, points in verify.items()
+        }
         self._curves |= several or {}
         self._measured = sorted(verify)
         self.drafts, self.pause = dict(drafts), pause
+        self._drafted: dict[str, int] = {}  # measurements of drafters whose cost was guessed
 
     def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
         """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
@@ -212,19 +233,46 @@ class CostModel:
         """That have corrected what is known."""
         return sum(curve.num_rounds for curve in self._curves.values())
 
+    @property
+    def num_drafts(self) -> int:
+        """That have replaced guesses."""
+        return sum(self._drafted.values())
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Widths of one row's rounds, at short contexts, that were measured at load or by rounds since."""
+        return self.measured | (set(self.curve(0).known) if self._measured == [0] else set())
+
     def draft(self, name: str) -> DraftCost:
         return self.drafts.get(name, _FREE)
 
+    def guess_draft(self, name: str, guess: DraftCost) -> None:
+        """What a drafter is taken to cost until it drafts. Its first drafts replace that."""
+        self.drafts[name] = guess
+        self._drafted[name] = 0
+
+    def num_drafts_of(self, name: str) -> int:
+        """Drafts that were measured since a drafter's cost was guessed; 0 where it was not."""
+        return self._drafted.get(name, 0)
+
+    def is_guess(self, name: str) -> bool:
+        """Whether a drafter's cost rests on no drafts, or on too few."""
+        return self._drafted.get(name, _GUESS_TRIES) < _GUESS_TRIES
+
     def refine_draft(self, name: str, depth: int, queued: int, num_rows: int, seconds: float) -> None:
-        """One draft took `seconds`: everything this drafter costs moves towards it."""
+        """One draft took `seconds`: everything this drafter costs moves towards it, a guess as far as the mean of its first drafts."""
         known = self.draft(name)
         expected = known.seconds(depth, queued, num_rows)
         if expected <= 0 or not seconds > 0:
             return
-        factor = math.exp(_DRAFT_GAIN * max(-_CLIP, min(_CLIP, math.log(seconds / expected))))
-        self.drafts[name] = replace(
-            known, call=known.call * factor, step=known.step * factor, queued=known.queued * factor
-        )
+        ratio = math.log(seconds / expected)
+        if self.is_guess(name):
+            self._drafted[name] += 1
+            move = max(-_DRAFT_CLIP, min(_DRAFT_CLIP, ratio)) / self._drafted[name]
+        else:
+            move = _DRAFT_GAIN * max(-_CLIP, min(_CLIP, ratio))
+        factor = math.exp(move)
+        self.drafts[name] = known.times(factor)
 
     def as_data(self, drafts: Mapping[str, DraftCost] | None = None) -> dict[str, object]:
         """For `from_data`, plain JSON. Of several rows what rounds have taught, and no guesses. drafts: in place of its own."""
@@ -240,7 +288,7 @@ class CostModel:
                 if rows > 1 and c.num_rounds >= _ENOUGH
             ],
             "drafts": {n: vars(d) for n, d in (self.drafts if drafts is None else drafts).items()},
-            "measured": sorted(self.measured),
+            "measured": sorted(self.known),
         }
 
     @classmethod

@@ -49,7 +49,7 @@ def test_processes_put_right_what_was_measured_in_a_bad_moment(file: CostFile) -
 def test_a_few_rounds_teach_nothing(file: CostFile) -> None:
     costs, before = loaded(file), file.path.read_bytes()
     file.follow(costs)
-    lived(costs, 20)
+    lived(costs, 6)
     write_followed()
     assert file.path.read_bytes() == before
 

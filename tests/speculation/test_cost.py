@@ -93,6 +93,46 @@ def test_draft_costs_follow_what_drafts_take() -> None:
     assert costs.draft("ngram-simple").seconds(4, 0) == 0.0
 
 
+def test_the_first_drafts_replace_a_guess_and_later_ones_move_it_slowly() -> None:
+    costs = CostModel({0: {1: 1.0}}, {})
+    costs.guess_draft("mtp", DraftCost(call=0.05, step=0.15))
+    costs.refine_draft("mtp", 1, 1, 1, 0.6)
+    assert costs.draft("mtp").seconds(1, 1) == pytest.approx(0.6)
+    costs.refine_draft("mtp", 1, 1, 1, 0.6 / 4)
+    assert costs.draft("mtp").seconds(1, 1) == pytest.approx(0.3)  # the geometric mean
+    assert costs.is_guess("mtp")
+    for _ in range(2):
+        costs.refine_draft("mtp", 1, 1, 1, 0.3)
+    assert not costs.is_guess("mtp")
+    costs.refine_draft("mtp", 1, 1, 1, 3.0)
+    assert costs.draft("mtp").seconds(1, 1) == pytest.approx(0.3, rel=0.02)
+
+
+def test_one_hiccup_does_not_make_a_guess_dearer_than_a_few_times() -> None:
+    costs = CostModel({0: {1: 1.0}}, {})
+    costs.guess_draft("mtp", DraftCost(step=0.2))
+    costs.refine_draft("mtp", 1, 1, 1, 50.0)
+    assert costs.draft("mtp").step < 1.0
+
+
+def test_the_first_plain_round_replaces_a_guessed_speed_of_all_widths() -> None:
+    costs = CostModel({0: {1: 0.1, 2: 0.12, 4: 0.16}}, {}, measured=())
+    costs.curve(0).refine(1, 0.3)
+    assert [costs.curve(0).seconds(w) for w in (1, 2, 4)] == pytest.approx([0.3, 0.36, 0.48])
+
+
+def test_the_first_round_of_a_guessed_width_replaces_the_guess() -> None:
+    costs = CostModel({0: {1: 1.0, 2: 1.2, 4: 1.6}}, {}, measured=[1])
+    costs.curve(0).refine(4, 2.4)
+    assert costs.curve(0).seconds(4) == pytest.approx(2.4, rel=0.03)
+    assert costs.known == {1}
+    for _ in range(3):
+        costs.curve(0).refine(4, 2.4)
+    assert costs.known == {1, 4}
+    again = CostModel.from_data(json.loads(json.dumps(costs.as_data())))
+    assert again.measured == {1, 4}
+
+
 def test_a_context_nobody_measured_begins_like_its_neighbour_and_goes_its_own_way() -> None:
     costs = CostModel({0: {1: 1.0, 2: 1.5}}, {})
     far = costs.curve(bucket(50_000))
