@@ -34,9 +34,9 @@ from mlxspec.speculation.widths import (
 MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
 CURIOSITY = 0.8  # tokens that a drafter nobody has asked yet may promise below 0 and still be tried
 PROBE_DEPTH = 3  # where drafting is cheap; else what this part of a plain step pays for, at least one token
-PROBE_SHARE = 0.9
+PROBE_SHARE = 0.6
 CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
-LOOK_TOKENS = 8  # or what so many drafted tokens cost, where drafting is dear
+LOOK_TOKENS = 4  # or what so many drafted tokens cost, where drafting is dear
 # plain steps that a model's drafts may have lost a row lately before they rest; of several rows, a row's share of a step
 MODEL_STAKE, SHARED_MODEL_STAKE = 3.0, 4.5
 _OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
@@ -296,13 +296,15 @@ class Controller:
         rate = max(row.rate, num_rows / plain)
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
+        price = self.costs.draft(name).seconds(draft.length, 2 * num_rows, num_rows) / num_rows
+        # a draft that promised nothing is paid from the row's credit, as a probe is: all of it, not what it was expected to lose
+        is_try = not probe_seconds and row.best(name, self.max_depth, rate)[0] <= MARGIN
         if probe_seconds:  # what was known is old
             promise.count = min(promise.count, _OLD)
             promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
-        else:
-            promise.spent += max(0.0, MARGIN - row.best(name, self.max_depth, rate)[0]) / rate
+        elif is_try:
+            promise.spent += price
         if num_rows == 1 or not probe_seconds:
-            price = self.costs.draft(name).seconds(draft.length, 2 * num_rows, num_rows) / num_rows
             row.drafting, row.is_look, row.share = name, probe_seconds > 0.0, plain / num_rows
             row.risked = 0.0 if row.is_look else price
         promise.follow(*self._values(row, name, reaches, curve, num_rows))
@@ -311,8 +313,8 @@ class Controller:
             promise.gap = max(FIRST_GAP, promise.gap // 2)
         else:
             depth = self._probe_depth(name, plain / num_rows)
-            price = self.costs.draft(name).seconds(depth, num_rows, num_rows)
-            promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(price / (ALLOWANCE * plain))))
+            look = self.costs.draft(name).seconds(depth, num_rows, num_rows)
+            promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(look / (ALLOWANCE * plain))))
         promise.rest = 0
 
     # --- when the text has come
