@@ -329,10 +329,14 @@ class Auto:
                 for i in places
             ]
             depth, queued = max(a.limit for a in asks), sum(rows[i].queued[name] for i in places)
+            drafter = self._chain.drafters[name]
+            if isinstance(drafter, ModelDrafter):
+                drafter.is_warm = True
             started = time.perf_counter()
-            drafts = self._chain.ask_all(self._chain.drafters[name], asks, vocab_size)
+            drafts = self._chain.ask_all(drafter, asks, vocab_size)
             seconds = time.perf_counter() - started
-            if not self._is_new(name, depth > 1, len(asks)):
+            is_warm = not isinstance(drafter, ModelDrafter) or drafter.is_warm
+            if not self._is_new(name, depth > 1, len(asks)) and is_warm:
                 self.control.costs.refine_draft(name, depth, queued, len(asks), seconds)
             for i, draft in zip(places, drafts, strict=True):
                 row, pick = rows[i], picked[i]

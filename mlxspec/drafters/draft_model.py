@@ -11,6 +11,7 @@ from mlxspec.errors import VocabularyError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import LogitsAt, Model, Output
+from mlxspec.models.reads import Reads, reads
 
 _SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows
 _SHOWN = 5
@@ -30,6 +31,10 @@ class DraftModel(ModelDrafter):
     @property
     def weight_bytes(self) -> int:
         return bytes_of(self._model)
+
+    @property
+    def reads(self) -> Reads:
+        return reads(self._model)
 
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._model.make_cache(num_rows)
@@ -52,7 +57,7 @@ class DraftModel(ModelDrafter):
         logits = out.logits[:, : self._vocab_size]
         if missing > 0:
             logits = mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
-        return Output(logits=logits, hidden=out.hidden)
+        return Output(logits=logits, hidden=out.hidden, is_warm=out.is_warm)
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:

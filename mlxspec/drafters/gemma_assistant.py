@@ -8,6 +8,7 @@ nothing to catch up: whatever has been observed, a draft costs its steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -18,6 +19,7 @@ from mlxspec.drafters.model_based import ModelDrafter, _Row
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
+from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
 
 
@@ -88,6 +90,11 @@ class GemmaAssistant(ModelDrafter):
     @property
     def weight_bytes(self) -> int:
         return bytes_of(self._assistant)
+
+    @property
+    def reads(self) -> Reads:
+        whole = reads(self._assistant)
+        return replace(whole, head=int(whole.head * self._assistant.scored))
 
     def row_bytes(self, length: int) -> int:
         return 0

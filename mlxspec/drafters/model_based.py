@@ -17,6 +17,7 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.reads import Reads
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import BatchSampler, confidence
 
@@ -57,6 +58,9 @@ class ModelDrafter(Drafter):
 
     max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no cell in the cache: they
     are never run, and cell i belongs to token i + skips.
+
+    is_warm: whether no forward has compiled anything since somebody set it to True: what a draft took is then what the next one of its
+    shape takes.
     """
 
     skips: ClassVar[int] = 0
@@ -66,7 +70,13 @@ class ModelDrafter(Drafter):
         self._cache: ModelCache | None = None
         self._order: list[int] = []  # row names in cache order
         self._rows: dict[int, _Row] = {}
+        self.is_warm = True
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
+
+    @property
+    def reads(self) -> Reads:
+        """What drafting a token reads of weights, the language-model head included: its cost is guessed from that."""
+        return Reads(dense=self.weight_bytes)
 
     @abstractmethod
     def _make_cache(self, num_rows: int) -> ModelCache: ...
@@ -268,6 +278,7 @@ class ModelDrafter(Drafter):
             names = {a.row for a in active}
             rows = FlatRows(tuple(1 if name in names else 0 for name in self._order))
             out = self._forward(chosen, hidden, rows, fork, "last")
+            self.is_warm = self.is_warm and out.is_warm
             fork.commit()
             logits, hidden = out.logits, out.hidden
         return {
@@ -303,6 +314,7 @@ class ModelDrafter(Drafter):
             cache.abort()
             raise
         cache.commit()
+        self.is_warm = self.is_warm and out.is_warm
         self._last_rows = rows
         return cache, out
 

@@ -23,6 +23,7 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
 
 
@@ -49,6 +50,10 @@ class Mtp(ModelDrafter):
     @property
     def weight_bytes(self) -> int:
         return bytes_of(self._head)
+
+    @property
+    def reads(self) -> Reads:
+        return reads(self._head, head=reads(self._head.target).head)
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         behind = self._behind

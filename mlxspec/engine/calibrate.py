@@ -2,6 +2,15 @@
 
 Whole rounds are timed, host work included, because whole rounds are what the controller weighs. Kept in a file (cost_file.py), so that
 the next load starts from them. Knows the engine and clocks; decides nothing.
+
+What measuring may take. Measuring gets a budget of seconds: READY less the time the load took, or SHARE of the load where that is more.
+Nothing begins that is not expected to end within it. The first expectation of all comes from bytes: the language-model head is timed by
+itself, and a plain round takes as much longer as it reads more bytes. After that every measurement corrects the next expectation, and
+what the first run of a shape took longer than the second is expected of the first run of other shapes. The budget can be exceeded by what
+one such expectation is wrong by, and by the product with the head, which nothing is known before.
+
+What has no place in the budget is guessed (`likely`) and learned from answers, where the controller tries drafts within a row's credit: the
+first measured drafts and rounds replace a guess. That is why a load is never prolonged to measure a slow model.
 """
 
 from __future__ import annotations
@@ -11,6 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+import mlx.core as mx
+
 from mlxspec import device
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
@@ -18,6 +29,7 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.cost_file import CostFile, models_of
 from mlxspec.engine.rehearsal import PROMPT, WARM, WIDTHS, Drafts, Rounds
 from mlxspec.models.base import Model
+from mlxspec.models.reads import reads
 from mlxspec.speculation.cost import CostModel, Curve, DraftCost
 
 READY = 2.0  # seconds in which a small model is loaded and measured
@@ -29,7 +41,8 @@ _FOR_ROUNDS = 0.75  # of the seconds; the others are for drafts
 _MOST = 5  # rounds of each width that count
 _PLAIN = 3  # plain rounds that such a round is weighed by
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
-LIKELY_DRAFT = 0.2  # plain rounds a token
+_LEAST = 1e-6  # seconds that anything takes
+_QUEUED = 0.1  # of a drafted token: what a known one takes that is run beside others
 # of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
 # the host does, and rows of several widths have to be taken apart
 _PAUSE = 0.3
@@ -59,8 +72,8 @@ def calibrate(
     model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, seconds: float = READY
 ) -> CostModel:
     """Costs of this model on this machine, for short contexts, measured within `seconds` as far as they go. What they do not reach is
-    guessed, and learned when it is met; only the first plain round runs at any price."""
-    return _with_guesses(_measure(model, drafters, config, Budget(seconds), None), drafters)
+    guessed, and learned when it is met."""
+    return _with_guesses(_measure(model, drafters, config, Budget(seconds), None), drafters, model)
 
 
 def kept_costs(
@@ -75,7 +88,7 @@ def kept_costs(
         known = _measure(model, drafters, config, Budget(seconds), known)
         file.write(known)
     file.follow(known)
-    return _with_guesses(known, drafters)
+    return _with_guesses(known, drafters, model)
 
 
 def measured_costs(
@@ -87,13 +100,34 @@ def measured_costs(
     if before is not None:
         found.drafts = before.drafts | found.drafts
     file.write(found)
-    return _with_guesses(found, drafters), file.path
+    return _with_guesses(found, drafters, model), file.path
 
 
-def _with_guesses(costs: CostModel, drafters: Mapping[str, Drafter]) -> CostModel:
-    """The same, with a cost for every model drafter and for the pause that drafts are to several rows: guesses are not kept."""
-    guess = DraftCost(step=LIKELY_DRAFT * costs.curve(0).seconds(1))
-    costs.drafts = dict.fromkeys(models_of(drafters), guess) | costs.drafts
+def likely_draft(drafter: ModelDrafter, model: Model) -> DraftCost:
+    """A guess in plain rounds, from bytes and layers. A drafted token takes its share of the bytes that a plain round reads (the drafter's
+    layers and the language-model head over all that the target reads for a token), or its share of the layers where the host is what
+    a round waits for, whichever is more; waiting for the draft costs as much as a layer."""
+    target, own = reads(model), drafter.reads
+    step = own.bytes() / max(1.0, target.bytes())
+    layer = 1.0 / (target.layers + 1)  # the head is one more
+    step = min(1.0, max(step, (own.layers + 1) * layer))
+    return DraftCost(call=layer, step=step, queued=_QUEUED * step)
+
+
+def likely_rounds(model: Model) -> Curve:
+    """A guess of what widths cost in plain rounds: LIKELY, and the bytes of the further experts that so many tokens need."""
+    read = reads(model)
+    plain = max(1.0, read.bytes())
+    return Curve({w: s + (read.bytes(w) - read.bytes()) / plain for w, s in LIKELY.knots().items()})
+
+
+def _with_guesses(costs: CostModel, drafters: Mapping[str, Drafter], model: Model) -> CostModel:
+    """The same, with a cost for every model drafter and for the pause that drafts are to several rows."""
+    plain = costs.curve(0).seconds(1)
+    for name in models_of(drafters):
+        drafter = drafters[name]
+        if name not in costs.drafts and isinstance(drafter, ModelDrafter):
+            costs.guess_draft(name, likely_draft(drafter, model).times(plain))
     costs.pause = None if device.has_gpu() else _PAUSE
     return costs
 
@@ -107,14 +141,16 @@ def _measure(
 ) -> CostModel:
     """What `known` lacks, as far as the budget goes, in its measure of a plain round."""
     if known is not None and 1 not in known.measured:
-        known = CostModel({0: {1: known.curve(0).seconds(1)}}, known.drafts, measured=())
+        known = None if not known.drafts else known
     done = known.measured if known is not None else frozenset[int]()
+    likely = likely_rounds(model)
     with device.private_kernels():
-        verify: dict[int, float] = {}
-        warm: set[int] = set()
-        if known is None or not set(_widths(model)) <= done:
-            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done)
-        plain = known.curve(0).seconds(1) if known is not None and done else verify[1]
+        verify, warm = dict[int, float](), set[int]()
+        plain = known.curve(0).seconds(1) if 1 in done and known is not None else _likely_plain(model)
+        if not set(_widths(model)) <= done:
+            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done, plain, likely)
+        if 1 not in done:
+            plain = verify.get(1, plain)
         found: dict[str, DraftCost] = {}
         for name, drafter in drafters.items():
             if isinstance(drafter, ModelDrafter) and (known is None or name not in known.drafts):
@@ -124,12 +160,21 @@ def _measure(
         factor, before = plain / verify.get(1, plain), known.curve(0)
         verify = {w: factor * s for w, s in verify.items()} | {w: before.seconds(w) for w in done}
         found = known.drafts | found
-    return CostModel({0: _with_likely(verify)}, found, measured=warm | done)
+    rest = {w: plain * s for w, s in likely.knots().items()}
+    points = rest if set(verify) <= {1} else verify
+    return CostModel({0: points | verify}, found, measured=warm | done)
 
 
-def _with_likely(verify: Mapping[int, float]) -> dict[int, float]:
-    """A curve where there is only its first point."""
-    return dict(verify) if len(verify) > 1 else {w: verify[1] * cost for w, cost in LIKELY.knots().items()}
+def _likely_plain(model: Model) -> float:
+    """Seconds of a plain round, by how long the head takes for its share of the bytes."""
+    read = reads(model)
+    hidden = mx.zeros((1, model.hidden_size))
+    taken = 0.0
+    for _ in range(2):  # the first one is also the first to read these weights
+        started = time.perf_counter()
+        mx.eval(model.head(hidden))
+        taken = time.perf_counter() - started
+    return max(taken, _LEAST) * read.bytes() / max(1, read.head)
 
 
 def _widths(model: Model) -> list[int]:
@@ -139,33 +184,75 @@ def _widths(model: Model) -> list[int]:
     return [w for w in (*_ORDER, *rest) if w == 1 or w <= room]
 
 
+class _Expected:
+    """What the next run of a width takes, in seconds: a guess, or the last one. The first run of a shape compiles, and takes as much longer
+    as the last first run did, at first as long again."""
+
+    def __init__(self, plain: float, likely: Curve) -> None:
+        self.plain, self._likely = plain, likely
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        self._cold: float | None = None
+
+    def seconds(self, width: int) -> float:
+        last, first = self._last.get(width), self._first.get(width)
+        if last is not None:
+            return last
+        if first is not None:
+            return first  # the second one compiles too, where it undoes the first
+        guess = self._likely.seconds(width) * self.plain
+        return guess + (guess if self._cold is None else self._cold)
+
+    def took(self, width: int, seconds: float) -> None:
+        if width not in self._first:
+            self._first[width] = seconds
+            return
+        if width not in self._last:
+            self._cold = max(self._cold or 0.0, self._first[width] - seconds)
+        self._last[width] = seconds
+
+
 def _rounds(
-    model: Model, config: EngineConfig, budget: Budget, done: Collection[int] = ()
+    model: Model,
+    config: EngineConfig,
+    budget: Budget,
+    done: Collection[int],
+    plain_seconds: float,
+    likely: Curve,
 ) -> tuple[dict[int, float], set[int]]:
     """Width -> seconds of a round, of plain ones and of those not in `done` that the budget has room for; and which of them were warm.
 
-    Plain ones run ahead of the host, as they do where nothing is drafted. Once each width is warm they take turns, and each turn is
-    weighed by its own plain rounds: a machine that is slow for a while would otherwise make one width look dear, for good.
+    plain_seconds: what a plain round is expected to take. Plain ones run ahead of the host, as they do where nothing is drafted. Once each
+    width is warm they take turns, and each turn is weighed by its own plain rounds: a machine that is slow for a while would otherwise make
+    one width look dear, for good.
     """
+    expected = _Expected(plain_seconds, likely)
+    first = expected.seconds(1)
+    if not budget.allows(expected.seconds(PROMPT) + 2 * first):  # the prompt comes with a round
+        return {}, set()
+    began = time.perf_counter()
     plain = Rounds(model, config, drafts=False)
-    taken = _run(plain, 1, budget, 0.0, WARM + _PLAIN)
+    beginning = time.perf_counter() - began
+    taken = _run(plain, 1, budget, expected, WARM + _PLAIN)
+    if not taken:
+        return {}, set()
     warm, plains = {1} if len(taken) > WARM else set[int](), [_low(taken[WARM:] or taken)]
     found = {1: plains[0]}
     wanted = [w for w in _widths(model) if w not in done and w != 1]
-    if not wanted or not budget.allows(2 * _likely(PROMPT) * plains[0]):
+    expected.plain = plains[0]
+    if not wanted or not budget.allows(beginning + expected.seconds(wanted[0])):
         return found, warm
     drafted = Rounds(model, config, drafts=True)
     costs: dict[int, list[float]] = {}  # in plain rounds
     for turn in range(_MOST):
         if turn:
-            taken = _run(plain, 1, budget, plains[-1], 1 + _PLAIN)
+            taken = _run(plain, 1, budget, expected, 1 + _PLAIN)
             if len(taken) < 2:  # the first was under way while others were timed
                 break
             plains.append(_low(taken[1:]))
         for width in wanted:
             new = 1 if turn else 1 + WARM
-            likely = costs[width][-1] if width in costs else _likely(width)
-            taken = _run(drafted, width, budget, likely * plains[-1], new)
+            taken = _run(drafted, width, budget, expected, new)
             if len(taken) == new:  # a round that compiled says nothing of those that follow
                 costs.setdefault(width, []).append(taken[-1] / plains[-1])
     found[1] = _low(plains)
@@ -173,20 +260,13 @@ def _rounds(
     return _rising(found), warm | set(costs)
 
 
-def _run(rounds: Rounds, width: int, budget: Budget, likely: float, most: int) -> list[float]:
-    """Seconds of up to so many rounds: fewer where the budget ends before, none where not even the first is
-    likely to end in time. likely: seconds of the first, 0 to run it at any price."""
+def _run(rounds: Rounds, width: int, budget: Budget, expected: _Expected, most: int) -> list[float]:
+    """Seconds of up to so many rounds: fewer where the next one is not expected to end in time."""
     taken: list[float] = []
-    while len(taken) < most and not rounds.is_over:
-        if (taken or likely) and not budget.allows(taken[-1] if taken else likely):
-            break
+    while len(taken) < most and not rounds.is_over and budget.allows(expected.seconds(width)):
         taken.append(rounds.run(width))
+        expected.took(width, taken[-1])
     return taken
-
-
-def _likely(width: int) -> float:
-    """Plain rounds."""
-    return LIKELY.seconds(width)
 
 
 def _low(times: Sequence[float]) -> float:
@@ -203,17 +283,32 @@ def _rising(found: Mapping[int, float]) -> dict[int, float]:
 
 
 def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: Budget) -> DraftCost | None:
-    """By drafting for a row of its own; None where there is no time for that, or the drafter cannot."""
+    """By drafting for a row of its own: a single token first, which scales the guess, then more where there is time. None where there is no
+    time for that, or the drafter cannot. plain: seconds of a plain round."""
     drafts = None
+    likely = likely_draft(drafter, model).times(plain)
     try:
-        drafts = Drafts(drafter, model)
-        if not budget.allows(LIKELY_DRAFT * (4 + 1 + 4 + 1) * plain):
+        first = likely.seconds(1, 1)
+        if not budget.allows(2 * first + first):  # one that compiles, and one that does not
             return None
+        drafts = Drafts(drafter, model)
+        cold = drafts.run(1, 1)
+        if not budget.allows(cold):
+            return None
+        one = drafts.run(1, 1)
+        found = likely.times(one / first)
+        cold = max(0.0, cold - one)
+        if not budget.allows(found.seconds(4, _QUEUE) + cold):
+            return found
         drafts.run(_QUEUE, 4)
         times: list[tuple[float, float, float]] = []
-        while len(times) < 6 and (not times or budget.allows(sum(times[-1]))):
+        turn = found.seconds(1, 2) + found.seconds(4, 2) + found.seconds(1, _QUEUE) + cold
+        while len(times) < 6 and budget.allows(turn):
             times.append((drafts.run(2, 1), drafts.run(2, 4), drafts.run(_QUEUE, 1)))
-        one, four, late = (_low([t[i] for t in times[1:] or times]) for i in range(3))
+            turn = sum(times[-1])
+        if len(times) < 2:
+            return found
+        one, four, late = (_low([t[i] for t in times[1:]]) for i in range(3))
         step = max((four - one) / 3, 0.1 * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
         return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting)

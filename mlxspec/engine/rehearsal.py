@@ -23,7 +23,7 @@ from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.widths import DEPTHS
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
-PROMPT = 24  # tokens
+PROMPT = 2  # tokens
 _ANSWER = 4096  # tokens: more than all rounds together give
 WARM = 2  # rounds of a new width compile, and so does the first that undoes one
 _CATCH_UP = (1, 2, 3, 4, 5, 2)  # tokens a drafter has not run, as rounds leave them behind

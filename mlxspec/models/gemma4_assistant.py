@@ -151,7 +151,7 @@ class Gemma4Assistant(nn.Module):
     ) -> Output:
         """tokens (B,) int32, hidden (B, target's H), one position and one view a row -> logits (B, V) and the next
         hidden (B, target's H)."""
-        c, rows = self._config.text, FlatRows((1,) * tokens.shape[0])
+        c, rows, num_cold = self._config.text, FlatRows((1,) * tokens.shape[0]), self._runners.num_cold
         where = mx.array(np.asarray(positions, np.int32))
         angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
         x = mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1)
@@ -161,7 +161,7 @@ class Gemma4Assistant(nn.Module):
             seen = views[shape.window is not None]
             attended = attend_rows(queries, seen, rows, c.scale, None)
         x, hidden = self._runner(len(c.layers), rows)(x, attended)
-        return Output(logits=self._head(x), hidden=hidden)
+        return Output(logits=self._head(x), hidden=hidden, is_warm=self._runners.num_cold == num_cold)
 
     def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -179,6 +179,12 @@ class Gemma4Assistant(nn.Module):
             return x, layers[i].self_attn.project(layers[i].enter(x), *angles)
         x = rms_norm(x, self.model.norm.weight, self._config.text.rms_eps)
         return x, self.post_projection(x)
+
+    @property
+    def scored(self) -> float:
+        """Share of the vocabulary that the head gives scores of its own."""
+        c = self._config
+        return c.num_chosen / c.num_centroids if "masked_embedding" in self else 1.0
 
     def _head(self, x: mx.array) -> mx.array:
         """(B, H) -> (B, V). Tokens of clusters that are not looked at are one unit below the least likely of those that are."""

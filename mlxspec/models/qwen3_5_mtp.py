@@ -45,6 +45,10 @@ class Qwen35Mtp(nn.Module):
         self.layers[0].fuse()
         self.fc = FusedLinear([self.fc])
 
+    @property
+    def target(self) -> Qwen35:
+        return self._target[0]
+
     def make_cache(self, num_rows: int) -> ModelCache:
         c = self._config
         return ModelCache(
@@ -63,7 +67,7 @@ class Qwen35Mtp(nn.Module):
     ) -> Output:
         """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. facts: as in models.base."""
         target, layer = self._target[0], self.layers[0]
-        places = cache.begin(rows, facts=facts)
+        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         cos, sin = self._rotary.table(places.positions)
         x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
             target.embed(tokens), hidden, cos, sin
@@ -74,7 +78,11 @@ class Qwen35Mtp(nn.Module):
         seen = out
         if logits_at == "last" and rows.num_tokens > len(rows.active):
             seen = out[rows.last_indices]
-        return Output(logits=None if logits_at == "none" else self.head(seen), hidden=out)
+        return Output(
+            logits=None if logits_at == "none" else self.head(seen),
+            hidden=out,
+            is_warm=self._runners.num_cold == num_cold,
+        )
 
     def head(self, hidden: mx.array) -> mx.array:
         """The head's own hiddens (N, H) -> logits (N, V)"""

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import calibrate, cost_file
 from mlxspec.engine.engine import Engine
+from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.reads import reads
+from mlxspec.models.registry import architecture
 from mlxspec.speculation.cost import DraftCost
 from tests import tiny_models
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+import write_checkpoint
 
 HEAD = 0.1  # plain rounds a draft's token
 
@@ -26,18 +36,27 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found, step, propose = Clock(), Engine.step, Mtp.propose
+    found, step, propose, head = Clock(), Engine.step, Mtp.propose, Qwen35.head
+    read = reads(tiny_models.target())
 
     def slow_step(self: Engine) -> list:
+        before = found.spent
         events = step(self)
-        found.spent += found.plain * (0.9 + 0.1 * self.chain.drafters["ngram-simple"].width[0])
+        found.spent = before + found.plain * (0.9 + 0.1 * self.chain.drafters["ngram-simple"].width[0])
         found.rounds += 1
         return events
 
     def slow_propose(self: Mtp, asks, sampler) -> list:
-        found.spent += found.plain * HEAD * asks[0].limit
-        return propose(self, asks, sampler)
+        before = found.spent
+        made = propose(self, asks, sampler)
+        found.spent = before + found.plain * HEAD * asks[0].limit
+        return made
 
+    def slow_head(self: Qwen35, hidden: mx.array) -> mx.array:
+        found.spent += found.plain * read.head / read.bytes()
+        return head(self, hidden)
+
+    monkeypatch.setattr(Qwen35, "head", slow_head)
     monkeypatch.setattr(time, "perf_counter", lambda: found.spent)
     monkeypatch.setattr(Engine, "step", slow_step)
     monkeypatch.setattr(Mtp, "propose", slow_propose)
@@ -53,17 +72,19 @@ def parts() -> tuple:
 @pytest.mark.parametrize("plain", [5.0, 0.3, 0.04, 0.01])
 @pytest.mark.parametrize("seconds", [0.2, 2.0])
 def test_no_more_seconds_than_allowed(plain: float, seconds: float, clock: Clock, parts: tuple) -> None:
-    """Whatever a round takes: beside the budget only the prompt and one plain round, without which nothing is known."""
+    """Whatever a round takes: beside the budget only the two products with the head that the first expectation rests on."""
     clock.plain = plain
     costs = calibrate.calibrate(*parts, seconds)
-    assert clock.spent <= max(seconds, 2 * plain) + 1e-9
+    read = reads(parts[0])
+    assert clock.spent <= max(seconds, 2 * plain * read.head / read.bytes()) + 1e-9
     curve = costs.curve(0)
     assert curve.seconds(1) == pytest.approx(plain)
     for width in costs.measured:
         assert curve.seconds(width) == pytest.approx(plain * (0.9 + 0.1 * width), rel=0.05)
     assert 1.0 < curve.seconds(5) / plain < 5.0  # a guess is no reason never to try
-    step = costs.draft("mtp").step / plain
-    assert step == pytest.approx(HEAD if "mtp" in costs.drafts and step < 0.15 else calibrate.LIKELY_DRAFT)
+    likely = calibrate.likely_draft(parts[1]["mtp"], parts[0])
+    one = costs.draft("mtp").seconds(1, 1) / plain
+    assert one == pytest.approx(likely.seconds(1, 1) if costs.is_guess("mtp") else HEAD, rel=0.02)
 
 
 def test_with_time_enough_everything_is_measured(clock: Clock, parts: tuple) -> None:
@@ -155,3 +176,32 @@ def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
 @pytest.mark.parametrize(("load", "most"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1), (10.0, 0.5), (60.0, 3.0)])
 def test_two_seconds_with_the_load_or_a_twentieth_of_it(load: float, most: float) -> None:
     assert calibrate.allowance(load) == pytest.approx(most)
+
+
+def published(size: str, layers: int | None = None) -> tuple[Qwen35, Mtp]:
+    """Not allocated."""
+    config = write_checkpoint.cut(write_checkpoint.SIZES[size], layers, None)
+    parsed = architecture(config).parse(config)
+    model = Qwen35(parsed)
+    return model, Mtp(Qwen35Mtp(parsed, model), 4096)
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "least", "most"),
+    [("qwen3.5-0.8b", None, 0.36, 0.46), ("qwen3.5-0.8b", 4, 0.8, 1.05), ("qwen3.6-27b", None, 0.04, 0.1)],
+)
+def test_a_draft_is_guessed_from_bytes(size: str, layers: int | None, least: float, most: float) -> None:
+    """In plain rounds: a large vocabulary makes drafts of a small model dear."""
+    model, head = published(size, layers)
+    assert least < calibrate.likely_draft(head, model).seconds(1, 1) < most
+
+
+def test_where_the_host_is_what_takes_time_a_draft_is_guessed_from_layers(parts: tuple) -> None:
+    model, head = parts[0], parts[1]["mtp"]
+    assert calibrate.likely_draft(head, model).step >= 2 / (reads(model).layers + 1)
+
+
+def test_wide_rounds_of_a_mixture_are_guessed_dearer() -> None:
+    dense, mixture = (calibrate.likely_rounds(published(s, 8)[0]) for s in ("qwen3.6-27b", "qwen3.6-35b-a3b"))
+    assert dense.seconds(4) == pytest.approx(calibrate.LIKELY.seconds(4))
+    assert mixture.seconds(4) > 1.1 * dense.seconds(4)

@@ -1,0 +1,61 @@
+"""What a forward reads of a model's weights, from which its time is guessed before anything has been measured: on machines where decoding
+waits for memory, and of few tokens nearly all do, time is bytes. Knows names of parameters and numbers of experts; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlx.utils import tree_flatten
+
+_STACKS = ("switch_mlp.", "switch_glu.")  # one matrix an expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """dense: bytes that any forward reads, head left out; stacks: bytes of all experts, of which a token goes to `each`, a share; head:
+    bytes of the language-model head; layers: how many there are."""
+
+    dense: int
+    stacks: int = 0
+    each: float = 1.0
+    head: int = 0
+    layers: int = 1
+
+    def bytes(self, num_tokens: int = 1) -> float:
+        """Of one forward over so many tokens. Which experts they go to is taken to be chance."""
+        return self.dense + self.head + self.stacks * (1.0 - (1.0 - self.each) ** num_tokens)
+
+
+def reads(module: Any, *, head: int | None = None) -> Reads:
+    """Of a model or a part of one. head: bytes of the head where it is not among the module's parameters; None: it is, or is the embedding
+    once more. Other embeddings are read a row at a time, which is nothing."""
+    dense = stacks = own_head = embedding = 0
+    parameters: Callable[[], Any] = getattr(module, "parameters", dict)
+    for name, value in tree_flatten(parameters()):
+        if "embed_tokens_per_layer" in name:
+            continue
+        if "embed_tokens." in name:
+            embedding += value.nbytes
+        elif "lm_head." in name:
+            own_head += value.nbytes
+        elif any(stack in name for stack in _STACKS):
+            stacks += value.nbytes
+        else:
+            dense += value.nbytes
+    config = getattr(module, "config", None) or getattr(module, "_config", None)
+    num, each = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_token", 0)
+    return Reads(
+        dense=dense,
+        stacks=stacks,
+        each=each / num if num else 1.0,
+        head=own_head or embedding if head is None else head,
+        layers=max(1, len(_layers(module))),
+    )
+
+
+def _layers(module: Any) -> list[Any]:
+    stack = getattr(getattr(module, "language_model", module), "model", module)
+    return getattr(stack, "layers", [])
