@@ -24,7 +24,7 @@ from mlxspec.checkpoints.writing import check_target, save, save_model, whole_fo
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
 from mlxspec.loading.download import check_disk
-from mlxspec.loading.qwen_weights import head_of
+from mlxspec.loading.qwen_weights import head_of, is_raw
 from mlxspec.loading.weights import Weights, is_of_a_tower
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.folder import ModelFolder
@@ -130,8 +130,7 @@ def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk:
     if head:
         raise ConfigError("The source has an MTP head already; leave --graft-mtp out.")
     shifted = head_of(read_head(graft), trunk)
-    convolutions = [v for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3]
-    if any(v.shape[-1] != 1 for v in convolutions):  # a raw folder: whoever loads it adds 1 to the norms
+    if is_raw(weights):  # a raw folder: whoever loads it adds 1 to the norms
         return {k: v - 1.0 if v.ndim == 1 else v for k, v in shifted.items()}
     return shifted
 

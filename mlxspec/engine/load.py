@@ -38,8 +38,10 @@ from mlxspec.models.assemble import (
     assemble_head_lazily,
     assemble_lazily,
     evaluate,
+    not_read,
 )
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -88,8 +90,11 @@ def load(
         tokenizer = _tokenizer(folder.path, target)
         names = _names(asked, target, beside, tuple(own))
         modules: list[nn.Module] = [target.model]
+        notices = list(target.notices)
         made = [
-            own[name] if name in own else _drafter(name, spec, target, tokenizer, beside, dtype, modules)
+            own[name]
+            if name in own
+            else _drafter(name, spec, target, tokenizer, beside, dtype, modules, notices)
             for name in names
             if name != "forced"
         ]
@@ -104,7 +109,7 @@ def load(
         config=config,
         name=model,
         notices=[
-            *target.notices,
+            *notices,
             *_missing_head(asked, names, target),
             *_ends_out_of_reach(tokenizer, target),
         ],
@@ -162,6 +167,10 @@ def _names(
         has_head = target.mtp is not None or kind in ("head", "assistant")
         model_based = ("mtp",) if has_head else ("draft-model",) if kind else ()
         return (*own, "ngram-simple", *model_based)
+    if "mtp" in asked and target.unsupported_head is not None and kind != "assistant":
+        raise ModelError(
+            f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."
+        )
     if "mtp" in asked and target.mtp is None and beside is None:
         raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}, or leave `mtp` out.")
     if "draft-model" in asked and beside is None:
@@ -210,14 +219,17 @@ def _drafter(
     beside: ModelFolder | None,
     dtype: str | None,
     modules: list[nn.Module],
+    notices: list[str],
 ) -> Drafter:
-    """Without its weights: whatever must be evaluated before it runs is put into `modules`."""
+    """Without its weights: whatever must be evaluated before it runs is put into `modules`. `notices` gets sentences on what of its
+    folder is not used."""
     if name.startswith("ngram-"):
         return make_ngram_drafter(name, spec, target.model.vocab_size)
     if name == "mtp":
-        return _mtp(target, beside, _DTYPES.get(dtype or ""), modules)
+        return _mtp(target, beside, _DTYPES.get(dtype or ""), modules, notices)
     if name == "draft-model" and beside is not None:
         small = assemble_lazily(beside.config(), beside.read, _DTYPES.get(dtype or ""))
+        notices += [f"Of the draft model: {notice}" for notice in small.notices]
         check_vocabularies(
             tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size
         )
@@ -227,12 +239,20 @@ def _drafter(
 
 
 def _mtp(
-    target: Assembled, beside: ModelFolder | None, dtype: mx.Dtype | None, modules: list[nn.Module]
+    target: Assembled,
+    beside: ModelFolder | None,
+    dtype: mx.Dtype | None,
+    modules: list[nn.Module],
+    notices: list[str],
 ) -> Drafter:
     """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
     model, kind = target.model, None if beside is None else beside.kind()
     if beside is not None and kind == "assistant":
-        assistant = assemble_assistant_lazily(beside.config(), beside.read, model, dtype)
+        config = beside.config()
+        assistant = assemble_assistant_lazily(config, beside.read, model, dtype)
+        unknown = unknown_assistant_keys(config)
+        if unknown:
+            notices.append(not_read(unknown, "the assistant's config.json"))
         modules.append(assistant)
         return GemmaAssistant(assistant, model.max_context)
     head = target.mtp

@@ -1,7 +1,7 @@
 """Tensors of Qwen3.5 folders under the names our modules use: raw Hugging Face (norm weights zero-centred, convolutions (C, 1, K)) and
 mlx-lm's conversions (shifted, (C, K, 1)), and MTP heads from wherever they lie.
 
-Decides from the tensors, never from the config. Knows names and layouts; knows no module classes.
+Decides from the tensors and their names, never from the config. Knows names and layouts; knows no module classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]
 def head_of(weights: Weights, trunk: Mapping[str, mx.array]) -> Weights:
     """The MTP head out of a folder of its own, or out of another model's, for a trunk that is loaded. Empty where there is none."""
     rest, head = split_mtp(weights)
-    return normalize_mtp(head, trunk, raw=_is_raw(rest))
+    return normalize_mtp(head, trunk, raw=is_raw(rest))
 
 
 def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
@@ -51,16 +51,23 @@ def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
 
 def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
     """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
-    raw, named = _is_raw(weights), rename(weights)
+    raw, named = is_raw(weights), rename(weights)
     if raw:
         named |= {k: mx.moveaxis(v, 2, 1) for k, v in named.items() if "conv1d.weight" in k and v.ndim == 3}
         named |= {k: v.astype(mx.float32) + 1.0 for k, v in named.items() if k.endswith(_NORMS)}
     return split_experts(named), raw
 
 
-def _is_raw(weights: Mapping[str, mx.array]) -> bool:
-    """Whoever turns the convolutions around shifts the norms in the same pass; MTP tensors beside them say nothing of it."""
-    return any(v.shape[-1] != 1 for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3)
+def is_raw(weights: Mapping[str, mx.array]) -> bool:
+    """Whether the norms of a trunk are zero-centred. Whoever turns the convolutions around shifts the norms in the same pass; MTP tensors
+    beside them say nothing of it. Where no convolution tells, because there is none or its kernel has one element, names do: converters
+    write `language_model.` in front, and Hugging Face writes `model.`."""
+    kernels = [v.shape for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3]
+    if any(shape[2] != 1 for shape in kernels):
+        return True
+    if any(shape[1] != 1 for shape in kernels):
+        return False
+    return any(k.startswith("model.") and k.endswith(_NORMS) for k in weights)
 
 
 def normalize_mtp(head: Weights, trunk: Mapping[str, mx.array], *, raw: bool) -> Weights:

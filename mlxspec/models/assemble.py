@@ -47,13 +47,15 @@ HOW_TO_GET_A_HEAD = (
 
 
 class Assembled(NamedTuple):
-    """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder."""
+    """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder.
+    unsupported_head: why an MTP head of this model cannot be run, None where it can."""
 
     model: Trunk
     config: Config
     mtp: Head | None
     notices: tuple[str, ...] = ()
     lacks_head: bool = False
+    unsupported_head: str | None = None
 
 
 def assemble(
@@ -90,7 +92,8 @@ def assemble_lazily(
     trunk, head = kind.sanitize(weights, parsed)
     packed = _fill(model, trunk, dtype, "The model", _foreign_format(config))
     mtp = None
-    if head and kind.head is not None:
+    refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
+    if head and kind.head is not None and refused is None:
         mtp = kind.head(parsed, model)
         _fill(mtp, head, dtype, "The MTP head", _foreign_format(config))
     for module in (model, mtp):
@@ -103,8 +106,22 @@ def assemble_lazily(
         )
     if packed and device.backend() == "cpu":
         notices.append(_slowness(model, packed, parsed))
-    lacks_head = mtp is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
-    return Assembled(model, parsed, mtp, tuple(notices), lacks_head)
+    if head and refused is not None:
+        notices.append(f"There is no drafting with this model's MTP head: {refused}.")
+    unknown = kind.unknown(config)
+    if unknown:
+        notices.append(not_read(unknown, "config.json"))
+    lacks_head = (
+        not head and refused is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
+    )
+    return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused)
+
+
+def not_read(keys: Sequence[str], where: str) -> str:
+    """A notice on keys that may ask for what is not implemented."""
+    names = ", ".join(map(shown, keys[:8]))
+    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+    return f"These keys of {where} are not known here and were not used: {names}{more}."
 
 
 def assemble_head(read: Callable[[], Weights], target: Assembled, dtype: mx.Dtype | None = None) -> Qwen35Mtp:
@@ -120,6 +137,8 @@ def assemble_head_lazily(
     """All of `assemble_head` but the reading of weights."""
     if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
+    if target.unsupported_head is not None:
+        raise ModelError(f"There is no drafting with this model's MTP head: {target.unsupported_head}.")
     head = head_of(read(), dict(tree_flatten(target.model.parameters())))
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlxspec.errors import ModelError
@@ -15,6 +16,44 @@ _MOST = {
     "hidden_size": 1 << 16,
     "num_experts": 1 << 14,
 }
+
+
+# What every config.json may hold: who wrote it and how, training, generation (which generation_config.json or a request decides), labels.
+EVERYWHERE = frozenset(
+    """
+    _attn_implementation _commit_hash _experts_implementation _name_or_path add_cross_attention architectures attention_dropout
+    attn_implementation auto_map bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id id2label initializer_range
+    is_decoder label2id length_penalty max_length min_length model_file model_type no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix problem_type pruned_heads
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
+    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
+    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()
+)
+# Tensors, and not these, tell how a folder is quantized; towers of other senses are not read.
+AROUND = frozenset({"quantization", "quantization_config", "vision_config", "audio_config", "text_config"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """What is done with each key of an object in config.json. read: its value is used. idle: it changes nothing about text. only: the
+    values that are supported, beside null and absence."""
+
+    read: frozenset[str]
+    idle: frozenset[str] = frozenset()
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def check(self, get: Values) -> None:
+        """Raises ModelError on a value that would change the model in a way that is not implemented."""
+        for key, allowed in self.only.items():
+            get.only(key, *allowed)
+
+    def unknown(self, values: Mapping[str, Any]) -> list[str]:
+        """Keys that are in none of these, in order, without those that say no, nothing or empty."""
+        known = self.read | self.idle | self.only.keys()
+        return sorted(k for k, v in values.items() if k not in known and v not in (None, False, "", [], {}))
 
 
 def short(value: Any) -> str:
@@ -51,7 +90,7 @@ class Values:
             raise ModelError(f"config.json: {key} is {short(value)}, which is no usable size.")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None) -> float:
         """A number above 0."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:

@@ -9,25 +9,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxspec.models.config_values import Values, mapping
+from mlxspec.errors import ModelError
+from mlxspec.models.config_values import EVERYWHERE, Keys, Values, mapping, short
 from mlxspec.models.gemma_config import (
+    TEXT_ONLY,
+    TEXT_READ,
     GemmaConfig,
     LayerShape,
     RotaryShape,
-    check_common,
     rotary_descriptions,
     text_values,
     tied,
     windowed_layers,
 )
 
+TEXT_KEYS = Keys(
+    read=TEXT_READ
+    | {
+        "_sliding_window_pattern",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+        "rope_scaling",
+        "rope_theta",
+    },
+    idle=EVERYWHERE,
+    only={**TEXT_ONLY, "final_logit_softcapping": (), "use_bidirectional_attention": (False,)},
+)
+
 
 def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
     """Raises ModelError naming the first key that is missing, out of range or not supported."""
     get = text_values(config)
-    check_common(get)
-    get.only("use_bidirectional_attention", False)
-    get.only("final_logit_softcapping")
+    TEXT_KEYS.check(get)
     hidden_size, head_dim = get.size("hidden_size"), get.size("head_dim", 256)
     windowed, full = _rotaries(get, head_dim)
     window, num_kv_heads = get.size("sliding_window", 4096), get.size("num_key_value_heads", 4)
@@ -56,10 +69,21 @@ def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
 
 
 def _rotaries(get: Values, head_dim: int) -> tuple[RotaryShape, RotaryShape]:
-    """(of windowed layers, of full ones)"""
+    """(of windowed layers, of full ones). `rope_scaling`, of an older dialect, is the full layers'; beside `rope_parameters` it may not
+    contradict them."""
+    windowed, full = rotary_descriptions(get) or ({}, {})
+    older = mapping(get.raw, "rope_scaling")
+    for key, value in older.items():
+        if full.get(key, value) != value:
+            raise ModelError(
+                f"config.json gives two values of {key} for rotary positions, {short(full[key])} and {short(value)}."
+            )
     local, theta = get.number("rope_local_base_freq", 1e4), get.number("rope_theta", 1e6)
-    described = rotary_descriptions(get) or ({}, mapping(get.raw, "rope_scaling"))
-    return RotaryShape.of(head_dim, described[0], local), RotaryShape.of(head_dim, described[1], theta)
+    max_context = get.size("max_position_embeddings", 131072)
+    return (
+        RotaryShape.of(head_dim, windowed, local, max_context),
+        RotaryShape.of(head_dim, {**full, **older}, theta, max_context),
+    )
 
 
 def _to_bfloat16(value: float) -> float:

@@ -23,16 +23,21 @@ from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
-from mlxspec.models.config_values import Values
+from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma4_config import gemma4_config
+from mlxspec.models.gemma4_config import TEXT_KEYS, gemma4_config
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
-from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, unknown_keys
 from mlxspec.models.gemma_layers import DecoderLayer
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.runners import Runners
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
+OWN_KEYS = Keys(
+    read=OUTER_KEYS.read
+    | {"backbone_hidden_size", "centroid_intermediate_top_k", "num_centroids", "use_ordered_embeddings"},
+    idle=OUTER_KEYS.idle,
+)
 View = tuple[mx.array, mx.array]
 
 
@@ -198,6 +203,11 @@ class Gemma4Assistant(nn.Module):
         rest = scores.min(axis=-1, keepdims=True) - 1.0
         everything = mx.broadcast_to(rest, (x.shape[0], self._config.text.vocab_size))
         return mx.put_along_axis(everything, ids, scores, axis=-1)
+
+
+def unknown_assistant_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys of an assistant's config.json that say something and that nobody reads."""
+    return unknown_keys(config, TEXT_KEYS, OWN_KEYS)
 
 
 def sanitize_assistant(weights: Weights) -> Weights:

@@ -10,18 +10,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import Values, mapping
+from mlxspec.models.config_values import EVERYWHERE, Keys, Values, mapping, short
 from mlxspec.models.gemma_config import (
+    TEXT_ONLY,
+    TEXT_READ,
     GemmaConfig,
     LayerShape,
     RotaryShape,
-    check_common,
     rotary_descriptions,
     text_values,
     tied,
     windowed_layers,
 )
 
+TEXT_KEYS = Keys(
+    read=TEXT_READ
+    | frozenset(
+        """
+        attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim hidden_size_per_layer_input moe_intermediate_size
+        num_experts num_global_key_value_heads num_kv_shared_layers per_layer_config top_k_experts use_double_wide_mlp
+        vocab_size_per_layer_input
+        """.split()
+    ),
+    idle=EVERYWHERE,
+    only={
+        **TEXT_ONLY,
+        "rope_local_base_freq": (),
+        "rope_scaling": (),
+        "rope_theta": (),
+        "use_bidirectional_attention": ("vision",),  # text is causal then
+    },
+)
+_OF_A_LAYER = frozenset({"head_dim", "num_key_value_heads"})
 _FULL_ROTARY = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 
@@ -31,8 +51,7 @@ def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False) -> GemmaC
     `borrows`: a model all of whose layers read keys and values of another model; their `source` is themselves.
     """
     get = text_values(config)
-    check_common(get)
-    get.only("use_bidirectional_attention", "vision")  # text is causal then
+    TEXT_KEYS.check(get)
     has_experts = get.flag("enable_moe_block")
     softcap = get.raw.get("final_logit_softcapping")
     per_layer_size = get.raw.get("hidden_size_per_layer_input", 256) and get.size(
@@ -66,7 +85,14 @@ def _layers(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
         sources: list[int | None] = list(range(len(kinds)))
     else:
         sources = _sources(kinds, get.size("num_kv_shared_layers", 0))
+    by_layer = (
+        get.raw.get("per_layer_config") is not None
+    )  # then it says all; empty where full layers are like the others
     theirs = mapping(get.raw, "per_layer_config")
+    other = sorted({key for i in theirs for key in mapping(theirs, i).keys() - _OF_A_LAYER})
+    if other:
+        raise ModelError(f"config.json: {short(other[0])} in per_layer_config is not supported.")
+    max_context = get.size("max_position_embeddings", 131072)
     window, size = get.size("sliding_window", 512), get.size("intermediate_size")
     same = get.flag("attention_k_eq_v")
     wide = 2 if get.flag("use_double_wide_mlp") else 1
@@ -77,9 +103,10 @@ def _layers(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
     layers = []
     for i, is_windowed in enumerate(kinds):
         own = Values(mapping(theirs, str(i)))
-        dim = own.size("head_dim", head_dim if is_windowed or theirs else full_head_dim)
-        heads = own.size("num_key_value_heads", num_kv_heads if is_windowed or theirs else full_kv_heads)
-        rotary = RotaryShape.of(dim, ropes[0], 1e4) if is_windowed else RotaryShape.of(dim, ropes[1], 1e6)
+        dim = own.size("head_dim", head_dim if is_windowed or by_layer else full_head_dim)
+        heads = own.size("num_key_value_heads", num_kv_heads if is_windowed or by_layer else full_kv_heads)
+        rope, theta = (ropes[0], 1e4) if is_windowed else (ropes[1], 1e6)
+        rotary = RotaryShape.of(dim, rope, theta, max_context)
         layers.append(
             LayerShape(
                 window=window if is_windowed else None,

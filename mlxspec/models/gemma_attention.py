@@ -25,8 +25,8 @@ class GemmaRotary(Rotary):
 
     def __init__(self, shape: RotaryShape) -> None:
         pairs = np.arange(shape.head_dim // 2, dtype=np.float64)
-        frequencies = shape.theta ** (-2 * pairs / shape.head_dim) / shape.factor
-        super().__init__(np.where(pairs < shape.num_pairs, frequencies, 0.0))
+        frequencies = shape.scaling.apply(shape.theta ** (-2 * pairs / shape.head_dim), shape.theta)
+        super().__init__(np.where(pairs < shape.num_pairs, frequencies, 0.0), shape.scaling.amplitude)
 
 
 def attend_rows(

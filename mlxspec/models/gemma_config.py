@@ -11,41 +11,69 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import WIDEST, Values, mapping, short
+from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
+from mlxspec.models.rotary_scaling import UNSCALED, Scaling, kind_of
+from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+
+_KINDS = ("sliding_attention", "full_attention")
+# What both generations' text configs have.
+TEXT_READ = frozenset(
+    """
+    head_dim hidden_size intermediate_size layer_types max_position_embeddings num_attention_heads
+    num_hidden_layers num_key_value_heads rms_norm_eps rope_parameters sliding_window sliding_window_pattern tie_word_embeddings
+    vocab_size
+    """.split()
+)
+TEXT_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "attn_logit_softcapping": (),
+    "hidden_act": ("gelu_pytorch_tanh",),
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "is_encoder_decoder": (False,),
+    "partial_rotary_factor": (1, 1.0),
+}
+OUTER_KEYS = Keys(
+    read=frozenset({"tie_word_embeddings", "vocab_size"}),
+    idle=EVERYWHERE
+    | AROUND
+    | frozenset(
+        """
+        audio_token_id boa_token_id boa_token_index boi_token_id boi_token_index eoa_token_id eoa_token_index eoi_token_id eoi_token_index
+        image_token_id image_token_index is_encoder_decoder mm_tokens_per_image video_token_id vision_soft_tokens_per_image
+        """.split()
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryShape:
-    """Angle of pair i at position p is p / factor * theta^(-2i / head_dim), for the first num_pairs of head_dim / 2 pairs; 0 for others.
-
-    Pair i is made of dimensions i and i + head_dim / 2.
+    """Angle of pair i at position p is p * theta^(-2i / head_dim), stretched by `scaling`, for the first num_pairs of head_dim / 2 pairs; 0
+    for others. Pair i is made of dimensions i and i + head_dim / 2.
     """
 
     head_dim: int
     theta: float
     num_pairs: int
-    factor: float = 1.0
+    scaling: Scaling = UNSCALED
 
     @classmethod
-    def of(cls, head_dim: int, rope: Mapping[str, Any], theta: float) -> RotaryShape:
-        """From a config's description; `theta` where that says none."""
-        kind, get = rope.get("rope_type", rope.get("type", "default")), Values(rope)
-        part = get.number("partial_rotary_factor", 1.0)
-        if (
-            kind not in ("default", "linear", "proportional")
-            or (kind != "proportional" and part != 1.0)
-            or part > 1.0
-        ):
+    def of(cls, head_dim: int, rope: Mapping[str, Any], theta: float, max_context: int) -> RotaryShape:
+        """From a config's description; `theta` where that says none. max_context: the config's max_position_embeddings."""
+        get, part = Values(rope), Values(rope).number("partial_rotary_factor", 1.0)
+        proportional = kind_of(rope) == "proportional"
+        if part > 1.0 or (part != 1.0 and not proportional):
             raise ModelError(
-                f"Rotary positions of kind {short(dict(rope))} are not supported; only rope_type 'default' and 'linear' of whole "
-                "heads and 'proportional' are."
+                f"config.json: partial_rotary_factor {short(part)} is supported with rope_type 'proportional' only, up to 1."
             )
-        factor = 1.0 if kind == "default" else get.number("factor", 1.0)
+        if proportional:
+            scaling = Scaling(kind="linear", factor=get.number("factor", 1.0))
+        else:
+            scaling = Scaling.of(rope, max_context)
         return cls(
             head_dim=head_dim,
             theta=get.number("rope_theta", theta),
             num_pairs=int(part * head_dim // 2),
-            factor=factor,
+            scaling=scaling,
         )
 
 
@@ -136,14 +164,6 @@ def tied(config: Mapping[str, Any], text: Values) -> bool:
     return Values(config).flag("tie_word_embeddings", text.flag("tie_word_embeddings", True))
 
 
-def check_common(get: Values) -> None:
-    """Raise ModelError on options that Gemma configs have and no published text model uses."""
-    get.only("hidden_activation", "gelu_pytorch_tanh")
-    get.only("hidden_act", "gelu_pytorch_tanh")
-    get.only("attention_bias", False)
-    get.only("attn_logit_softcapping")
-
-
 def windowed_layers(get: Values, pattern: int) -> tuple[bool, ...]:
     """Which layers have a window: by layer_types, else all but every `pattern`-th."""
     num_layers, kinds = get.size("num_hidden_layers"), get.raw.get("layer_types")
@@ -162,8 +182,23 @@ def windowed_layers(get: Values, pattern: int) -> tuple[bool, ...]:
 
 
 def rotary_descriptions(get: Values) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """(of windowed layers, of full ones) where a config has `rope_parameters` by kind of layer."""
+    """(of windowed layers, of full ones) where a config has `rope_parameters` by kind of layer. Raises ModelError where it has others."""
     rope = mapping(get.raw, "rope_parameters")
     if not rope:
         return None
-    return mapping(rope, "sliding_attention"), mapping(rope, "full_attention")
+    if rope.keys() - set(_KINDS):
+        raise ModelError(
+            f"config.json: rope_parameters must describe {' and '.join(_KINDS)}, and nothing else."
+        )
+    return mapping(rope, _KINDS[0]), mapping(rope, _KINDS[1])
+
+
+def unknown_keys(config: Mapping[str, Any], keys: Keys, outer: Keys = OUTER_KEYS) -> list[str]:
+    """Keys of a config.json that say something and that nobody reads. keys: of the text model's part."""
+    text = mapping(config, "text_config")
+    inner = Keys(
+        read=keys.read, idle=keys.idle | (frozenset() if text else outer.idle | outer.read), only=keys.only
+    )
+    ropes = [*(rotary_descriptions(Values(text or config)) or ()), mapping(text or config, "rope_scaling")]
+    found = [*inner.unknown(text or config), *(outer.unknown(config) if text else ())]
+    return sorted({*found, *(key for rope in ropes for key in unknown_of_rope(rope))})

@@ -17,6 +17,7 @@ import numpy as np
 from mlxspec import device
 from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
+from mlxspec.models.rotary_scaling import UNSCALED, Scaling
 
 _PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large product the faster one
 
@@ -169,21 +170,24 @@ def _concat_quantized(parts: Sequence[nn.Module]) -> nn.Module:
 class Rotary:
     """Angles of rotary positions, for heads in which number i pairs with i + D / 2. A pair of frequency 0 stays as it is."""
 
-    def __init__(self, frequencies: np.ndarray) -> None:
-        """frequencies (D / 2,): radians a position."""
+    def __init__(self, frequencies: np.ndarray, amplitude: float = 1.0) -> None:
+        """frequencies (D / 2,): radians a position. amplitude: how much longer the pairs become that turn at all."""
         self._cos = mx.array(np.concatenate([frequencies, frequencies]).astype(np.float32))
         self._sin = mx.array(np.concatenate([-frequencies, frequencies]).astype(np.float32))
+        lengths = np.where(np.concatenate([frequencies, frequencies]) == 0, 1.0, amplitude)
+        self._lengths = None if amplitude == 1 else mx.array(lengths.astype(np.float32))
 
     @classmethod
-    def of_first(cls, dims: int, theta: float, head_dim: int) -> Rotary:
+    def of_first(cls, dims: int, theta: float, head_dim: int, scaling: Scaling = UNSCALED) -> Rotary:
         """For heads laid out in `rotary_order`, of which `dims` numbers are turned."""
-        frequencies = theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
-        return cls(np.concatenate([frequencies, np.zeros((head_dim - dims) // 2)]))
+        frequencies = scaling.apply(theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims), theta)
+        return cls(np.concatenate([frequencies, np.zeros((head_dim - dims) // 2)]), scaling.amplitude)
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """positions (N,) int32 -> what `rotate` multiplies a number and the other of its pair with, (N, 1, D) float32 each; made once a
         forward, used by every layer."""
-        return _turns(positions[:, None, None], self._cos, self._sin)
+        cos, sin = _turns(positions[:, None, None], self._cos, self._sin)
+        return (cos, sin) if self._lengths is None else (cos * self._lengths, sin * self._lengths)
 
 
 @partial(mx.compile, shapeless=True)

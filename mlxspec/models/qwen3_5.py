@@ -73,7 +73,9 @@ class Qwen35(TextModel):
         super().__init__(TextStack(config), config)
         self._config = config
         self._segments = Segment.cut(config.is_linear)
-        self._rotary = Rotary.of_first(config.rope_dims, config.rope_theta, config.head_dim)
+        self._rotary = Rotary.of_first(
+            config.rope_dims, config.rope_theta, config.head_dim, config.rope_scaling
+        )
         self._runners = Runners(self.language_model.model.layers)
 
     @property

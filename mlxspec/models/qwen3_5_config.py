@@ -10,7 +10,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import WIDEST, Values, mapping, short
+from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping
+from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
+from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+
+TEXT_KEYS = Keys(
+    read=frozenset(
+        """
+        full_attention_interval head_dim hidden_size intermediate_size layer_types linear_conv_kernel_dim linear_key_head_dim
+        linear_num_key_heads linear_num_value_heads linear_value_head_dim max_position_embeddings moe_intermediate_size
+        mtp_num_hidden_layers mtp_use_dedicated_embeddings norm_topk_prob num_attention_heads num_experts num_experts_per_tok
+        num_hidden_layers num_key_value_heads partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta
+        shared_expert_intermediate_size tie_word_embeddings vocab_size
+        """.split()
+    ),
+    # recurrent states are float32 here whatever mamba_ssm_dtype says; windows are off without use_sliding_window
+    idle=EVERYWHERE
+    | {"mamba_ssm_dtype", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
+    only={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "attn_output_gate": (True,),
+        "output_gate_type": ("swish", "silu"),
+        "mlp_only_layers": ([],),
+        "decoder_sparse_step": (1,),
+        "use_sliding_window": (False,),
+        "sliding_window": (),
+        "is_encoder_decoder": (False,),
+    },
+)
+OUTER_KEYS = Keys(
+    read=frozenset({"tie_word_embeddings"}),
+    idle=EVERYWHERE
+    | AROUND
+    | {
+        "image_token_id",
+        "is_encoder_decoder",
+        "language_model_only",
+        "video_token_id",
+        "vision_end_token_id",
+        "vision_start_token_id",
+        "vocab_size",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +82,8 @@ class Qwen35Config:
     shared_expert_size: int
     norm_topk: bool
     num_mtp_layers: int
+    mtp_embeddings: bool = False  # whether the MTP head has an embedding of its own
+    rope_scaling: Scaling = UNSCALED
 
     @property
     def key_dim(self) -> int:
@@ -60,12 +104,11 @@ class Qwen35Config:
         num_layers = get.size("num_hidden_layers")
         num_experts = get.size("num_experts", 0)
         head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
-        rope = get.raw.get("rope_parameters") or {}
-        if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise ModelError(
-                f"Rotary positions of kind {short(rope)} are not supported; only rope_type 'default' is."
-            )
-        get.only("hidden_act", "silu")
+        rope = Values(merged(get))
+        if rope.raw.get("rope_theta") is None:
+            raise ModelError("config.json names no rope_theta, for which there is no common default.")
+        max_context = get.size("max_position_embeddings", 262144)
+        TEXT_KEYS.check(get)
         made = cls(
             vocab_size=get.size("vocab_size"),
             hidden_size=get.size("hidden_size"),
@@ -80,9 +123,10 @@ class Qwen35Config:
             v_head_dim=get.size("linear_value_head_dim"),
             conv_kernel=get.size("linear_conv_kernel_dim", 4),
             rms_eps=get.number("rms_norm_eps", 1e-6),
-            rope_theta=Values(rope).number("rope_theta", get.number("rope_theta", 1e7)),
-            rope_dims=int(head_dim * Values(rope).number("partial_rotary_factor", 0.25)),
-            max_context=get.size("max_position_embeddings", 262144),
+            rope_theta=rope.number("rope_theta"),
+            rope_dims=int(head_dim * rope.number("partial_rotary_factor", 0.25)),
+            rope_scaling=Scaling.of(rope.raw, max_context),
+            max_context=max_context,
             tied=get.flag("tie_word_embeddings", Values(config).flag("tie_word_embeddings")),
             num_experts=num_experts,
             num_experts_per_token=get.size("num_experts_per_tok", 0),
@@ -90,9 +134,21 @@ class Qwen35Config:
             shared_expert_size=get.size("shared_expert_intermediate_size", 0),
             norm_topk=get.flag("norm_topk_prob", True),
             num_mtp_layers=get.size("mtp_num_hidden_layers", 0),
+            mtp_embeddings=get.flag("mtp_use_dedicated_embeddings"),
         )
         made._check()
         return made
+
+    @property
+    def unsupported_head(self) -> str | None:
+        """Why an MTP head of this model cannot be run, None where it can."""
+        if self.num_mtp_layers > 1:
+            return (
+                f"mtp_num_hidden_layers is {self.num_mtp_layers}, and only heads of one layer are supported"
+            )
+        if self.mtp_embeddings:
+            return "mtp_use_dedicated_embeddings is true, and only heads that share the model's embedding are supported"
+        return None
 
     def _check(self) -> None:
         for what, a, b in (
@@ -118,6 +174,15 @@ class Qwen35Config:
         ):
             if width > WIDEST:
                 raise ModelError(f"config.json: {what} make a projection of {width} outputs.")
+
+
+def unknown_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys of a config.json that say something and that nobody reads."""
+    text = mapping(config, "text_config")
+    outer = OUTER_KEYS.unknown(config) if text else []
+    inner = Keys(read=TEXT_KEYS.read, idle=TEXT_KEYS.idle | AROUND, only=TEXT_KEYS.only)
+    own = inner.unknown(text or config)
+    return sorted({*outer, *own, *unknown_of_rope(merged(Values(text or config)))})
 
 
 def _layer_kinds(get: Values, num_layers: int) -> tuple[bool, ...]:

@@ -32,7 +32,9 @@ class Qwen35Mtp(nn.Module):
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__()
         self._config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
-        self._rotary = Rotary.of_first(config.rope_dims, config.rope_theta, config.head_dim)
+        self._rotary = Rotary.of_first(
+            config.rope_dims, config.rope_theta, config.head_dim, config.rope_scaling
+        )
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)

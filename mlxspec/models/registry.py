@@ -12,9 +12,10 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.gemma_weights import sanitize_gemma3, sanitize_gemma4
 from mlxspec.loading.qwen_weights import sanitize_qwen3_5
 from mlxspec.loading.weights import Weights
+from mlxspec.models import gemma3_config as gemma3
+from mlxspec.models import gemma4_config as gemma4
+from mlxspec.models import gemma_config, qwen3_5_config
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma3_config import gemma3_config
-from mlxspec.models.gemma4_config import gemma4_config
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -27,11 +28,13 @@ Head = Qwen35Mtp
 
 class Architecture(NamedTuple):
     """parse: config.json to a checked config. build: that to modules, not yet loaded. sanitize: all tensors of a folder to those of the
-    trunk and of the MTP head, under our names. head: config and trunk to the head's modules, None where the architecture has none."""
+    trunk and of the MTP head, under our names. unknown: keys of config.json that say something and that nobody reads. head: config and
+    trunk to the head's modules, None where the architecture has none."""
 
     parse: Callable[[Mapping[str, Any]], Any]
     build: Callable[[Any], Trunk]
     sanitize: Callable[[Weights, Any], tuple[Weights, Weights]]
+    unknown: Callable[[Mapping[str, Any]], list[str]]
     head: Callable[[Any, Any], Head] | None = None
 
 
@@ -39,12 +42,14 @@ _QWEN35 = Architecture(
     parse=Qwen35Config.from_dict,
     build=Qwen35,
     sanitize=lambda weights, config: sanitize_qwen3_5(weights, tied=config.tied),
+    unknown=qwen3_5_config.unknown_keys,
     head=Qwen35Mtp,
 )
 _GEMMA3 = Architecture(
-    parse=gemma3_config,
+    parse=gemma3.gemma3_config,
     build=Gemma,
     sanitize=lambda weights, config: (sanitize_gemma3(weights, tied=config.tied), {}),
+    unknown=lambda config: gemma_config.unknown_keys(config, gemma3.TEXT_KEYS),
 )
 
 
@@ -53,7 +58,12 @@ def _sanitize_gemma4(weights: Weights, config: GemmaConfig) -> tuple[Weights, We
     return sanitize_gemma4(weights, tied=config.tied, without_keys=without_keys), {}
 
 
-_GEMMA4 = Architecture(parse=gemma4_config, build=Gemma, sanitize=_sanitize_gemma4)
+_GEMMA4 = Architecture(
+    parse=gemma4.gemma4_config,
+    build=Gemma,
+    sanitize=_sanitize_gemma4,
+    unknown=lambda config: gemma_config.unknown_keys(config, gemma4.TEXT_KEYS),
+)
 
 ARCHITECTURES = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35),

@@ -249,6 +249,7 @@ def test_state_of_a_published_size() -> None:
         "model_type": "qwen3_5", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17408,
         "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_key_heads": 16,
         "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "full_attention_interval": 4,
+        "rope_parameters": {"rope_theta": 1e7},
     }  # fmt: skip
     kind = architecture(config)
     model = kind.build(kind.parse(config))

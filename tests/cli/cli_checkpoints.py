@@ -56,6 +56,7 @@ def shape(num_layers: int, hidden: int, *, mtp: bool, num_special: int = len(SPE
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 16,
         "full_attention_interval": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
         "max_position_embeddings": CONTEXT,
         "mtp_num_hidden_layers": int(mtp),
         "eos_token_id": 256 + SPECIAL.index("<|im_end|>"),

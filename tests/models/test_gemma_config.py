@@ -81,7 +81,7 @@ def test_defaults_that_published_multimodal_configs_leave_out() -> None:
     parsed = architecture(SIZES["gemma3-4b"]).parse({"model_type": "gemma3", "text_config": text})
     assert (parsed.vocab_size, parsed.num_heads, parsed.layers[0].num_kv_heads) == (262208, 8, 4)
     assert [layer.window for layer in parsed.layers[:7]] == [1024] * 5 + [None, 1024]
-    assert (parsed.layers[5].rotary.factor, parsed.layers[0].rotary.factor) == (8.0, 1.0)
+    assert tuple(parsed.layers[i].rotary.scaling.factor for i in (5, 0)) == (8.0, 1.0)
     assert (parsed.layers[5].rotary.theta, parsed.layers[0].rotary.theta) == (1e6, 1e4)
     assert parsed.embed_scale == 50.5  # sqrt(2560) as bfloat16 has it
 
@@ -103,7 +103,25 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "attn_logit_softcapping": ("gemma3-1b", {"attn_logit_softcapping": 50.0}),
     "use_bidirectional_attention": ("gemma3-1b", {"use_bidirectional_attention": True}),
     "attention_bias": ("gemma3-1b", {"attention_bias": True}),
-    "rope_type": ("gemma3-1b", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+    "'longrope' are not supported": ("gemma3-1b", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}),
+    "must describe sliding_attention": (
+        "gemma3-1b",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    ),
+    "two values of factor": (
+        "gemma3-1b",
+        {
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0}},
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+    "partial_rotary_factor": ("gemma3-1b", {"partial_rotary_factor": 0.5}),
+    "rope_scaling": ("gemma4-e2b", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "rope_theta": ("gemma4-e2b", {"rope_theta": 1e4}),
+    "intermediate_size' in per_layer_config": (
+        "gemma4-31b",
+        {"per_layer_config": {"3": {"intermediate_size": 8}}},
+    ),
     "factor": ("gemma3-1b", {"rope_scaling": {"rope_type": "linear", "factor": -1}}),
     "rope_parameters": ("gemma3-1b", {"rope_parameters": 5}),
     "sliding_window": ("gemma3-1b", {"sliding_window": 0}),

@@ -63,3 +63,43 @@ def test_multimodal_folders_saved_by_transformers(name: str, tmp_path: Path) -> 
     ours = stepwise(found.model, TOKENS, NUM_STEPS)
     reference = transformers_side.stepwise(theirs, TOKENS, NUM_STEPS)
     assert_same_logits(ours, reference, f"{name}, multimodal, saved by transformers")
+
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6, "factor": 2.0}
+CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "yarn, older name": ("gemma3", {"rope_scaling": _YARN}),
+    "rope_parameters": (
+        "gemma3",
+        {
+            "rope_scaling": None,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": _YARN | {"rope_theta": 1e6},
+            },
+        },
+    ),
+    "full layers stretched by rope_scaling beside rope_parameters": (
+        "gemma3",
+        {"rope_scaling": _YARN, "rope_parameters": {"full_attention": {"rope_theta": 5e5}}},
+    ),
+    "stretched proportional positions": (
+        "gemma4-dense",
+        {"rope_parameters": {"sliding_attention": _YARN | {"rope_theta": 1e4}, "full_attention": _FULL}},
+    ),
+    "heads of one size": ("gemma4-dense", {"global_head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_configs(name: str, tmp_path: Path) -> None:
+    """As they are, and as transformers saves them."""
+    base, change = CHANGES[name]
+    c = tiny_gemma.CONFIGS[base] | change
+    folder = tiny_gemma.write_text(tmp_path / "text", c)
+    theirs = load_theirs(folder, c)
+    reference = transformers_side.stepwise(theirs, TOKENS, NUM_STEPS)
+    assert_same_logits(stepwise(load_ours(folder).model, TOKENS, NUM_STEPS), reference, name)
+    theirs.save_pretrained(tmp_path / "saved")
+    ours = stepwise(load_ours(tmp_path / "saved").model, TOKENS, NUM_STEPS)
+    assert_same_logits(ours, reference, f"{name}, saved by transformers")

@@ -40,6 +40,7 @@ def qwen(
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "full_attention_interval": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
         "tie_word_embeddings": tied,
         "mtp_num_hidden_layers": 1,
     }

@@ -1,0 +1,170 @@
+"""Stretched rotary positions: what `rope_parameters` or `rope_scaling` of a config.json does to the angles of a model.
+
+Knows the kinds whose angles depend on the position alone: default, linear, yarn, llama3. Kinds that also depend on the length of the text
+(dynamic, longrope) are refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mlxspec.errors import ModelError
+from mlxspec.models.config_values import Keys, Values, mapping, short
+
+KINDS = ("default", "linear", "yarn", "llama3")
+_COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_IDLE = frozenset(
+    {"mrope_section", "mrope_interleaved", "finetuned"}
+)  # text has the same position on all axes
+_BY_KIND: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "proportional": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    ),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        }
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """kind: one of KINDS. amplitude: what cosines and sines are multiplied by. original: tokens of the context before stretching. The rest
+    is for yarn (beta_fast, beta_slow, truncate) and llama3 (low, high)."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    amplitude: float = 1.0
+    original: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low: float = 1.0
+    high: float = 4.0
+
+    @classmethod
+    def of(cls, rope: Mapping[str, Any], max_context: int) -> Scaling:
+        """From a config's description. max_context: the config's max_position_embeddings, where a description names no other.
+        Raises ModelError for kinds that are not supported and values that are out of range."""
+        kind, get = kind_of(rope), Values(rope)
+        if kind not in KINDS:
+            raise ModelError(
+                f"config.json: rotary positions of kind {short(kind)} are not supported; supported are {', '.join(KINDS)}."
+            )
+        if kind == "default":
+            return cls()
+        factor = get.number("factor")
+        if kind == "linear":
+            return cls(kind=kind, factor=factor)
+        original = get.size("original_max_position_embeddings", max_context)
+        if kind == "llama3":
+            low, high = get.number("low_freq_factor"), get.number("high_freq_factor")
+            if low >= high:
+                raise ModelError("config.json: low_freq_factor must be below high_freq_factor.")
+            return cls(kind=kind, factor=factor, original=original, low=low, high=high)
+        return cls(
+            kind=kind,
+            factor=factor,
+            amplitude=_amplitude(get, factor),
+            original=original,
+            beta_fast=get.number("beta_fast", 32.0),
+            beta_slow=get.number("beta_slow", 1.0),
+            truncate=get.flag("truncate", True),
+        )
+
+    def apply(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        """frequencies (P,): radians a position of the pairs that turn, theta^(-i / P) -> the same, stretched."""
+        if self.kind == "default":
+            return frequencies
+        slowed = frequencies / self.factor
+        if self.kind == "linear":
+            return slowed
+        if self.kind == "llama3":
+            # pairs by turns within the original context: up to `low` they are slowed down, from `high` on they are not
+            turns = self.original * frequencies / (2 * math.pi)
+            kept = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+        else:
+            kept = 1.0 - self._ramp(len(frequencies), theta)
+        return np.asarray(kept * frequencies + (1.0 - kept) * slowed)
+
+    def _ramp(self, num_pairs: int, theta: float) -> np.ndarray:
+        """(P,): 0 for pairs that yarn leaves, 1 for those that it slows down by the factor."""
+
+        def pair_of(turns: float) -> float:
+            """The pair that makes so many turns within the original context."""
+            return num_pairs * math.log(self.original / (2 * math.pi * turns)) / math.log(theta)
+
+        first, last = pair_of(self.beta_fast), pair_of(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * num_pairs - 1)
+        if first == last:
+            last += 0.001
+        return np.clip((np.arange(num_pairs) - first) / (last - first), 0.0, 1.0)
+
+
+UNSCALED = Scaling()
+
+
+def kind_of(rope: Mapping[str, Any]) -> Any:
+    """What a description calls itself, under either name."""
+    found = rope.get("rope_type")
+    found = rope.get("type") if found is None else found
+    return "default" if found is None else found
+
+
+def merged(get: Values) -> Mapping[str, Any]:
+    """What `rope_parameters`, `rope_scaling` (its older name) and the top level say together. Raises ModelError where they differ."""
+    found: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        _add(found, _plain(mapping(get.raw, key)))
+    _add(found, {k: get.raw.get(k) for k in ("rope_theta", "partial_rotary_factor")})
+    return found
+
+
+def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
+    own = {k: v for k, v in rope.items() if k != "type"}
+    return own | {"rope_type": kind_of(rope)} if rope else own
+
+
+def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if value is not None and found.setdefault(key, value) != value:
+            raise ModelError(
+                f"config.json gives two values of {key} for rotary positions, {short(found[key])} and {short(value)}."
+            )
+
+
+def unknown(rope: Mapping[str, Any]) -> list[str]:
+    """Keys of a description that its kind does not use."""
+    used = _BY_KIND.get(kind_of(rope), frozenset())
+    return Keys(read=_COMMON | used, idle=_IDLE).unknown(rope)
+
+
+def _amplitude(get: Values, factor: float) -> float:
+    """Longer contexts make attention flatter; yarn sharpens it."""
+
+    def by(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if get.raw.get("attention_factor") is not None:
+        return get.number("attention_factor")
+    if get.raw.get("mscale") and get.raw.get("mscale_all_dim"):
+        return by(get.number("mscale")) / by(get.number("mscale_all_dim"))
+    return by(1.0)

@@ -1,0 +1,259 @@
+"""Every key of a config.json is read, known to be without effect on text, or refused; what nobody knows is named in a notice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny
+import tiny_assistant
+import tiny_gemma
+from compare import load_ours
+from mlx.utils import tree_flatten
+
+import mlxspec
+from mlxspec.errors import ModelError
+from mlxspec.models import gemma3_config, gemma4_assistant, gemma4_config, gemma_config, qwen3_5_config
+from mlxspec.models.config_values import Keys
+from mlxspec.models.gemma4_assistant import AssistantConfig
+from mlxspec.models.layers import Rotary
+from mlxspec.models.registry import architecture
+from mlxspec.models.rotary_scaling import Scaling
+
+QWEN, GEMMA3, GEMMA4 = qwen3_5_config.TEXT_KEYS, gemma3_config.TEXT_KEYS, gemma4_config.TEXT_KEYS
+CLASSES: dict[str, Keys] = {
+    "Qwen3_5TextConfig": QWEN,
+    "Qwen3_5MoeTextConfig": QWEN,
+    "Qwen3_5Config": qwen3_5_config.OUTER_KEYS,
+    "Qwen3_5MoeConfig": qwen3_5_config.OUTER_KEYS,
+    "Gemma3TextConfig": GEMMA3,
+    "Gemma3Config": gemma_config.OUTER_KEYS,
+    "Gemma4TextConfig": GEMMA4,
+    "Gemma4UnifiedTextConfig": GEMMA4,
+    "Gemma4Config": gemma_config.OUTER_KEYS,
+    "Gemma4UnifiedConfig": gemma_config.OUTER_KEYS,
+    "Gemma4AssistantConfig": gemma4_assistant.OWN_KEYS,
+    "Gemma4UnifiedAssistantConfig": gemma4_assistant.OWN_KEYS,
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_keys_of_transformers_are_classified(name: str) -> None:
+    """What its classes declare, and what they write."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    kind, keys = getattr(transformers, name), CLASSES[name]
+    declared = {f.name for f in dataclasses.fields(kind)}
+    small = {"text_config": tiny_assistant.config(tiny_gemma.CONFIGS["gemma4-dense"])["text_config"]}
+    written = set(kind(**(small if "Assistant" in name else {})).to_dict())
+    assert len(declared) > 5
+    assert not (declared | written) - keys.read - keys.idle - keys.only.keys()
+
+
+class Recorded(dict):  # type: ignore[type-arg]
+    """Knows which of its keys were looked up."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+
+FAMILIES: dict[str, tuple[Keys, Callable[[Any], Any], list[dict[str, Any]]]] = {
+    "qwen": (QWEN, qwen3_5_config.Qwen35Config.from_dict, [
+        tiny.text_config(tiny.SHAPES["tied"]),
+        {**tiny.text_config(tiny.SHAPES["moe"]), "layer_types": None},
+    ]),
+    "gemma3": (GEMMA3, gemma3_config.gemma3_config, [tiny_gemma.CONFIGS["gemma3"]]),
+    "gemma4": (GEMMA4, gemma4_config.gemma4_config, [
+        tiny_gemma.CONFIGS[name] for name in ("gemma4-e", "gemma4-moe", "gemma4-dense")
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tables_say_what_is_read(family: str) -> None:
+    """A key that is looked up without being in the table, or is in it without being looked up, makes the table untrue."""
+    keys, parse, configs = FAMILIES[family]
+    seen: set[str] = set()
+    for config in configs:
+        recorded = Recorded(config)
+        parse(recorded)
+        seen |= recorded.seen
+    assert seen - {"text_config"} == keys.read | keys.only.keys()
+
+
+def test_the_assistants_table_says_what_is_read() -> None:
+    config = tiny_assistant.config(tiny_gemma.CONFIGS["gemma4-dense"], num_centroids=tiny_gemma.VOCAB)
+    inner, outer = Recorded(config["text_config"]), Recorded(config)
+    outer["text_config"] = inner
+    AssistantConfig.from_dict(outer)
+    assert outer.seen - {"text_config"} == gemma4_assistant.OWN_KEYS.read
+    assert inner.seen < GEMMA4.read | GEMMA4.only.keys()
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    return config.get("text_config", config)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, []),
+        ({"new_gate": None, "new_bias": False, "new_list": []}, []),
+        ({"new_gate": "tanh", "a_scale": 0.5}, ["a_scale", "new_gate"]),
+        ({"use_cache": True, "temperature": 0.3, "attention_dropout": 0.1}, []),
+    ],
+)
+@pytest.mark.parametrize("layout", ["text", "hub"])
+def test_what_nobody_knows_is_named(change: dict[str, Any], named: list[str], layout: str) -> None:
+    s = tiny.SHAPES["tied"]
+    config = tiny.hub_config(s) if layout == "hub" else tiny.text_config(s)
+    text_of(config).update(change)
+    assert architecture(config).unknown(config) == named
+    gemma = {"model_type": "gemma3", "text_config": tiny_gemma.CONFIGS["gemma3"] | change}
+    if layout == "text":
+        gemma = gemma["text_config"]  # type: ignore[assignment]
+    assert architecture(gemma).unknown(gemma) == named
+
+
+def test_a_notice_names_them_at_load(tmp_path: Path) -> None:
+    folder = tiny.write_text_only(tmp_path, tiny.SHAPES["tied"])
+    config = json.loads((folder / "config.json").read_text())
+    assert not [n for n in load_ours(folder).notices if "config.json" in n]
+    config["rope_parameters"]["factor"] = 4.0  # says nothing beside rope_type default
+    (folder / "config.json").write_text(json.dumps(config | {"residual_scale": 0.5}))
+    found = [n for n in load_ours(folder).notices if "config.json" in n]
+    assert found == [
+        "These keys of config.json are not known here and were not used: factor, residual_scale."
+    ]
+
+
+# ---- MTP heads that cannot be run
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers is 2"),
+        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings is true"),
+    ],
+)
+def test_heads_that_cannot_be_run_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    """The model loads without its head and says so; asked for its drafts it is refused."""
+    from tests.models.test_load_pairs import add_tokenizer
+
+    folder = tiny.write_text_only(tmp_path, tiny.SHAPES["tied"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    add_tokenizer(folder)
+    engine = mlxspec.load(str(folder))
+    assert "mtp" not in engine.spec.drafters
+    (notice,) = [n for n in engine.notices if "MTP head" in n]
+    assert notice.startswith(f"There is no drafting with this model's MTP head: {says}")
+    with pytest.raises(ModelError, match=says) as caught:
+        mlxspec.load(str(folder), draft="mtp")
+    assert "\n" not in str(caught.value)
+
+
+# ---- folders whose convolutions do not tell whether norms are shifted
+
+
+@pytest.mark.parametrize("what", ["no convolutions", "kernels of one"])
+def test_norms_of_raw_folders(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names tell: the same weights raw and as a converter writes them load as the same model."""
+    shape = tiny.Shape(name="x", interval=1 if what == "no convolutions" else 4, tied=True, seed=7)
+    if what == "kernels of one":
+        monkeypatch.setattr(tiny, "CONV_KERNEL", 1)
+    raw = tiny.write_text_only(tmp_path / "raw", shape)
+    hub = tiny.write_hub(tmp_path / "hub", shape)
+    converted = {}
+    for name, value in mx.load(str(raw / "model.safetensors")).items():
+        if name.startswith("mtp."):
+            continue
+        shifted = "norm" in name and ".linear_attn." not in name
+        converted[f"language_model.{name}"] = value + 1 if shifted else value
+    (tmp_path / "mlx").mkdir()
+    mx.save_safetensors(str(tmp_path / "mlx/model.safetensors"), converted)
+    (tmp_path / "mlx/config.json").write_text((raw / "config.json").read_text())
+    expected = dict(tree_flatten(load_ours(tmp_path / "mlx").model.parameters()))
+    for folder in (raw, hub):
+        found = dict(tree_flatten(load_ours(folder).model.parameters()))
+        for name, value in found.items():
+            assert mx.array_equal(value, expected[name]), name
+
+
+# ---- stretched positions
+
+STRETCHED: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 8.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn, own bounds": {
+        "type": "yarn", "factor": 3.0, "original_max_position_embeddings": 300, "beta_fast": 16, "beta_slow": 2,
+        "mscale": 0.7, "mscale_all_dim": 0.4,
+    },
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_angles_are_those_of_mlx_lm(name: str) -> None:
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    dims, theta, positions = 32, 1e4, [0, 1, 17, 200, 900]
+    reference = initialize_rope(dims, theta, False, STRETCHED[name], 4096)
+    ours = Rotary.of_first(dims, theta, dims, Scaling.of(STRETCHED[name], 4096))
+    x = np.random.default_rng(1).standard_normal((len(positions), 1, dims)).astype(np.float32)
+    cos, sin = ours.table(mx.array(positions, mx.int32))
+    other = np.concatenate([x[..., dims // 2 :], x[..., : dims // 2]], axis=-1)
+    got = x * np.array(cos) + other * np.array(sin)
+    for i, position in enumerate(positions):
+        wanted = reference(mx.array(x[i])[None, None], offset=position)[0, 0]
+        np.testing.assert_allclose(got[i], np.array(wanted), atol=2e-4 * (1 + position / 200))
+
+
+def test_pairs_that_are_not_turned_keep_their_length() -> None:
+    """yarn's factor is for the turned part of a head."""
+    rotary = Rotary.of_first(8, 1e4, 32, Scaling.of(STRETCHED["yarn"], 4096))
+    cos, sin = (np.array(x)[0, 0] for x in rotary.table(mx.array([5], mx.int32)))
+    lengths = np.hypot(cos, sin)
+    amplitude = 0.1 * np.log(4.0) + 1
+    np.testing.assert_allclose(lengths, ([amplitude] * 4 + [1.0] * 12) * 2, rtol=1e-5)
+
+
+def test_older_and_newer_names_say_the_same() -> None:
+    base = tiny.text_config(tiny.SHAPES["tied"])
+    rope = base["rope_parameters"] | STRETCHED["yarn"]
+    parse = qwen3_5_config.Qwen35Config.from_dict
+    newer = parse(base | {"rope_parameters": rope})
+    assert newer.rope_scaling.kind == "yarn"
+    older = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor", "rope_type")}
+    top = {k: rope[k] for k in ("rope_theta", "partial_rotary_factor")}
+    assert newer == parse(base | {"rope_parameters": None, "rope_scaling": older | {"type": "yarn"}} | top)
+    assert newer == parse(base | {"rope_parameters": rope, "rope_scaling": rope})
+    bare = {k: v for k, v in base["rope_parameters"].items() if k not in top}
+    assert parse(base) == parse(
+        base | {"rope_parameters": bare} | {k: base["rope_parameters"][k] for k in top}
+    )
+
+
+def test_full_layers_of_gemma_4_with_heads_like_the_others() -> None:
+    """As transformers saves them: an empty per_layer_config."""
+    text = {k: v for k, v in tiny_gemma.CONFIGS["gemma4-dense"].items() if k != "global_head_dim"}
+    text |= {"attention_k_eq_v": False, "num_global_key_value_heads": None}
+    shapes = {}
+    for name, change in {"hub": {}, "saved": {"per_layer_config": {}}}.items():
+        parsed = gemma4_config.gemma4_config(text | change)
+        shapes[name] = [layer.head_dim for layer in parsed.layers]
+    assert shapes == {"hub": [16, 16, 512] * 2, "saved": [16] * 6}
