@@ -31,6 +31,7 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Prompt
 from mlxspec.engine.rehearsal import rehearse
 from mlxspec.engine.stream import Stream
+from mlxspec.engine.thread import EngineThread
 from mlxspec.errors import EngineStoppedError, MlxspecError
 from mlxspec.events import FinishEvent, FinishReason
 
@@ -63,7 +64,8 @@ class Worker:
     An engine must have been made in the thread that steps it, so give a function that makes it, not an engine.
     """
 
-    def __init__(self, make: Callable[[], Engine], *, name: str = "mlxspec-engine") -> None:
+    def __init__(self, make: Callable[[], Engine], *, thread: EngineThread | None = None) -> None:
+        """thread: where it runs, behind what runs there now; None: in a thread of its own, which ends with it."""
         self._make = make
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
@@ -74,9 +76,12 @@ class Worker:
         self._rehearsal: Iterator[None] | None = None  # while any of it is left
         self._looked_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = thread or EngineThread()
         atexit.register(self._exit)
-        self._thread.start()
+        self._ended = self._thread.run(self._run)
+        self._owns_thread = thread is None
+        if self._owns_thread:
+            self._thread.close()
 
     # --- for everybody else
 
@@ -168,11 +173,14 @@ class Worker:
         return future
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """End all streams, then the thread behind what it is doing. Returns whether it ended in time; it holds up no exit if not."""
+        """End all streams, then the engine behind what it is doing. Returns whether it ended in time; it holds up no exit if not."""
         self._end("stopped", EngineStoppedError("The engine is being stopped."))
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_current:
+            return False
+        until = time.monotonic() + timeout
+        if not self._ended.wait(timeout):
+            return False
+        return not self._owns_thread or self._thread.join(max(0.0, until - time.monotonic()))
 
     def _exit(self) -> None:
         """The process ends and nobody has stopped it: MLX aborts where a thread is at work behind the end. A load cannot be stopped."""
@@ -202,6 +210,8 @@ class Worker:
     # --- the thread
 
     def _run(self) -> None:
+        if self._state != "loading":  # stopped before its turn came
+            return
         try:
             engine = self._make()
         except BaseException as error:
@@ -228,8 +238,6 @@ class Worker:
             del engine
             gc.collect()
             mx.clear_cache()  # what the engine freed goes back to the system
-            # streams belong to the thread that made them; left to the end of the process they abort it
-            getattr(mx, "clear_streams", lambda: None)()
 
     def _obey(self, engine: Engine) -> bool:
         """Wait for something to do, and do what was asked for. False to end."""

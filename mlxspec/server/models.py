@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
+from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server.errors import ApiError
@@ -54,6 +55,7 @@ class Models:
         self._users = 0
         self._name: str | None = None
         self._worker: Worker | None = None
+        self._thread = EngineThread()  # one for all loads
         self._loading: asyncio.Future[Engine] | None = None
         self._last_use = time.monotonic()
         self._is_stopping = False
@@ -134,7 +136,7 @@ class Models:
         return self._users == 0 and self._worker is not None and self._worker.state in ("failed", "stopped")
 
     def _load(self, name: str) -> None:
-        worker = Worker(self._makers[name], name=f"mlxspec-{name}"[:60])
+        worker = Worker(self._makers[name], thread=self._thread)
         self._worker, self._name = worker, name
         self.num_loads += 1
         self._loading = asyncio.ensure_future(asyncio.to_thread(worker.wait_ready))
@@ -191,6 +193,8 @@ class Models:
         self._is_stopping = True
         worker = self._worker
         ended = worker is None or await asyncio.to_thread(worker.stop, STOP_SECONDS - 2)
+        self._thread.close()
+        ended = ended and await asyncio.to_thread(self._thread.join, 1.0)
         async with self._turn:
             self._turn.notify_all()
         return ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.stream import Stream
+from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import CancelledError, ConfigError, ContextOverflowError, EngineStoppedError, ModelError
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
@@ -203,7 +205,7 @@ def test_a_broken_engine_fails_all_and_refuses_more() -> None:
         streams = [worker.submit(PROMPT, params()) for _ in range(3)]
         for stream in streams:
             assert "planted" in _sentence(stream)
-        worker._thread.join(LONG)
+        assert worker._ended.wait(LONG)
         assert worker.state == "failed"
         with pytest.raises(EngineStoppedError, match="planted"):
             worker.submit(PROMPT)
@@ -279,6 +281,7 @@ def test_nobody_waits_for_ever() -> None:
 
 def test_a_process_that_used_one_ends_cleanly() -> None:
     code = """
+from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import Worker
 def make():
     from mlxspec.engine.load import load
@@ -293,3 +296,27 @@ if {stopped}:
             [sys.executable, "-c", code.format(stopped=stopped)], capture_output=True, text=True, timeout=300
         )
         assert (done.returncode, done.stdout) == (0, "demo True\n"), done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_engines_one_after_the_other_leave_no_threads() -> None:
+    """MLX keeps a CPU stream's thread for every thread that used it."""
+    shared, counts = EngineThread(), []
+    for _ in range(4):
+        with Worker(make, thread=shared) as worker:
+            assert len(tokens_of(list(worker.submit(PROMPT, params())))) == 16
+        counts.append(len(os.listdir("/proc/self/task")))
+    shared.close()
+    assert shared.join(LONG)
+    assert counts[1:] == counts[:1] * 3, counts
+
+
+def test_a_worker_that_is_stopped_before_its_turn_makes_no_engine() -> None:
+    shared, busy, made = EngineThread(), threading.Event(), []
+    shared.run(lambda: bool(busy.wait(LONG)))  # type: ignore[arg-type, return-value]
+    waiting = Worker(lambda: made.append(1) or make(), thread=shared)  # type: ignore[func-returns-value]
+    assert not waiting.stop(0.01)
+    busy.set()
+    assert waiting.stop(LONG) and not made
+    shared.close()
+    assert shared.join(LONG)
