@@ -98,7 +98,7 @@ FAULTS = (
         "tokens of a draft do not count as thinking",
         "sampling/constraints.py",
         "            state = self._step(state, token)\n        else:",
-        "            state = state._replace(tail=self._step(state, token).tail)\n        else:",
+        "            state = state._replace(words=self._step(state, token).words)\n        else:",
         f"{_POSITIONS}::test_a_thinking_budget_that_ends_inside_a_draft_is_exact",
     ),
     Fault(

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlxspec.drafters.base import Draft, Unread
 from mlxspec.drafters.chain import Proposal
-from mlxspec.engine.request import Request, described
+from mlxspec.engine.request import Request
 from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.sampling.bits import Bits
@@ -37,8 +37,8 @@ class Choice:
     logprobs: Logprobs | None
     failed: Mapping[int, Failure] = field(default_factory=dict)
 
-    def take(self, index: int, tokens: list[int]) -> tuple[list[int], str | None]:
-        """What request `index` takes of tokens a round gives it, and why no more: a callable of the user's failed there."""
+    def take(self, index: int, tokens: list[int]) -> tuple[list[int], str | BaseException | None]:
+        """What request `index` takes of tokens a round gives it, and why no more: something of its own failed there."""
         failed = self.failed.get(index)
         if failed is not None and failed.place < len(tokens):
             return tokens[: failed.place], failed.why
@@ -164,7 +164,7 @@ def choose_apart(
     except Exception as error:
         if len(requests) == 1:
             nothing = mx.zeros((rows.num_tokens,), mx.int32)
-            failed = {0: Failure(0, described(error))}
+            failed = {0: Failure(0, error)}
             return Choice(sampled=nothing, vocab_size=logits.shape[1], logprobs=None, failed=failed)
     parts, failures = [], {}
     for i, (request, proposal) in enumerate(zip(requests, proposals, strict=True)):

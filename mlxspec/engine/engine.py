@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxspec import device
-from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.rollback import rollback
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
@@ -36,15 +37,16 @@ from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix import Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
-from mlxspec.engine.schedule import Queue, Turns
+from mlxspec.engine.schedule import Queue, Turns, makes_room, next_of
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
-from mlxspec.errors import EngineBusyError, EngineStoppedError
+from mlxspec.errors import EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.kernels.softmax import weigh_alike
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
+from mlxspec.sampling.constraints import Compiled
 from mlxspec.speculation.controller import Controller
 
 
@@ -90,6 +92,8 @@ class Engine(Answers):
         self.memory = Memory(model, self.chain.drafters.values(), self.config, verify)
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride_of(model.make_cache(0)))
         self._rows: list[Request] = []  # in cache order
+        self._parked: dict[Request, Snapshot] = {}  # rows that have made room for other clients'
+        self._awaits_read = False  # rows change once the round on its way has been read
         self._cache: ModelCache | None = None
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
 
@@ -103,18 +107,31 @@ class Engine(Answers):
         spec: SpecConfig | None = None,
         marks: Iterable[int] | None = None,
         deadline: float | None = None,
+        compiled: Compiled | None = None,
+        client: str = "",
     ) -> Request:
         """Queue a request; its events come out of `step`.
 
         marks: places in the prompt, in tokens, to which later prompts may share its beginning (ends of the system prompt and of turns);
         None: behind the tokens that end a turn. deadline: seconds from now, after which it ends with finish_reason "error" wherever
-        it is. Raises ConfigError, GrammarError, ContextOverflowError, MemoryBudgetError, QueueFullError, EngineStoppedError; nothing is
+        it is. compiled: what `compile` made of params; None: it is made here. client: rows are shared out by client. Raises
+        ConfigError, GrammarError, ContextOverflowError, MemoryBudgetError, QueueFullError, EngineStoppedError; nothing is
         queued then.
         """
-        self._queue.check()
-        request = self._make(prompt, params, spec, marks=marks, deadline=deadline)
-        self._queue.put(request)
+        self._queue.check(client)
+        request = self._make(
+            prompt, params, spec, marks=marks, deadline=deadline, compiled=compiled, client=client
+        )
+        displaced = self._queue.put(request)
+        if displaced is not None:
+            displaced.fail(QueueFullError(len(self._queue)))
+            self._leave(displaced)
         return request
+
+    def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
+        """What takes long to make of a request's parameters, for `submit` of up to num_rows requests. May be called in any thread, and
+        take seconds. Raises GrammarError, ConfigError."""
+        return self._intake.constraints.compile(params, num_rows)
 
     def _enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
@@ -160,12 +177,12 @@ class Engine(Answers):
     @property
     def is_idle(self) -> bool:
         """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
-        return not self._queue and not self._prefills and not self._rows
+        return not self._queue and not self._prefills and not self._rows and not self._parked
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no place yet."""
-        return len(self._queue)
+        """Requests that have no row, or none at the moment."""
+        return len(self._queue) + len(self._parked)
 
     @property
     def num_running(self) -> int:
@@ -219,14 +236,32 @@ class Engine(Answers):
 
     def _requests(self) -> list[Request]:
         """All that have not left: waiting, being read, decoding."""
-        return [*self._queue, *(p.request for p in self._prefills), *self._rows]
+        return [*self._queue, *self._parked, *(p.request for p in self._prefills), *self._rows]
 
     def _admit(self) -> None:
-        """Places for those that waited longest."""
+        """Rows for those whose turn it is."""
+        self._awaits_read = False
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
-        while (request := self._queue.first) is not None and self.num_running < most:
-            if not self.memory.reserve(request):
+        while self._queue or self._parked:
+            places = Counter(r.client for r in (*(p.request for p in self._prefills), *self._rows))
+            request = next_of((*self._parked, *self._queue), places)
+            victim = None
+            if request is None:
                 return
+            if self.num_running >= most:
+                victim = makes_room(self._rows, request.client, places)
+                if victim is None:
+                    return
+            if (victim is not None or request in self._parked) and self._flight.next is not None:
+                self._awaits_read = True
+                return
+            if request not in self._parked and not self.memory.reserve(request):
+                return
+            if victim is not None:
+                self._park(victim)
+            if request in self._parked:
+                self._unpark(request)
+                continue
             self.prefix.limit(self.memory.for_store)
             self._queue.remove(request)
             try:
@@ -240,6 +275,32 @@ class Engine(Answers):
                 request.fail(error)
                 self._leave(request)
 
+    def _park(self, request: Request) -> None:
+        """Its row leaves; its state stays."""
+        if self._cache is None:
+            raise ValueError("no row can leave where there are none")
+        row = self._rows.index(request)
+        kept = self._parked[request] = self._cache.snapshot(row)
+        mx.eval(kept.arrays)
+        self._rows.remove(request)
+        if self._rows:
+            self._cache.select([i for i in range(len(self._rows) + 1) if i != row])
+        else:
+            self._cache = None
+
+    def _unpark(self, request: Request) -> None:
+        """Its row goes on where it was."""
+        cache = self.model.make_cache(1, self._rollback)
+        cache.restore(self._parked.pop(request))
+        self._join(request, cache)
+
+    def _join(self, request: Request, cache: ModelCache) -> None:
+        if self._cache is None:
+            self._cache = cache
+        else:
+            self._cache.join(cache)
+        self._rows.append(request)
+
     def _read_prompts(self) -> bool:
         """Pieces of prompts, a chunk's worth of tokens together; whether there were any."""
         if not self._prefills:
@@ -247,7 +308,8 @@ class Engine(Answers):
         chunk = self.memory.chunk
         left = chunk
         while self._prefills:
-            prefill = self._prefills[self._turns.next([p.num_pieces for p in self._prefills])]
+            served = [p.num_pieces for p in self._prefills]
+            prefill = self._prefills[self._turns.next(served, [p.request.client for p in self._prefills])]
             end = prefill.next_end(chunk)
             if left < chunk and end - prefill.num_done > left:
                 break
@@ -273,11 +335,7 @@ class Engine(Answers):
         if request.finish_reason is not None:
             self._leave(request)
             return
-        if self._cache is None:
-            self._cache = prefill.cache
-        else:
-            self._cache.join(prefill.cache)
-        self._rows.append(request)
+        self._join(request, prefill.cache)
 
     def _round(self, *, has_read: bool) -> None:
         """If anybody decodes. has_read: pieces of prompts have been read in this step."""
@@ -285,8 +343,9 @@ class Engine(Answers):
             return
         started = time.perf_counter()
         before = self.stats.draft_seconds, self.stats.verify_seconds
+        self._intake.constraints.clock.begin(sum(r.params.has_grammar for r in self._rows))
         try:
-            may_follow = not self._prefills
+            may_follow = not self._prefills and not self._awaits_read
             flown = self._flight.advance(self._rows, self.model, self._cache, may_follow=may_follow)
             self._tell(flown.events)
         except BaseException as error:
@@ -350,7 +409,9 @@ class Engine(Answers):
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
         caches = [*(p.cache for p in self._prefills), *([self._cache] if self._cache else [])]
-        return sum(c.nbytes for c in caches) + sum(d.nbytes for d in self.chain.drafters.values())
+        return sum(c.nbytes for c in (*caches, *self._parked.values())) + sum(
+            d.nbytes for d in self.chain.drafters.values()
+        )
 
     @property
     def max_context(self) -> int:
@@ -372,6 +433,9 @@ class Engine(Answers):
             if request.finish_reason is not None:
                 self._queue.remove(request)
                 self._leave(request)
+        for request in [r for r in self._parked if r.finish_reason is not None]:
+            del self._parked[request]
+            self._leave(request)
         for prefill in list(self._prefills):
             if prefill.request.finish_reason is not None:
                 self._prefills.remove(prefill)

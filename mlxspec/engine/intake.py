@@ -14,7 +14,7 @@ from mlxspec.engine.answers import Prompt
 from mlxspec.engine.request import Request
 from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.sampling.constraints import ConstraintMaker
+from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 
 LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds
 
@@ -36,7 +36,7 @@ class Intake:
         self.vocab_size, self.max_context = vocab_size, max_context
         self._drafters, self._spec = tuple(drafters), spec
         self._check_drafters(spec)
-        self._constraints = ConstraintMaker(tokenizer, vocab_size)
+        self.constraints = ConstraintMaker(tokenizer, vocab_size)
         self._num_requests = 0
 
     def make(
@@ -47,6 +47,8 @@ class Intake:
         *,
         marks: Iterable[int] | None = None,
         deadline: float | None = None,
+        compiled: Compiled | None = None,
+        client: str = "",
     ) -> Request:
         """Raises ConfigError, GrammarError, ContextOverflowError."""
         params = SamplingParams() if params is None else params
@@ -73,9 +75,11 @@ class Intake:
             max_context=self.max_context,
             vocab_size=self.vocab_size,
             tokenizer=self.tokenizer,
-            maker=self._constraints,
+            maker=self.constraints,
             marks=places,
             deadline=deadline,
+            compiled=compiled,
+            client=client,
         )
 
     def _tokens(self, prompt: Prompt) -> list[int]:

@@ -50,14 +50,14 @@ class Memory:
         return sum(nbytes for nbytes, _ in self._reserved.values())
 
     def needed(self, request: Request) -> int:
-        """Of a row for all tokens the request may come to have, its drafters' included."""
+        """Of a row for all tokens the request may come to have, its drafters' and what it keeps on the host included."""
         length = _most_tokens(request)
         found = row_bytes(self._model.make_cache(0), length, self._config.prefill_chunk, self._verify)
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
         if self.prefix_budget and missing(self._drafters, request.spec):
             # held until the store has them, which may be at the end only
             found += 4 * self._model.hidden_size * length
-        return found
+        return found + request.host_bytes
 
     def check(self, request: Request) -> None:
         """Raises MemoryBudgetError where it does not fit even alone."""

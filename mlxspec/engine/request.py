@@ -11,12 +11,14 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.hiddens import Hiddens
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
-from mlxspec.errors import MlxspecError
+from mlxspec.errors import GrammarError, MlxspecError
 from mlxspec.events import FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.sampling.constraints import ConstraintMaker
+from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.sampler import RowSampler
+
+_TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
 
 
 class Request:
@@ -25,7 +27,8 @@ class Request:
     history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
     while running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked.
     marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
-    of the answer. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
+    of the answer. client: whose it is, for the order of requests. failure: the exception behind `error`, where there was one. tail:
+    hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
     sampled from, None where nobody will need that.
     """
 
@@ -42,8 +45,11 @@ class Request:
         maker: ConstraintMaker | None = None,
         marks: Sequence[int] = (),
         deadline: float | None = None,
+        compiled: Compiled | None = None,
+        client: str = "",
     ) -> None:
-        """deadline: seconds from now. Raises ConfigError and GrammarError for what cannot be honoured."""
+        """deadline: seconds from now. compiled: of params, where that has been done. Raises ConfigError and GrammarError for what cannot be
+        honoured."""
         self.number = number
         self.prompt = list(prompt)
         self.history = list(prompt)
@@ -56,7 +62,10 @@ class Request:
             else (time.monotonic() + deadline, f"{deadline:g} seconds were not enough.")
         )
         self.maker = maker or ConstraintMaker(tokenizer, vocab_size)
-        self.constraints = self.maker.make(params, prompt)
+        self.client = client
+        compiled = compiled or self.maker.compile(params)
+        self._compiled_bytes = compiled.nbytes
+        self.constraints = self.maker.make(params, prompt, compiled)
         self.sampler = RowSampler(
             params,
             prompt,
@@ -69,6 +78,7 @@ class Request:
         self.answer = AnswerText(tokenizer.stream() if tokenizer else None, params.stop)
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self.failure: BaseException | None = None
         self.has_expired = False  # what ended it is its deadline
         self.end_token: int | None = None
         self.tail: tuple[mx.array, int] | None = None
@@ -81,6 +91,12 @@ class Request:
     @property
     def num_generated(self) -> int:
         return len(self.history) - len(self.prompt)
+
+    @property
+    def host_bytes(self) -> int:
+        """No more than it takes beside arrays: what was compiled for it, and its tokens on the host."""
+        most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
+        return self._compiled_bytes + most * _TOKEN_BYTES
 
     @property
     def room(self) -> int:
@@ -102,6 +118,7 @@ class Request:
         """End it because of `error`, unless it has ended; what has been said stays."""
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error if isinstance(error, str) else described(error)
+            self.failure = None if isinstance(error, str) else error
 
     def hear(self, hidden: mx.array | None) -> None:
         """hidden (n, H): what its next n tokens were sampled from."""
@@ -150,9 +167,10 @@ class Request:
                 break
             if self.constraints is not None and not self.constraints.push(token):
                 self.end_token, self.finish_reason = token, "error"
-                self.error = (
+                self.failure = GrammarError(
                     "What was asked of the answer (grammar, bad words, thinking) left no token to go on with."
                 )
+                self.error = str(self.failure)
                 break
             taken.append(token)
             self.history.append(token)

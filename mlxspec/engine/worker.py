@@ -34,11 +34,13 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import EngineThread
 from mlxspec.errors import EngineStoppedError, MlxspecError
 from mlxspec.events import FinishEvent, FinishReason
+from mlxspec.sampling.constraints import Compiled
 
 T = TypeVar("T")
 _Command = Callable[[Engine | None], None]  # is given None where no engine will ever obey it
 State = Literal["loading", "ready", "stopped", "failed"]
 STOP_SECONDS = 5.0
+_OBEYS_FOR = 0.05  # seconds in which commands are obeyed between two rounds: rows do not wait for a hundred new requests
 _LOOKS_EVERY = 0.5  # seconds between two looks at a busy engine's memory
 
 
@@ -114,6 +116,8 @@ class Worker:
         spec: SpecConfig | None = None,
         marks: Iterable[int] | None = None,
         deadline: float | None = None,
+        compiled: Compiled | None = None,
+        client: str = "",
     ) -> Stream:
         """Queue a request; arguments are those of Engine.submit. Returns at once; what is wrong with it is raised by the stream.
 
@@ -125,7 +129,15 @@ class Worker:
             if engine is None or stream.is_done:
                 return
             try:
-                request = engine.submit(prompt, params, spec=spec, marks=marks, deadline=deadline)
+                request = engine.submit(
+                    prompt,
+                    params,
+                    spec=spec,
+                    marks=marks,
+                    deadline=deadline,
+                    compiled=compiled,
+                    client=client,
+                )
             except Exception as error:
                 stream.refuse(error)
                 self._forget(stream)
@@ -240,14 +252,18 @@ class Worker:
             mx.clear_cache()  # what the engine freed goes back to the system
 
     def _obey(self, engine: Engine) -> bool:
-        """Wait for something to do, and do what was asked for. False to end."""
+        """Wait for something to do, and do what was asked for, for a while. False to end."""
         with self._changed:
             if self._rehearsal is None:
                 self._changed.wait_for(lambda: self._commands or self._state != "ready" or not engine.is_idle)
             if self._state != "ready":
                 return False
-            commands, self._commands = self._commands, deque()
-        for command in commands:
+        started = time.monotonic()
+        while time.monotonic() - started < _OBEYS_FOR:
+            with self._changed:
+                if not self._commands:
+                    break
+                command = self._commands.popleft()
             command(engine)
         return True
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlxspec.loading.tokenizer import Tokenizer
 
@@ -62,6 +66,17 @@ class TokenBytes:
     def sorted_bytes(self) -> tuple[bytes, ...]:
         """Bytes of sorted_ids."""
         return tuple(self.tokens[i] for i in self.sorted_ids)
+
+    @cached_property
+    def sorted_array(self) -> NDArray[np.int32]:
+        """sorted_ids as an array."""
+        return np.asarray(self.sorted_ids, np.int32)
+
+    @cached_property
+    def joined(self) -> tuple[bytes, tuple[int, ...]]:
+        """The bytes of text_ids behind one another, and where each begins; the last number is where the last one ends."""
+        pieces = [self.tokens[i] for i in self.text_ids]
+        return b"".join(pieces), (0, *accumulate(map(len, pieces)))
 
 
 def _speller(kinds: frozenset[str]) -> Any:

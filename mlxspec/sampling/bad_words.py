@@ -1,54 +1,151 @@
 """Strings an answer must not hold: the tokens that would complete one are forbidden, however the string is cut into tokens.
 
+An automaton (Aho and Corasick 1975) reads the answer's bytes. Its state is the longest end of the text that begins a word; the shorter
+ends that begin a word are the state's suffix links. At each state on that chain the tokens that complete a word are ranges of the sorted
+vocabulary, found when the words are compiled. So a step costs a look-up a byte, and a mask the ranges of one chain, whatever was asked.
 Knows bytes of tokens and the end of the answer; knows no logits and no drafts.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
 
 from mlxspec.loading.token_bytes import TokenBytes
-from mlxspec.sampling import bits as bitsets
 from mlxspec.sampling.bits import Bits
+
+START = 0  # the state before the answer
+_MASKS_KEPT = 64
+_NODE_BYTES = 400  # of a state: its edges' entries in a dict, its link, its word's mark
+_RANGE_BYTES = 200
 
 
 class BadWords:
-    """Tables for some words: for each way in which a text may end inside a word, the tokens that complete it."""
+    """The automaton of some words. Immutable but for a bounded memory of masks; rows of one request share it.
+
+    nbytes: estimate of what it takes, masks included.
+    """
 
     def __init__(self, words: Sequence[str], vocabulary: TokenBytes) -> None:
+        """Takes time in proportion to the words' bytes and to the bytes of the vocabulary. Steps are short: other threads go on."""
         self._tokens, self._special = vocabulary.tokens, vocabulary.special
-        self._words = [w.encode() for w in words]
-        self.longest = max(len(w) for w in self._words)
-        ids, size = vocabulary.text_ids, len(self._tokens)
-        order = vocabulary.sorted_ids
-        keys = vocabulary.sorted_bytes
-        whole = {i for i in ids if any(w in self._tokens[i] for w in self._words)}
-        self._everywhere = ~bitsets.only(whole, size)
-        self._behind: dict[bytes, Bits] = {}  # an end of text that begins a word -> what may follow it
-        for word in self._words:
-            for cut in range(1, len(word)):
-                begin, rest = word[:cut], word[cut:]
-                first = bisect_left(keys, rest)
-                last = first
-                while last < len(keys) and keys[last].startswith(rest):
-                    last += 1
-                allowed = ~bitsets.only(order[first:last], size)
-                known = self._behind.get(begin)
-                self._behind[begin] = allowed if known is None else known & allowed
+        self._order = vocabulary.sorted_array
+        self._edges: dict[int, int] = {}  # state << 8 | byte -> state
+        self._links = [START]
+        ends = self._insert(sorted({w.encode() for w in words}, key=len))
+        self._ranges: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # state -> of sorted ids, those that complete a word
+        self._complete(ends, vocabulary)
+        self._everywhere = self._holding(ends, vocabulary)
+        self._masks: OrderedDict[int, Bits] = OrderedDict()
+        self.nbytes = (
+            len(self._links) * _NODE_BYTES
+            + sum(map(len, self._ranges.values())) * _RANGE_BYTES
+            + (_MASKS_KEPT + 16) * len(self._tokens) // 8
+        )
 
-    def step(self, tail: bytes, token: int) -> bytes:
-        """The end of the answer, as long as matters, behind one more token."""
-        if token in self._special or self.longest == 1:
-            return b"" if self.longest == 1 else tail
-        return (tail + self._tokens[token])[1 - self.longest :]
+    def step(self, state: int, token: int) -> int:
+        """The state behind one more token. Special tokens are no text."""
+        if token not in self._special:
+            for byte in self._tokens[token]:
+                state = self._next(state, byte)
+        return state
 
-    def mask(self, tail: bytes) -> Bits:
-        """What may follow a text that ends in `tail`."""
-        found: Bits = self._everywhere
-        for begin, allowed in self._behind.items():
-            if tail.endswith(begin):
-                found = np.bitwise_and(found, allowed)
+    def mask(self, state: int) -> Bits:
+        """What may follow a text that has led to `state`."""
+        known = self._masks.get(state)
+        if known is not None:
+            self._masks.move_to_end(state)
+            return known
+        allowed = self._everywhere.copy()
+        at = state
+        while at != START:
+            for first, last in self._ranges.get(at, ()):
+                allowed[self._order[first:last]] = 0
+            at = self._links[at]
+        found: Bits = np.packbits(allowed, bitorder="little").view(np.uint32)
+        self._masks[state] = found
+        if len(self._masks) > _MASKS_KEPT:
+            self._masks.popitem(last=False)
         return found
+
+    # --- compiling
+
+    def _insert(self, words: Sequence[bytes]) -> dict[int, bytes]:
+        """States and links. Returns the words by the states that end them, without those that hold a shorter one."""
+        edges, links, ends = self._edges, self._links, dict[int, bytes]()
+        for word in words:
+            state = START
+            for byte in word:
+                key = state << 8 | byte
+                if key not in edges:
+                    edges[key] = len(links)
+                    links.append(START)
+                state = edges[key]
+            ends[state] = word
+        children: dict[int, list[tuple[int, int]]] = {}
+        for key, child in edges.items():
+            children.setdefault(key >> 8, []).append((key & 255, child))
+        holds_word = bytearray(len(links))  # whether a word ends there, or in one of its links
+        queue = deque([START])
+        while queue:
+            parent = queue.popleft()
+            for byte, child in children.get(parent, ()):
+                links[child] = START if parent == START else self._next(links[parent], byte)
+                redundant = holds_word[parent] or holds_word[links[child]]
+                holds_word[child] = redundant or child in ends
+                if redundant:
+                    ends.pop(child, None)
+                queue.append(child)
+        return ends
+
+    def _next(self, state: int, byte: int) -> int:
+        edges, links = self._edges, self._links
+        while (found := edges.get(state << 8 | byte)) is None:
+            if state == START:
+                return START
+            state = links[state]
+        return found
+
+    def _complete(self, ends: dict[int, bytes], vocabulary: TokenBytes) -> None:
+        """For each state in a word, the tokens that begin with the word's rest. No token is longer than the longest one."""
+        keys = vocabulary.sorted_bytes
+        longest = max(map(len, keys), default=0)
+        for word in ends.values():
+            state = START
+            for cut in range(1, len(word)):
+                state = self._edges[state << 8 | word[cut - 1]]
+                if len(word) - cut > longest:
+                    continue
+                rest = word[cut:]
+                first = bisect_left(keys, rest)
+                last = bisect_left(keys, behind, first) if (behind := _behind(rest)) else len(keys)
+                if first < last:
+                    self._ranges.setdefault(state, []).append((first, last))
+
+    def _holding(self, ends: dict[int, bytes], vocabulary: TokenBytes) -> np.ndarray:
+        """A flag a token, padded to whole words of 32: 0 for text that holds a whole word."""
+        size = len(self._tokens)
+        allowed = np.ones((size + 31) // 32 * 32, np.uint8)
+        allowed[size:] = 0
+        text, starts = vocabulary.joined
+        for word in ends.values():
+            place = text.find(word)
+            while place >= 0:
+                token = bisect_right(starts, place) - 1
+                if place + len(word) <= starts[token + 1]:
+                    allowed[vocabulary.text_ids[token]] = 0
+                    place = text.find(word, starts[token + 1])
+                else:
+                    place = text.find(word, place + 1)
+        return allowed
+
+
+def _behind(prefix: bytes) -> bytes:
+    """The first string behind all that begin with `prefix`; b"" where there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""

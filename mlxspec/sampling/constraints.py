@@ -6,26 +6,30 @@ was. Knows sets of tokens; knows no logits and no acceptance.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from mlxspec.config import SamplingParams
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.sampling import bits as bitsets
-from mlxspec.sampling.bad_words import BadWords
+from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.bits import Bits
-from mlxspec.sampling.grammar import Grammar, GrammarCompiler
+from mlxspec.sampling.grammar import Grammar, GrammarCompiler, RoundClock, grammar_bytes
 from mlxspec.sampling.thinking import Thinking, ThinkingState
+
+_NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words or thinking budgets."
 
 
 class _State(NamedTuple):
     thinking: ThinkingState
-    tail: bytes  # the end of the answer, for forbidden words
+    words: int  # where the forbidden words' automaton stands
 
 
 class Constraints:
@@ -48,7 +52,7 @@ class Constraints:
         # what the model opens by itself, a grammar has forbidden already
         if grammar and start.phase == "waiting":
             start = ThinkingState("done")
-        self._state = _State(start, b"")
+        self._state = _State(start, START)
         self._looked: tuple[list[int], list[Bits | None]] | None = (
             None  # the draft last looked along, and what was seen
         )
@@ -136,7 +140,7 @@ class Constraints:
         forced = self._thinking.forced(state.thinking) if self._thinking else []
         if forced:
             return bitsets.only(forced[:1], self._size)
-        return self._words.mask(state.tail) if self._words else None
+        return self._words.mask(state.words) if self._words else None
 
     def _mask(self, state: _State) -> Bits | None:
         mask = self._own_mask(state)
@@ -147,31 +151,68 @@ class Constraints:
 
     def _step(self, state: _State, token: int) -> _State:
         thinking = self._thinking.step(state.thinking, token) if self._thinking else state.thinking
-        return _State(thinking, self._words.step(state.tail, token) if self._words else b"")
+        return _State(thinking, self._words.step(state.words, token) if self._words else START)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What takes long to make of a request's parameters. Several rows may share it. nbytes: no more than it takes, a row."""
+
+    words: BadWords | None = None
+    grammar: Grammar | None = None
+    nbytes: int = 0
 
 
 class ConstraintMaker:
-    """Makes them for one model; what depends on the vocabulary alone is made once, when first needed."""
+    """Makes them for one model; what depends on the vocabulary alone is made once, when first needed. clock: what grammars' time in the
+    engine's thread is charged to."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         self._tokenizer, self._size = tokenizer, vocab_size
+        self._lock = threading.Lock()
+        self.clock = RoundClock()
 
-    def make(self, params: SamplingParams, prompt: Sequence[int]) -> Constraints | None:
-        """None where nothing is constrained. Raises GrammarError, and ConfigError without a tokenizer."""
+    def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
+        """For num_rows rows that have these parameters. May be called in any thread, and take seconds. Raises GrammarError, and
+        ConfigError without a tokenizer."""
+        if params.wants_logprobs and self._tokenizer is not None:
+            self._prepare_vocabulary()
+        if not (params.has_grammar or params.bad_words):
+            return Compiled()
+        if self._tokenizer is None:
+            raise ConfigError(_NO_TOKENIZER)
+        self._prepare_vocabulary()
+        words = BadWords(params.bad_words, self.vocabulary) if params.bad_words else None
+        grammar = self._compiler.compile(params) if params.has_grammar else None
+        if words is not None and grammar is not None and not np.any(words.mask(START) & grammar.mask()):
+            raise GrammarError("No text is both of this grammar and without the bad words.")
+        nbytes = grammar_bytes(params) + (0 if words is None else words.nbytes)
+        return Compiled(words=words, grammar=grammar, nbytes=-(-nbytes // num_rows))
+
+    def make(
+        self, params: SamplingParams, prompt: Sequence[int], compiled: Compiled | None = None
+    ) -> Constraints | None:
+        """None where nothing is constrained. compiled: of these parameters; None: do it here. Raises as `compile` does."""
         wanted = params.has_grammar or params.bad_words or params.thinking_budget is not None
         if not wanted:
             return None
         if self._tokenizer is None:
-            raise ConfigError("Without a tokenizer there are no grammars, bad words or thinking budgets.")
+            raise ConfigError(_NO_TOKENIZER)
+        compiled = compiled or self.compile(params)
         watches = params.has_grammar or params.thinking_budget is not None
         return Constraints(
             thinking=self._thinking(params) if watches else None,
-            words=BadWords(params.bad_words, self.vocabulary) if params.bad_words else None,
-            grammar=self._compiler.compile(params) if params.has_grammar else None,
+            words=compiled.words,
+            grammar=None if compiled.grammar is None else compiled.grammar.copy(self.clock),
             prompt=prompt,
             vocabulary=self.vocabulary,
             ends=frozenset() if params.ignore_eos else self.vocabulary.eos_ids,
         )
+
+    def _prepare_vocabulary(self) -> None:
+        """One thread at a time: for a large vocabulary it takes a good part of a second."""
+        with self._lock:
+            _ = self._compiler, self.vocabulary.sorted_bytes
 
     def _thinking(self, params: SamplingParams) -> Thinking | None:
         try:

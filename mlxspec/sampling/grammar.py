@@ -7,7 +7,8 @@ of tokens; knows no logits.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,21 @@ from mlxspec.sampling.bits import Bits, num_words
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+ROUND_SECONDS = 0.2
+_MAX_STATES, _STATE_BYTES = 16_384, 2048  # of the lexer; llguidance says that one takes 1 to 2 kB
+_TEXT_FACTOR = 64  # bytes that a byte of a grammar comes to, compiled
+
+
+def source_bytes(params: SamplingParams) -> int:
+    """Bytes of the grammar as it was given. Raises GrammarError for a schema that is no JSON."""
+    return len(_source(params)[1].encode()) if params.has_grammar else 0
+
+
+def grammar_bytes(params: SamplingParams) -> int:
+    """No compiled grammar takes more, whatever text it has seen."""
+    return source_bytes(params) * _TEXT_FACTOR + _MAX_STATES * _STATE_BYTES if params.has_grammar else 0
+
+
 class GrammarCompiler:
     """Makes matchers for one vocabulary."""
 
@@ -30,17 +46,27 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
 
     def compile(self, params: SamplingParams) -> Grammar:
-        """Raises GrammarError with the compiler's own words."""
-        from llguidance import LLMatcher
+        """Ready for its first token. Raises GrammarError with the compiler's own words, also where no text is of the language.
+
+        May take seconds for a grammar of tens of kilobytes, most of them without Python's lock. May be called in any thread.
+        """
+        from llguidance import LLMatcher, LLParserLimits
 
         what, text = _source(params)
-        wrong = _first_line(LLMatcher.validate_grammar(text, self._tokenizer))
+        limits = LLParserLimits(max_lexer_states=_MAX_STATES)
+        wrong = _first_line(LLMatcher.validate_grammar(text, self._tokenizer, limits=limits))
         if wrong and not wrong.startswith("WARNING"):
             raise GrammarError(f"The {what} cannot be used: {wrong}.")
-        matcher = LLMatcher(self._tokenizer, text, log_level=0)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"The {what} cannot be used: {_first_line(matcher.get_error())}.")
-        return Grammar(matcher, self._vocabulary)
+        grammar = Grammar(matcher, self._vocabulary)
+        try:  # the first mask is the dearest, and tells whether any text is of the language
+            grammar.mask()
+            grammar.forced()
+        except GrammarError as error:
+            raise GrammarError(f"The {what} cannot be used: {grammar.trouble}.") from error
+        return grammar
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -73,13 +99,47 @@ class _Vocabulary:
         return self._encode(text)
 
 
-class Grammar:
-    """One request's matcher."""
+class RoundClock:
+    """Processor time that the grammars of all rows take of the engine's thread in one round.
 
-    def __init__(self, matcher: Any, vocabulary: TokenBytes) -> None:
-        self._matcher = matcher
+    A grammar's cost a token can grow with its text, and llguidance bounds steps but no time. When a round's grammars have used
+    ROUND_SECONDS, the grammar that has used more than its share of them ends, and its row with it; the other rows go on.
+    """
+
+    def __init__(self, seconds: float = ROUND_SECONDS) -> None:
+        self._seconds = seconds
+        self._left = self._share = seconds
+        self._used: dict[int, float] = {}
+
+    def begin(self, num_rows: int) -> None:
+        """A round of so many rows."""
+        self._left, self._share = self._seconds, self._seconds / max(1, num_rows)
+        self._used.clear()
+
+    def charge(self, grammar: Grammar, seconds: float) -> None:
+        self._left -= seconds
+        self._used[id(grammar)] = self._used.get(id(grammar), 0.0) + seconds
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises GrammarError where this grammar must end."""
+        if self._left <= 0 and self._used.get(id(grammar), 0.0) > self._share:
+            raise GrammarError(
+                "The grammar takes too long to apply at this place of the text: it is too ambiguous or too large."
+            )
+
+
+class Grammar:
+    """One request's matcher. Every method but the properties raises GrammarError where the matcher gives up."""
+
+    def __init__(self, matcher: Any, vocabulary: TokenBytes, clock: RoundClock | None = None) -> None:
+        """clock: what its time is charged to."""
+        self._matcher, self._vocabulary, self._clock = matcher, vocabulary, clock
         self._eos = vocabulary.eos_ids
         self._num_words = num_words(len(vocabulary.tokens))
+
+    def copy(self, clock: RoundClock) -> Grammar:
+        """Another matcher of the same language that stands where this one does. What has been compiled is shared."""
+        return Grammar(self._matcher.deep_copy(), self._vocabulary, clock)
 
     @property
     def is_finished(self) -> bool:
@@ -88,20 +148,20 @@ class Grammar:
 
     def mask(self) -> Bits:
         """What may follow now."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        bits = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.uint32)
         return bits[: self._num_words]
 
     def validate(self, tokens: Sequence[int]) -> int:
         """How many of these tokens could stand."""
-        return int(self._matcher.validate_tokens(list(tokens)))
+        return int(self._timed(self._matcher.validate_tokens, list(tokens)))
 
     def forced(self) -> list[int]:
         """Tokens of the text that must follow; empty where there is a choice."""
-        return list(self._matcher.compute_ff_tokens())
+        return list(self._timed(self._matcher.compute_ff_tokens))
 
     def consume(self, token: int) -> bool:
         """Go on by one token; False, and nothing happened, if it may not come."""
-        return self.validate([token]) == 1 and bool(self._matcher.consume_token(token))
+        return self.validate([token]) == 1 and bool(self._timed(self._matcher.consume_token, token))
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
@@ -109,6 +169,23 @@ class Grammar:
             raise GrammarError(
                 f"The grammar's matcher could not go back: {_first_line(self._matcher.get_error())}."
             )
+
+    def _timed(self, work: Callable[..., Any], *args: Any) -> Any:
+        if self._clock is not None:
+            self._clock.check(self)
+        started = time.thread_time()
+        found = work(*args)
+        if self._clock is not None:
+            self._clock.charge(self, time.thread_time() - started)
+        if self._matcher.is_error():
+            raise GrammarError(f"The grammar cannot be applied any further: {self.trouble}.")
+        return found
+
+    @property
+    def trouble(self) -> str:
+        """What the matcher says, without the text that it shows with it."""
+        said = self._matcher.get_error().partition("<state>")[0]
+        return _first_line(said) or "no text is of this language"
 
 
 def _source(params: SamplingParams) -> tuple[str, str]:

@@ -19,10 +19,10 @@ Sampler = Callable[[mx.array], mx.array]
 
 
 class Failure(NamedTuple):
-    """A callable failed at one of a row's positions (0 is the first). why: a sentence that names it."""
+    """Something of a row's own failed at one of its positions (0 is the first). why: a sentence that names it, or the exception."""
 
     place: int
-    why: str
+    why: str | BaseException
 
 
 class _Failed(Exception):

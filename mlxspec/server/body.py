@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
 from mlxspec.server.errors import ApiError
+from mlxspec.server.limits import Limits
 from mlxspec.server.security import too_large
-from mlxspec.server.settings import ServerConfig
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-async def read_object(request: Request, config: ServerConfig) -> dict[str, Any]:
-    """Raises ApiError: 400 for what is no JSON object, 413 for too much, 408 for too slow. ClientDisconnect as it is."""
+async def read(request: Request, limits: Limits) -> bytes:
+    """The bytes. Raises ApiError: 413 for too many, 408 for too slow. ClientDisconnect as it is."""
     try:
-        async with asyncio.timeout(config.body_seconds):
-            raw = await _read(request, config.max_body)
+        async with asyncio.timeout(limits.body_seconds):
+            return await _read(request, limits.max_body)
     except TimeoutError as error:
         raise ApiError("The request's body did not come in time.", status=408, code="timeout") from error
-    if depth(raw, config.max_depth) > config.max_depth:
-        raise ApiError(f"The body is nested more than {config.max_depth} levels deep.", code="too_deep")
+
+
+def parse(raw: bytes, limits: Limits) -> dict[str, Any]:
+    """The JSON object they spell. Raises ApiError (400). Large bodies take long, and need not be parsed in the event loop."""
     try:
-        value = json.loads(raw, parse_constant=_no_number)
+        encoding = json.detect_encoding(raw)
+        text = raw.decode(encoding)
+        check_shape(raw if encoding.startswith("utf-8") else text.encode(), limits)
+        value = json.loads(text, parse_constant=_no_number)
         # what cannot be written as UTF-8 (half a surrogate pair) no tokenizer can read
-        if b"\\u" in raw:
+        if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ApiError("The body is nested too deeply.", code="too_deep") from error
@@ -46,28 +55,26 @@ async def _read(request: Request, most: int) -> bytes:
     return b"".join(pieces)
 
 
-def depth(raw: bytes, limit: int) -> int:
-    """How deep lists and objects are nested in JSON text; counting ends above the limit. Brackets in strings do not count."""
-    if raw.count(b"[") + raw.count(b"{") <= limit:
-        return 0
-    deepest = level = 0
-    for outside in _outside_strings(raw):
-        for char in outside:
-            if char in b"[{":
-                level += 1
-                if level > deepest:
-                    deepest = level
-                    if deepest > limit:
-                        return deepest
-            elif char in b"]}":
-                level -= 1
-    return deepest
-
-
-def _outside_strings(raw: bytes) -> list[bytes]:
-    """What stands between strings. Escapes are taken out first, so that every quote left opens or closes one."""
+def check_shape(raw: bytes, limits: Limits) -> None:
+    """Raises ApiError for JSON, in UTF-8, of too many levels or values. What is no JSON may pass; parsing it ends where it is wrong."""
+    openings = raw.count(b"[") + raw.count(b"{")
+    if openings <= limits.max_depth and openings + raw.count(b",") <= limits.max_values:
+        return
+    # escapes are taken out first, so that every quote left opens or closes a string
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return plain.split(b'"')[::2]
+    # a value has at most two strings, itself and its name
+    num_values = plain.count(b'"') // 4
+    if num_values <= limits.max_values:
+        outside = b"".join(plain.split(b'"')[::2])
+        brackets = outside.translate(None, _NO_BRACKETS)
+        num_values = outside.count(b",") + brackets.count(b"[") + brackets.count(b"{")
+    if num_values > limits.max_values:
+        raise ApiError(f"The body has more than {limits.max_values} values.", code="too_many_values")
+    level = 0
+    for char in brackets:
+        level += 1 if char in b"[{" else -1
+        if level > limits.max_depth:
+            raise ApiError(f"The body is nested more than {limits.max_depth} levels deep.", code="too_deep")
 
 
 def _no_number(name: str) -> NoReturn:
@@ -82,4 +89,4 @@ def _what(error: ValueError) -> str:
     return str(error)[:200].rstrip(".")
 
 
-__all__ = ["ClientDisconnect", "depth", "read_object"]
+__all__ = ["ClientDisconnect", "check_shape", "parse", "read"]

@@ -12,15 +12,19 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from mlxspec.errors import ConfigError
+from mlxspec.server import log
 from mlxspec.server.app import Server
+from mlxspec.server.connections import Connection, Door, raise_descriptors
 from mlxspec.server.models import Loaded, Models
 from mlxspec.server.settings import ServerConfig
 
@@ -29,10 +33,30 @@ if TYPE_CHECKING:
 
 _STREAMS_END_SECONDS = 1
 _EXIT_SECONDS = 4.5
+# How long a thread that runs Python keeps the others waiting: those that prepare requests must not hold up the event loop and the engine.
+_SWITCH_SECONDS = 0.001
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signals and connections to us."""
+
+    def __init__(self, config: uvicorn.Config, door: Door) -> None:
+        super().__init__(config)
+        self._door, self._accepting = door, set[asyncio.Task[None]]()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        make = partial(
+            Connection, config=self.config, server_state=self.server_state, app_state={}, door=self._door
+        )
+        self._accepting = {asyncio.create_task(self._door.accept(s, make)) for s in sockets or ()}
+        self.servers = []
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,6 +101,9 @@ async def _serve(
     listener: socket.socket,
     tell: Callable[[str, Loaded], None],
 ) -> bool:
+    raise_descriptors()
+    log.take_over()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     models = Models(makers, idle_seconds=config.idle_unload)
     server = Server(models, config)
     web = _Uvicorn(
@@ -88,7 +115,8 @@ async def _serve(
             server_header=False,
             timeout_graceful_shutdown=_STREAMS_END_SECONDS,
             h11_max_incomplete_event_size=64 << 10,
-        )
+        ),
+        Door(config.limits),
     )
     stopping = asyncio.Event()
     _on_signals(stopping)

@@ -79,7 +79,7 @@ class Guard:
             if scope["path"].rstrip("/") not in _OPEN:
                 self._check_key(headers)
             if scope["method"] == "POST":
-                _check_content(headers, self._config.max_body)
+                _check_content(headers, self._config.limits.max_body)
         except ApiError as error:
             log.request(scope, error.status, 0.0, str(error))
             await answer_error(error, with_headers)

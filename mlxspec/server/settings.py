@@ -8,28 +8,25 @@ from dataclasses import dataclass, field
 
 from mlxspec.config import SamplingParams, check_number
 from mlxspec.errors import ConfigError
+from mlxspec.server.limits import Limits
 
-MAX_BODY = 16 << 20
-MAX_DEPTH = 100
 DEFAULT_MAX_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """host: an address other than this machine's own needs an api_key. allowed_origins: web pages and extensions that may call, beside
-    pages and programs of this machine; `scheme://*` stands for all of a scheme other than http and https. idle_unload: seconds without a
-    request after which the model leaves memory. params: sampling where a request says nothing; its max_tokens is the longest answer nobody
-    asked to be longer."""
+    pages and programs of this machine; `scheme://*` stands for all of a scheme other than http and https. limits: how much work a
+    client may cause. idle_unload: seconds without a request after which the model leaves memory. params: sampling where a request says
+    nothing; its max_tokens is the longest answer nobody asked to be longer."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    max_body: int = MAX_BODY
-    max_depth: int = MAX_DEPTH
+    limits: Limits = field(default_factory=Limits)
     keepalive_seconds: float = 10.0
-    body_seconds: float = 30.0
     idle_unload: float | None = None
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=DEFAULT_MAX_TOKENS))
 

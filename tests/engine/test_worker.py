@@ -317,6 +317,7 @@ def test_a_worker_that_is_stopped_before_its_turn_makes_no_engine() -> None:
     waiting = Worker(lambda: made.append(1) or make(), thread=shared)  # type: ignore[func-returns-value]
     assert not waiting.stop(0.01)
     busy.set()
-    assert waiting.stop(LONG) and not made
+    assert waiting.stop(LONG)
+    assert not made
     shared.close()
     assert shared.join(LONG)

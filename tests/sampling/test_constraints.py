@@ -15,6 +15,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.sampling import bits
+from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.constraints import ConstraintMaker, Constraints
 from tests import tiny_models
 from tests.tiny_models import EOS, VOCAB
@@ -233,14 +234,12 @@ def test_words_are_forbidden_however_they_are_cut() -> None:
         def __init__(self) -> None:
             self.tokens, self.special = tuple(pieces), frozenset()
 
-    from mlxspec.sampling.bad_words import BadWords
-
     words = BadWords(("secret",), Vocabulary())
     for spelling in ([0, 1], [2, 3, 4], [2, 6, 7, 8, 4], [0, 7, 8, 6, 9], [10, 0, 1], [5]):
-        tail = b""
+        state = START
         for i, token in enumerate(spelling):
-            assert bits.holds(words.mask(tail), token) == (i < len(spelling) - 1), (spelling, i)
-            tail = words.step(tail, token)
+            assert bits.holds(words.mask(state), token) == (i < len(spelling) - 1), (spelling, i)
+            state = words.step(state, token)
 
 
 def test_words_and_grammar_together_may_leave_nothing() -> None:

@@ -1,0 +1,169 @@
+"""Connections: who gets one, and how long it may keep it without asking for anything.
+
+asyncio's own way to accept connections has no bound. Without descriptors left it tries again at once, thousands of times, and logs
+each time; and uvicorn waits for ever for the rest of a request's headers and for a client that does not read. Here
+
+    at most so many connections are open; a new one takes the place of the one that has been without a request longest,
+    a connection that sends no complete headers in time is closed, and so is one that reads nothing of its answer in time,
+    without descriptors accepting pauses for a second, with one line in the log.
+
+Knows sockets and uvicorn's protocol class; knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mlxspec.server import log
+from mlxspec.server.limits import Limits
+
+_RETRY_SECONDS = 1.0
+_SPARE = 48  # descriptors for everything but connections: files of models, templates, the log
+_FEWEST = 8  # connections, however few descriptors there are
+_DESCRIPTORS = 4096
+
+
+class Door:
+    """Accepts connections of one listening socket. open: those that are there."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.most = min(limits.max_connections, _descriptors_left())
+        self.open: set[Connection] = set()
+        self._left = asyncio.Event()
+
+    async def accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except (ConnectionError, InterruptedError):
+                continue
+            except OSError as error:  # no descriptors, no memory: it will be ready again at once
+                log.line(f"No connection can be accepted: {error.strerror}.")
+                self._close_longest_idle()
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            await self._make_room()
+            try:
+                await loop.connect_accepted_socket(make, connection)
+            except OSError:
+                connection.close()
+
+    async def _make_room(self) -> None:
+        while len(self.open) >= self.most:
+            self._left.clear()
+            self._close_longest_idle()
+            await self._left.wait()
+
+    def _close_longest_idle(self) -> None:
+        idle = [c for c in self.open if c.is_idle and not c.is_gone]
+        if idle:
+            min(idle, key=lambda c: c.idle_since).end()
+
+    def enter(self, connection: Connection) -> None:
+        self.open.add(connection)
+
+    def leave(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        self._left.set()
+
+
+class Connection(H11Protocol):
+    """uvicorn's, with an end to waiting. is_idle: no request is being answered; idle_since: monotonic seconds."""
+
+    def __init__(self, *args: Any, door: Door, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._door = door
+        self._waiting: asyncio.TimerHandle | None = None  # for a request's headers
+        self._stuck: asyncio.TimerHandle | None = None  # for the client to read
+        self.idle_since = time.monotonic()
+        self.is_gone = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def end(self) -> None:
+        """Close at once; what has not been sent is dropped."""
+        self.is_gone = True
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._door.enter(self)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._waiting, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+        self._door.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(self._door.limits.send_seconds, self.end)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _watch(self) -> None:
+        """The clock for the next request's headers runs while none is answered; bytes that trickle in do not set it back."""
+        if not self.is_idle:
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
+        elif self._waiting is None:
+            self.idle_since = time.monotonic()
+            self._waiting = self.loop.call_later(self._door.limits.header_seconds, self._late)
+
+    def _late(self) -> None:
+        self._waiting = None
+        if self._stuck is not None:  # an answer is being read: that has its own clock
+            self._watch()
+        else:
+            self.end()
+
+
+def raise_descriptors() -> None:
+    """Let the process open as many files as a server needs, where the system allows it: on a Mac the default is 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _descriptors_left() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:
+        used = 32
+    return max(_FEWEST, soft - used - _SPARE)

@@ -1,0 +1,154 @@
+"""Turns between clients for what happens before the engine: a place among the open requests, and time of the threads that prepare them.
+
+A client is the address that a connection comes from. On this machine itself all programs share one address, so there a client is a
+connection. Knows clients and functions; knows no request's content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from mlxspec.errors import CancelledError
+from mlxspec.server.errors import BUSY, ApiError
+from mlxspec.server.settings import is_loopback
+
+T = TypeVar("T")
+
+
+def client_of(scope: Mapping[str, Any]) -> str:
+    """The client of an ASGI scope."""
+    host, port = (scope.get("client") or ("", 0))[:2]
+    return f"{host}:{port}" if is_loopback(host or "127.0.0.1") else str(host)
+
+
+class Gate:
+    """Counts open requests. most: together; a client has at most half of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def passed(self, client: str) -> Iterator[None]:
+        """One more, until left. Raises ApiError (503) where there is no place."""
+        if self._open.total() >= self._most or self._open[client] >= max(1, self._most // 2):
+            raise ApiError(
+                "Too many requests are open; try again in a little while.",
+                status=503,
+                kind=BUSY,
+                code="too_many_requests",
+            )
+        self._open[client] += 1
+        try:
+            yield
+        finally:
+            self._open[client] -= 1
+            if not self._open[client]:
+                del self._open[client]
+
+
+class Ticket:
+    """Whether anybody still waits for a piece of work. Work that takes long calls `check` between its steps."""
+
+    def __init__(self) -> None:
+        self._is_void = False
+
+    def void(self) -> None:
+        self._is_void = True
+
+    def check(self) -> None:
+        """Raises CancelledError once nobody waits."""
+        if self._is_void:
+            raise CancelledError("The client has gone.")
+
+
+class _Current(threading.local):
+    ticket: Ticket | None = None
+
+
+_current = _Current()
+
+
+def check_wanted() -> None:
+    """Raises CancelledError where the work of this thread is not wanted any more. For steps of long work, wherever they are."""
+    if _current.ticket is not None:
+        _current.ticket.check()
+
+
+class Lane:
+    """Threads that run functions for clients in turns: of the clients that wait, the one that was served longest ago is next, with the
+    function it has waited with longest. A client has one function running at a time unless no other client waits."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._changed = threading.Condition()
+        # in the order of service
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Ticket, Callable[[], Any]]]] = OrderedDict()
+        self._running: Counter[str] = Counter()
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"{name}-{i}", daemon=True) for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def run(self, client: str, work: Callable[[], T]) -> T:
+        """What `work` returns or raises. Cancelling the wait takes it out of the queue, or has `check_wanted` end it."""
+        future: Future[T] = Future()
+        ticket = Ticket()
+        with self._changed:
+            if self._is_closed:
+                raise CancelledError("The server is being stopped.")
+            self._waiting.setdefault(client, deque()).append((future, ticket, work))
+            self._changed.notify()
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            ticket.void()
+
+    def close(self) -> None:
+        """Run nothing more. Does not wait for what runs."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._waiting)
+                if self._is_closed:
+                    return
+                client, (future, ticket, work) = self._next()
+                self._running[client] += 1
+            try:
+                if future.set_running_or_notify_cancel():
+                    _current.ticket = ticket
+                    try:
+                        result = work()
+                    except BaseException as error:
+                        future.set_exception(error)
+                    else:
+                        future.set_result(result)
+            finally:
+                _current.ticket = None
+                del future, work
+                with self._changed:
+                    self._running[client] -= 1
+                    if not self._running[client]:
+                        del self._running[client]
+
+    def _next(self) -> tuple[str, tuple[Future[Any], Ticket, Callable[[], Any]]]:
+        """With the lock held, and somebody waiting."""
+        client = next((c for c in self._waiting if not self._running[c]), next(iter(self._waiting)))
+        queue = self._waiting[client]
+        found = queue.popleft()
+        if queue:
+            self._waiting.move_to_end(client)
+        else:
+            del self._waiting[client]
+        return client, found
