@@ -47,9 +47,11 @@ class ContextOverflowError(MlxspecError):
     Attributes: num_prompt, limit (both in tokens).
     """
 
-    def __init__(self, num_prompt: int, limit: int) -> None:
+    def __init__(self, num_prompt: int, limit: int, *, at_least: bool = False) -> None:
+        """at_least: nobody has counted further than num_prompt."""
+        number = f"at least {num_prompt}" if at_least else str(num_prompt)
         super().__init__(
-            f"This model's maximum context length is {limit} tokens, and the prompt has {num_prompt}; one more is needed to answer."
+            f"This model's maximum context length is {limit} tokens, and the prompt has {number}; one more is needed to answer."
         )
         self.num_prompt = num_prompt
         self.limit = limit

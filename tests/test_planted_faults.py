@@ -21,6 +21,9 @@ _POSITIONS = "tests/engine/test_drafted_positions.py"
 _OWN = "tests/engine/test_misbehaving_drafters.py"
 _ROWS = f"{_OWN}::test_every_row_says_what_plain_decoding_says"
 _WORDS = "tests/sampling/test_constraints.py"
+_WORK = "tests/sampling/test_work.py"
+_SHARES = "tests/engine/test_shares.py"
+_PIECES = "tests/loading/test_pieces.py"
 _TRUNCATE = "tests/sampling/test_truncate.py"
 _LOAD = "tests/engine/test_load_order.py"
 _MEMORY = "tests/engine/test_memory.py"
@@ -38,6 +41,97 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
+    Fault(
+        "a grammar's time has no limit",
+        "sampling/grammar.py",
+        "if self._left <= 0 and",
+        "if False and",
+        f"{_WORK}::test_a_grammar_that_takes_too_long_in_a_round_ends_and_no_other",
+    ),
+    Fault(
+        "a dear grammar looks along whole drafts",
+        "sampling/constraints.py",
+        "if may_cut and self._grammar is not None and",
+        "if False and self._grammar is not None and",
+        f"{_WORK}::test_a_dear_grammar_cuts_its_drafts_before_it_ends",
+    ),
+    Fault(
+        "a language without texts is not found before the answer",
+        "sampling/grammar.py",
+        '        if self._matcher.is_error():\n            raise GrammarError(f"The grammar cannot',
+        '        if False:\n            raise GrammarError(f"The grammar cannot',
+        f"{_WORK}::test_a_language_without_texts_is_an_error_of_the_request",
+    ),
+    Fault(
+        "masks of forbidden words are kept for ever",
+        "sampling/bad_words.py",
+        "if len(self._masks) > _MASKS_KEPT:",
+        "if False:",
+        f"{_WORK}::test_what_words_take_is_bounded_by_their_bytes",
+    ),
+    Fault(
+        "forbidden words that are shorter ends of the text are forgotten",
+        "sampling/bad_words.py",
+        "            at = self._links[at]",
+        "            at = START",
+        f"{_WORK}::test_tokens_are_forbidden_as_by_looking_at_the_whole_text",
+    ),
+    Fault(
+        "rows go to whoever came first",
+        "engine/schedule.py",
+        "key=lambda r: (places.get(r.client, 0), r.number)",
+        "key=lambda r: r.number",
+        f"{_SHARES}::test_many_answers_of_one_client_do_not_hold_up_another",
+    ),
+    Fault(
+        "no row makes room",
+        "engine/schedule.py",
+        "if most <= places.get(client, 0) + 1:",
+        "if True:",
+        f"{_SHARES}::test_many_answers_of_one_client_do_not_hold_up_another",
+    ),
+    Fault(
+        "a parked row comes back with another one's state",
+        "engine/engine.py",
+        "self._cache.snapshot(row)",
+        "self._cache.snapshot(row - 1)",
+        f"{_SHARES}::test_many_answers_of_one_client_do_not_hold_up_another",
+    ),
+    Fault(
+        "a full queue refuses everybody",
+        "engine/schedule.py",
+        "if most <= waiting[client] + 1:",
+        "if True:",
+        f"{_SHARES}::test_a_full_queue_takes_the_request_of_a_client_that_waits_with_fewer",
+    ),
+    Fault(
+        "texts are cut anywhere",
+        "loading/pieces.py",
+        "if encoding.token_to_word(i) == encoding.token_to_word(i - 1):",
+        "if False:",
+        f"{_PIECES}::test_pieces_have_the_ids_of_the_whole",
+    ),
+    Fault(
+        "texts are cut right at the end of a piece",
+        "loading/pieces.py",
+        "latest = end - start - self._margin",
+        "latest = end - start",
+        f"{_PIECES}::test_pieces_have_the_ids_of_the_whole",
+    ),
+    Fault(
+        "a long text is counted to its end",
+        "loading/tokenizer.py",
+        "if most is not None and len(ids) + len(behind) >= most:",
+        "if False:",
+        f"{_PIECES}::test_a_long_text_ends_with_the_context",
+    ),
+    Fault(
+        "tokenizing holds Python's lock",
+        "loading/tokenizer.py",
+        "self._inner.encode_batch([text], add_special_tokens=special)[0].ids",
+        "self._inner.encode(text, add_special_tokens=special).ids",
+        f"{_PIECES}::test_other_threads_run_meanwhile",
+    ),
     Fault(
         "an ignored end token lifts what is forbidden behind it",
         "sampling/constraints.py",

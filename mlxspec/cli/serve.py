@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
             api_key=_key(args.api_key),
             allowed_origins=tuple(args.allowed_origins or ()),
             allowed_hosts=tuple(args.allowed_hosts or ()),
+            limits=serve_options.limits(args.limit or ()),
             idle_unload=args.idle_unload,
             params=options.sampling_params(args, max_tokens=serve_options.MAX_TOKENS),
         )

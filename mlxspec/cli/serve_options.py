@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from mlxspec.cli.parser import number, numbers, size
+from mlxspec.config import shown
+from mlxspec.errors import ConfigError
+from mlxspec.server.limits import KINDS, Limits
 
 MAX_TOKENS = 4096
 FLAGS = {
@@ -54,6 +59,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "SECONDS",
         "free the memory after so long without a request; the next one loads again (default: never)",
     )
+    group.add_argument(
+        "--limit",
+        action="append",
+        metavar="NAME=VALUE",
+        help="how much work a client may cause, like max_grammar=256K or header_seconds=5; may be given again; GET /limits lists all names",
+    )
     rows = parser.add_argument_group("rows")
     add = numbers(rows)
     add("--max-rows", int, "N", "answers that grow side by side (default 8)")
@@ -71,3 +82,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="of that, what is kept for prompts that begin like earlier texts; 0 keeps nothing (default: a share)",
     )
+
+
+def limits(given: Sequence[str]) -> Limits:
+    """Those of `--limit NAME=VALUE`. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        kind = KINDS.get(name.replace("-", "_"))
+        if kind is None:
+            raise ConfigError(f"--limit knows no {shown(name)}; it knows {', '.join(KINDS)}.")
+        try:
+            parse = size("--limit") if kind == "bytes" else float if kind == "seconds" else int
+            found[name.replace("-", "_")] = parse(value)
+        except ValueError as error:
+            raise ConfigError(f"--limit {name} needs a number, not {shown(value)}.") from error
+    return Limits(**found)

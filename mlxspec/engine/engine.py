@@ -122,6 +122,8 @@ class Engine(Answers):
         request = self._make(
             prompt, params, spec, marks=marks, deadline=deadline, compiled=compiled, client=client
         )
+        if not self.memory.may_wait(self._queue.num_tokens + len(request.prompt)) and len(self._queue):
+            raise QueueFullError(len(self._queue))
         displaced = self._queue.put(request)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
@@ -409,9 +411,8 @@ class Engine(Answers):
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
         caches = [*(p.cache for p in self._prefills), *([self._cache] if self._cache else [])]
-        return sum(c.nbytes for c in (*caches, *self._parked.values())) + sum(
-            d.nbytes for d in self.chain.drafters.values()
-        )
+        parked = sum(s.nbytes for s in self._parked.values())
+        return parked + sum(c.nbytes for c in caches) + sum(d.nbytes for d in self.chain.drafters.values())
 
     @property
     def max_context(self) -> int:

@@ -14,12 +14,13 @@ from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, machine_memory
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.hiddens import missing
-from mlxspec.engine.request import Request
+from mlxspec.engine.request import TOKEN_BYTES, Request
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
 
 SMALLEST_CHUNK = 32  # tokens
+_WAITING_SHARE = 8  # of what the weights leave, one part of so many
 _STORE_SHARE, _STORE_AT_MOST = 4, 8 << 30  # of what the weights leave, one part of so many; bytes
 # Of each token of a chunk, float32 numbers that are alive at once, in hidden sizes: a feed-forward layer's gate, up and product at three to
 # four each, projections of queries, keys and values, a recurrence's inputs, and what the graph has not let go of yet.
@@ -79,6 +80,10 @@ class Memory:
         self._reserved[request.number] = needed, _most_tokens(request)
         device.adjust(self, self.scratch)
         return True
+
+    def may_wait(self, num_tokens: int) -> bool:
+        """Whether prompts of so many tokens may wait on the host: a part of what the weights leave is for them."""
+        return num_tokens * TOKEN_BYTES <= (self.budget - self.weights) // _WAITING_SHARE
 
     def release(self, request: Request) -> None:
         """It is gone."""

@@ -18,7 +18,7 @@ from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.sampler import RowSampler
 
-_TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
+TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
 
 
 class Request:
@@ -96,7 +96,7 @@ class Request:
     def host_bytes(self) -> int:
         """No more than it takes beside arrays: what was compiled for it, and its tokens on the host."""
         most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
-        return self._compiled_bytes + most * _TOKEN_BYTES
+        return self._compiled_bytes + most * TOKEN_BYTES
 
     @property
     def room(self) -> int:

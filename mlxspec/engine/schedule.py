@@ -42,6 +42,11 @@ class Queue:
         self._requests: deque[Request] = deque()
         self.is_draining = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all prompts that wait."""
+        return sum(len(r.prompt) for r in self._requests)
+
     def __len__(self) -> int:
         return len(self._requests)
 

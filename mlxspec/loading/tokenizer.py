@@ -8,14 +8,16 @@ The `tokenizers` library does the work; importing transformers for the same woul
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mlxspec.errors import TokenizerError
+from mlxspec.errors import ConfigError, ContextOverflowError, TokenizerError
+from mlxspec.loading.pieces import LONGEST, SLICE, Pieces, UncuttableError
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import detect
 
@@ -51,9 +53,53 @@ class Tokenizer:
         settings = read_json(folder / "tokenizer_config.json")
         return cls(inner, _eos_ids(folder, inner, settings), ChatTemplate.from_folder(folder, settings))
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say); templates write their own."""
-        return list(self._inner.encode(text, add_special_tokens=special).ids)
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        most: int | None = None,
+        pause: Callable[[], None] | None = None,
+    ) -> list[int]:
+        """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say); templates write their own.
+
+        most: tokens of the context; a text of as many is refused, as soon as it is known. pause: called between two pieces of a long text;
+        what it raises ends the work. Raises ContextOverflowError, and ConfigError for a long text that cannot be cut.
+        """
+        if len(text) <= SLICE:
+            ids = list(self._inner.encode_batch([text], add_special_tokens=special)[0].ids)
+            return self._fitting(ids, most)
+        before, behind = self._around if special else ([], [])
+        ids = list(before)
+        try:
+            for piece in self._pieces.encode(text):
+                ids += piece
+                if most is not None and len(ids) + len(behind) >= most:
+                    raise ContextOverflowError(len(ids) + len(behind), most, at_least=True)
+                if pause is not None:
+                    pause()
+        except UncuttableError as error:
+            raise ConfigError(
+                f"The text has more than {LONGEST} characters in a row in which the tokenizer finds no end of a word."
+            ) from error
+        return [*ids, *behind]
+
+    def _fitting(self, ids: list[int], most: int | None) -> list[int]:
+        if most is not None and len(ids) >= most:
+            raise ContextOverflowError(len(ids), most)
+        return ids
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self._inner)
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Ids that stand before and behind a plain text."""
+        bare = self._inner.encode("a", add_special_tokens=False).ids
+        whole = self._inner.encode("a", add_special_tokens=True).ids
+        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:at], whole[at + len(bare) :]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of whole tokens, special tokens left out but for the chat format's tags."""

@@ -81,15 +81,19 @@ class Constraints:
         """
         draft = list(draft)
         if self._looked is None or self._looked[0][: len(draft)] != draft:
-            self._looked = draft, self._look(draft)
+            self._looked = draft, self._look(draft)[0]
         return self._looked[1][: len(draft) + 1]
 
-    def _look(self, draft: list[int]) -> list[Bits | None]:
+    def _look(self, draft: list[int], *, may_cut: bool = False) -> tuple[list[Bits | None], int]:
+        """What `masks` gives, and how much of the draft has been looked along: with may_cut not all, where the grammar costs too much."""
         found: list[Bits | None] = []
         state, consumed = self._state, 0
-        for token in draft:
+        for place, token in enumerate(draft):
             mask = self._mask(state)
             found.append(mask)
+            if may_cut and self._grammar is not None and self._grammar.is_costly:
+                draft = draft[:place]
+                break
             if token in self._ends or (mask is not None and not bitsets.holds(mask, token)):
                 break
             if self._grammar is not None and self._is_grammar_on(state):
@@ -101,11 +105,15 @@ class Constraints:
             found.append(self._mask(state))
         if self._grammar is not None:
             self._grammar.rollback(consumed)
-        return found + [None] * (len(draft) + 1 - len(found))
+        return found + [None] * (len(draft) + 1 - len(found)), len(draft)
 
     def validate(self, draft: Sequence[int]) -> int:
-        """How many of these tokens could stand: those before the first forbidden one."""
-        for length, (token, mask) in enumerate(zip(draft, self.masks(draft), strict=False)):
+        """How many of these tokens are worth a verify: those before the first forbidden one, and no more than the grammar has time for."""
+        draft = list(draft)
+        masks, length = self._look(draft, may_cut=True)
+        draft = draft[:length]
+        self._looked = draft, masks
+        for length, (token, mask) in enumerate(zip(draft, masks, strict=False)):
             if mask is not None and not bitsets.holds(mask, token):
                 return length
         return len(draft)

@@ -25,6 +25,7 @@ _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_s
 
 
 ROUND_SECONDS = 0.2
+_CUTS_DRAFTS = 4  # a grammar that has used one part of so many of its share cuts its drafts
 _MAX_STATES, _STATE_BYTES = 16_384, 2048  # of the lexer; llguidance says that one takes 1 to 2 kB
 _TEXT_FACTOR = 64  # bytes that a byte of a grammar comes to, compiled
 
@@ -120,6 +121,10 @@ class RoundClock:
         self._left -= seconds
         self._used[id(grammar)] = self._used.get(id(grammar), 0.0) + seconds
 
+    def is_costly(self, grammar: Grammar) -> bool:
+        """Whether this grammar has used so much of its share that the round should end for it with what it has."""
+        return self._used.get(id(grammar), 0.0) > self._share / _CUTS_DRAFTS
+
     def check(self, grammar: Grammar) -> None:
         """Raises GrammarError where this grammar must end."""
         if self._left <= 0 and self._used.get(id(grammar), 0.0) > self._share:
@@ -145,6 +150,11 @@ class Grammar:
     def is_finished(self) -> bool:
         """Nothing but the end may follow."""
         return bool(self._matcher.is_stopped())
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether it has used a good part of its time in this round: drafts should end here. Plain decoding goes on."""
+        return self._clock is not None and self._clock.is_costly(self)
 
     def mask(self) -> Bits:
         """What may follow now."""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Literal
 
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
+from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
 from mlxspec.parsers.pieces import CallStart, Content, Parser, Piece
-from mlxspec.server.errors import BUSY, SERVER, ApiError
+from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
 from mlxspec.server.jobs import Job
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ Update = Progress | Delta | End
 class Answers:
     """Runs a job. `start` returns when the engine has taken all of it, or raises why not; then iterate."""
 
-    def __init__(self, job: Job, worker: Worker) -> None:
-        self._job, self._worker = job, worker
+    def __init__(self, job: Job, worker: Worker, client: str = "") -> None:
+        """client: whose job it is, for the engine's turns."""
+        self._job, self._worker, self._client = job, worker, client
         self._streams: list[Stream] = []
         self.started = time.monotonic()
         self.first_token: float | None = None
@@ -82,7 +84,12 @@ class Answers:
             for ask in self._job.asks:
                 self._streams.append(
                     self._worker.submit(
-                        ask.prompt, ask.params, spec=self._job.spec, deadline=self._job.timeout
+                        ask.prompt,
+                        ask.params,
+                        spec=self._job.spec,
+                        deadline=self._job.timeout,
+                        compiled=self._job.compiled,
+                        client=self._client,
                     )
                 )
             for stream in self._streams:
@@ -151,7 +158,7 @@ class Answers:
                 )
             elif isinstance(event, FinishEvent):
                 if event.reason in ("error", "cancelled"):
-                    raise _failed(event, is_late=request.has_expired)
+                    raise _failed(event, request)
                 rest = parser.finish(cut=event.reason == "length") if parser else []
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in rest)
                 if rest:
@@ -181,10 +188,12 @@ def _cause(request: Request) -> EndCause:
     return "end" if request.end_token is not None or by_grammar else "stop_string"
 
 
-def _failed(event: FinishEvent, *, is_late: bool) -> ApiError:
-    """is_late: what ended it is the time that the client gave it."""
-    if is_late:
+def _failed(event: FinishEvent, request: Request) -> ApiError:
+    """Why an answer ended that is not complete. What the client asked for and cannot be had is its error, not the server's."""
+    if request.has_expired:
         return ApiError(event.error or "There was not enough time.", status=408, code="timeout")
     if event.reason == "cancelled":
         return ApiError(event.error or "The request was cancelled.", status=503, kind=BUSY, code="cancelled")
+    if isinstance(request.failure, MlxspecError):
+        return to_api_error(request.failure)
     return ApiError(event.error or "The answer failed.", status=500, kind=SERVER, code="answer_failed")

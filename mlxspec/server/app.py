@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
@@ -14,12 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxspec.config import SamplingParams
-from mlxspec.server import fields, jobs, log, page, schemas, sse
+from mlxspec.server import fields, jobs, log, page, schemas, sse, work
 from mlxspec.server.answers import Answers, End, Progress
 from mlxspec.server.chat import ChatProtocol
 from mlxspec.server.completions import CompletionProtocol
-from mlxspec.server.endpoint import Endpoint, Reply, Work
+from mlxspec.server.endpoint import Asked, Endpoint, Reply, Work, encode
 from mlxspec.server.errors import INVALID, ApiError, BadField
+from mlxspec.server.fairness import Gate, Lanes, check_wanted
 from mlxspec.server.llama_completion import LlamaProtocol
 from mlxspec.server.messages import refuse_media
 from mlxspec.server.metrics import Metrics
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 T = TypeVar("T")
-_PREPARE_SECONDS = 60.0
 Protocol = ChatProtocol | CompletionProtocol | LlamaProtocol
 
 
@@ -43,8 +43,8 @@ class Server:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.models, self.config = models, config
         self.metrics = Metrics()
-        # templates are other people's programs and may take their time: not in the event loop
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="mlxspec-prepare")
+        # templates are other people's programs, prompts and grammars may be large: not in the event loop
+        self._lanes, self._gate = Lanes(), Gate(config.limits)
         starlette = Starlette(
             routes=self._routes(),
             exception_handlers={HTTPException: _http_error},
@@ -66,25 +66,28 @@ class Server:
             "/models": self._models,
             "/models/{name:path}": self._model,
             "/health": self._health,
+            "/limits": self._limits,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
         routes = [self._route("/", "GET", self._page)]
         for prefix in ("/v1", ""):
-            routes += [self._route(prefix + path, "POST", work) for path, work in posts.items()]
-            routes += [self._route(prefix + path, "GET", work) for path, work in gets.items()]
+            routes += [self._route(prefix + path, "POST", handler) for path, handler in posts.items()]
+            routes += [self._route(prefix + path, "GET", handler) for path, handler in gets.items()]
         return routes
 
-    def _route(self, path: str, method: str, work: Work) -> Route:
-        endpoint = Endpoint(work, self.config, self.metrics, reads_body=method == "POST")
+    def _route(self, path: str, method: str, handler: Work) -> Route:
+        endpoint = Endpoint(
+            handler, self.config.limits, self.metrics, self._gate, self._lanes, reads_body=method == "POST"
+        )
         return Route(path, endpoint, methods=[method])
 
     # --- answers
 
-    async def _chat(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        body, notices = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            job = await self._prepare(jobs.chat_job, body, loaded.engine, self.config.params)
+    async def _chat(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            job = await self._prepare(asked, partial(self._job, jobs.chat_job, body, loaded.engine), body)
             protocol = ChatProtocol(
                 loaded.name,
                 len(job.asks),
@@ -92,41 +95,50 @@ class Server:
                 extras=Extras.of(body),
                 notices=notices,
             )
-            await self._answer(loaded, job, protocol, body, reply)
+            await self._answer(asked, loaded, job, protocol, body, reply)
 
-    async def _completions(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        body, notices = _checked(body, schemas.COMPLETION)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            job = await self._prepare(jobs.completion_job, body, loaded.engine, self.config.params)
+    async def _completions(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked(asked, schemas.COMPLETION)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            job = await self._prepare(
+                asked, partial(self._job, jobs.completion_job, body, loaded.engine), body
+            )
             protocol = CompletionProtocol(
                 loaded.name,
                 len(job.asks),
                 fingerprint=loaded.fingerprint,
                 num_prompts=job.num_prompts,
                 extras=Extras.of(body),
-                echo=_echo(job, loaded) if body.get("echo") else (),
+                echo=await asked.off_loop(partial(_echo, job, loaded)) if body.get("echo") else (),
                 notices=notices,
             )
-            await self._answer(loaded, job, protocol, body, reply)
+            await self._answer(asked, loaded, job, protocol, body, reply)
 
-    async def _native(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        body, notices = _checked(body, schemas.NATIVE)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            job = await self._prepare(jobs.completion_job, body, loaded.engine, self.config.params)
+    async def _native(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked(asked, schemas.NATIVE)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            make = partial(self._job, jobs.completion_job, body, loaded.engine)
+            job = await self._prepare(asked, make, body)
             protocol = LlamaProtocol(
                 loaded.name,
                 job,
-                prompts=_echo(job, loaded),
+                prompts=await asked.off_loop(partial(_echo, job, loaded)),
                 returns_tokens=bool(body.get("return_tokens")),
                 extras=Extras.of(body),
                 notices=notices,
             )
-            await self._answer(loaded, job, protocol, body, reply)
+            await self._answer(asked, loaded, job, protocol, body, reply)
 
     async def _answer(
-        self, loaded: Loaded, job: jobs.Job, protocol: Protocol, body: Mapping[str, Any], reply: Reply
+        self,
+        asked: Asked,
+        loaded: Loaded,
+        job: jobs.Job,
+        protocol: Protocol,
+        body: Mapping[str, Any],
+        reply: Reply,
     ) -> None:
-        answers = Answers(job, loaded.worker)
+        answers = Answers(job, loaded.worker, asked.client)
         await answers.start()  # what the engine refuses is an answer of its own, before any stream opens
         try:
             if body.get("stream"):
@@ -162,48 +174,67 @@ class Server:
             if update.choice == 0 and answers.first_token is not None:
                 self.metrics.first_token(answers.first_token - answers.started)
 
-    async def _prepare(
+    async def _checked(
         self,
-        make: Callable[[Mapping[str, Any], Engine, SamplingParams], T],
+        asked: Asked,
+        schema: schemas.Schema,
+        refused: Mapping[str, fields.Refused] | None = None,
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """As `_checked` below, in the event loop where the body is small."""
+        check = partial(_checked, asked.body, schema, refused)
+        return await asked.off_loop(check) if asked.is_large else check()
+
+    def _job(
+        self,
+        make: Callable[[Mapping[str, Any], Engine, SamplingParams], jobs.Job],
         body: Mapping[str, Any],
         engine: Engine,
-        defaults: SamplingParams,
-    ) -> T:
-        loop = asyncio.get_running_loop()
+    ) -> jobs.Job:
+        """Everything that is done for a request before the engine hears of it, within the limits."""
+        work.check_number_of_answers(body, self.config.limits)
+        return work.compiled(make(body, engine, self.config.params), engine, self.config.limits)
+
+    async def _prepare(self, asked: Asked, make: Callable[[], T], body: Mapping[str, Any] | None = None) -> T:
+        """What `make` returns, made in a thread. body: of a request whose answers may be constrained, which may take long to compile."""
+        is_large = asked.is_large or (body is not None and work.may_compile_long(body))
         try:
-            async with asyncio.timeout(_PREPARE_SECONDS):
-                return await loop.run_in_executor(self._pool, make, body, engine, defaults)
+            async with asyncio.timeout(self.config.limits.prepare_seconds):
+                return await asked.off_loop(make, is_large=is_large)
         except TimeoutError as error:
-            raise ApiError("The model's chat template takes too long with this.", code="template") from error
+            raise ApiError(
+                "Preparing this request (template, tokens, grammar) takes too long.", code="preparing"
+            ) from error
+
+    async def _limits(self, asked: Asked, reply: Reply) -> None:
+        await reply.json(self.config.limits.published())
 
     # --- about models and this server
 
-    async def _tokenize(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        _checked(body, schemas.TOKENIZE)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            await reply.json(await self._prepare(_tokenized, body, loaded.engine, self.config.params))
+    async def _tokenize(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, schemas.TOKENIZE)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            await reply.encoded(await self._prepare(asked, lambda: encode(_tokenized(body, loaded.engine))))
 
-    async def _detokenize(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        _checked(body, schemas.DETOKENIZE)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            await reply.json(await self._prepare(_detokenized, body, loaded.engine, self.config.params))
+    async def _detokenize(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, schemas.DETOKENIZE)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            await reply.encoded(await self._prepare(asked, lambda: encode(_detokenized(body, loaded.engine))))
 
-    async def _apply_template(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        body, _ = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            await reply.json(await self._prepare(_applied, body, loaded.engine, self.config.params))
+    async def _apply_template(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            await reply.encoded(await self._prepare(asked, lambda: encode(_applied(body, loaded.engine))))
 
-    async def _input_tokens(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        body, _ = _checked(body, schemas.CHAT, fields.CHAT_REFUSED)
-        async with self.models.use(self.models.resolve(body.get("model"))) as loaded:
-            counted = await self._prepare(_counted, body, loaded.engine, self.config.params)
-            await reply.json(counted)
+    async def _input_tokens(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            await reply.encoded(await self._prepare(asked, lambda: encode(_counted(body, loaded.engine))))
 
-    async def _models(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+    async def _models(self, asked: Asked, reply: Reply) -> None:
         await reply.json({"object": "list", "data": [self._described(n) for n in self.models.names]})
 
-    async def _model(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
-        name = request.path_params["name"]
+    async def _model(self, asked: Asked, reply: Reply) -> None:
+        name = asked.request.path_params["name"]
         if name not in self.models.names:
             raise ApiError(f"There is no model {name[:100]!r} here.", status=404, code="model_not_found")
         await reply.json(self._described(name))
@@ -218,28 +249,28 @@ class Server:
             "meta": meta,
         }
 
-    async def _health(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+    async def _health(self, asked: Asked, reply: Reply) -> None:
         state = self.models.state
         if state not in ("ready", "unloaded"):
             raise ApiError(f"The server is {state}.", status=503, kind="unavailable_error", code=state)
         await reply.json({"status": "ok", "model": state})
 
-    async def _metrics(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+    async def _metrics(self, asked: Asked, reply: Reply) -> None:
         await reply.text(self.metrics.text(self.models.gauges()), "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _openapi(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+    async def _openapi(self, asked: Asked, reply: Reply) -> None:
         await reply.json(document())
 
-    async def _page(self, request: Request, body: dict[str, Any], reply: Reply) -> None:
+    async def _page(self, asked: Asked, reply: Reply) -> None:
         policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        base = f"http://{request.headers.get('host', '')}/v1"
+        base = f"http://{asked.request.headers.get('host', '')}/v1"
         has_key = self.config.api_key is not None
         await reply.text(
             page.html(base, self.models.names, has_key=has_key), "text/html; charset=utf-8", policy
         )
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._lanes.close()
 
 
 def _checked(
@@ -258,7 +289,7 @@ def _echo(job: jobs.Job, loaded: Loaded) -> list[str]:
     return [tokenizer.decode(ask.prompt) if tokenizer else "" for ask in job.asks]
 
 
-def _tokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     if (body.get("content") is None) == (body.get("messages") is None):
         raise BadField("content", "Give either content or messages.")
     if engine.tokenizer is None:
@@ -266,22 +297,23 @@ def _tokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> di
     if body.get("messages") is not None:
         tokens = jobs.rendered(body, engine)[1]
     else:
-        tokens = engine.tokenizer.encode(body["content"], special=bool(body.get("add_special")))
+        special = bool(body.get("add_special"))
+        tokens = engine.tokenizer.encode(body["content"], special=special, pause=check_wanted)
     if not body.get("with_pieces"):
         return {"tokens": tokens, "count": len(tokens)}
     pieces = [{"id": t, "piece": engine.tokenizer.token_text(t)} for t in tokens]
     return {"tokens": pieces, "count": len(tokens)}
 
 
-def _applied(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+def _applied(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     return {"prompt": jobs.rendered(body, engine)[0]}
 
 
-def _counted(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+def _counted(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     return {"object": "response.input_tokens", "input_tokens": len(jobs.rendered(body, engine)[1])}
 
 
-def _detokenized(body: Mapping[str, Any], engine: Engine, _: SamplingParams) -> dict[str, Any]:
+def _detokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     if engine.tokenizer is None:
         raise ApiError("This model has no tokenizer.")
     tokens = [int(t) for t in body["tokens"]]

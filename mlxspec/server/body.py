@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,11 +18,11 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-async def read(request: Request, limits: Limits) -> bytes:
-    """The bytes. Raises ApiError: 413 for too many, 408 for too slow. ClientDisconnect as it is."""
+async def read(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
+    """The bytes; `take` is told of each piece. Raises ApiError: 413 for too many, 408 for too slow. ClientDisconnect as it is."""
     try:
         async with asyncio.timeout(limits.body_seconds):
-            return await _read(request, limits.max_body)
+            return await _read(request, limits.max_body, take)
     except TimeoutError as error:
         raise ApiError("The request's body did not come in time.", status=408, code="timeout") from error
 
@@ -45,10 +46,11 @@ def parse(raw: bytes, limits: Limits) -> dict[str, Any]:
     return value
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def _read(request: Request, most: int, take: Callable[[int], None]) -> bytes:
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
+        take(len(piece))
         if size > most:
             raise too_large(most)
         pieces.append(piece)
@@ -63,7 +65,7 @@ def check_shape(raw: bytes, limits: Limits) -> None:
     # escapes are taken out first, so that every quote left opens or closes a string
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     # a value has at most two strings, itself and its name
-    num_values = plain.count(b'"') // 4
+    num_values, brackets = plain.count(b'"') // 4, b""
     if num_values <= limits.max_values:
         outside = b"".join(plain.split(b'"')[::2])
         brackets = outside.translate(None, _NO_BRACKETS)

@@ -3,7 +3,7 @@
 asyncio's own way to accept connections has no bound. Without descriptors left it tries again at once, thousands of times, and logs
 each time; and uvicorn waits for ever for the rest of a request's headers and for a client that does not read. Here
 
-    at most so many connections are open; a new one takes the place of the one that has been without a request longest,
+    at most so many connections are open; a new one takes the place of the one that has been without a whole request longest,
     a connection that sends no complete headers in time is closed, and so is one that reads nothing of its answer in time,
     without descriptors accepting pauses for a second, with one line in the log.
 
@@ -68,7 +68,7 @@ class Door:
             await self._left.wait()
 
     def _close_longest_idle(self) -> None:
-        idle = [c for c in self.open if c.is_idle and not c.is_gone]
+        idle = [c for c in self.open if (c.is_idle or c.cycle.more_body) and not c.is_gone]
         if idle:
             min(idle, key=lambda c: c.idle_since).end()
 

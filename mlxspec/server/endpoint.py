@@ -8,19 +8,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from mlxspec.errors import MlxspecError
 from mlxspec.server import log, sse
-from mlxspec.server.body import read_object
+from mlxspec.server.body import parse, read
 from mlxspec.server.errors import to_api_error
+from mlxspec.server.fairness import LARGE, Gate, Lanes, client_of
+from mlxspec.server.limits import Limits
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.security import Receive, Scope, Send, answer_error
-from mlxspec.server.settings import ServerConfig
+
+T = TypeVar("T")
 
 
 class Reply:
@@ -31,7 +36,11 @@ class Reply:
         self.status = 0
 
     async def json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
-        await self.text(json.dumps(value, ensure_ascii=False), "application/json", headers)
+        await self.encoded(encode(value), headers)
+
+    async def encoded(self, text: str, headers: Mapping[str, str] | None = None) -> None:
+        """JSON that has been written already."""
+        await self.text(text, "application/json", headers)
 
     async def text(self, text: str, kind: str, headers: Mapping[str, str] | None = None) -> None:
         body = text.encode()
@@ -62,22 +71,53 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-Work = Callable[[Request, dict[str, Any], Reply], Awaitable[None]]
+def encode(value: Any) -> str:
+    """As JSON. Large values take long, and need not be written in the event loop."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request: its body, whose it is, whether it is so large that the event loop must not work on it, and where else to."""
+
+    request: Request
+    client: str
+    body: dict[str, Any] = field(default_factory=dict)
+    is_large: bool = False
+    lanes: Lanes
+
+    async def off_loop(self, work: Callable[[], T], *, is_large: bool = False) -> T:
+        """`work`, in the client's turn, in a thread that prepares requests."""
+        return await self.lanes.run(self.client, work, is_large=is_large or self.is_large)
+
+
+Work = Callable[[Asked, Reply], Coroutine[Any, Any, None]]
 
 
 class Endpoint:
-    """An ASGI application around `work(request, body, reply)`; body is {} where none is read."""
+    """An ASGI application around `work(asked, reply)`; the body is {} where none is read."""
 
-    def __init__(self, work: Work, config: ServerConfig, metrics: Metrics, *, reads_body: bool) -> None:
-        self._work, self._config, self._metrics = work, config, metrics
-        self._reads_body = reads_body
+    def __init__(
+        self, work: Work, limits: Limits, metrics: Metrics, gate: Gate, lanes: Lanes, *, reads_body: bool
+    ) -> None:
+        self._work, self._limits, self._metrics = work, limits, metrics
+        self._gate, self._lanes, self._reads_body = gate, lanes, reads_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, reply, started = Request(scope, receive), Reply(send), time.monotonic()
-        said = ""
+        said, client = "", client_of(scope)
         try:
-            body = await read_object(request, self._config) if self._reads_body else {}
-            if not await self._run(request, body, reply, receive):
+            if self._reads_body:
+                with self._gate.body() as take:
+                    raw = await read(request, self._limits, take)
+                    with self._gate.passed(client):
+                        doing = self._parsed(request, client, raw, reply)
+                        del raw
+                        is_done = await self._run(doing, receive)
+            else:
+                asked = Asked(request=request, client=client, lanes=self._lanes)
+                is_done = await self._run(self._work(asked, reply), receive)
+            if not is_done:
                 said = "client went away"
         except ClientDisconnect:
             said = "client went away"
@@ -90,9 +130,17 @@ class Endpoint:
                 await reply.error(error)
         self._finish(scope, reply, said, time.monotonic() - started)
 
-    async def _run(self, request: Request, body: dict[str, Any], reply: Reply, receive: Receive) -> bool:
+    async def _parsed(self, request: Request, client: str, raw: bytes, reply: Reply) -> None:
+        asked = Asked(request=request, client=client, is_large=len(raw) > LARGE, lanes=self._lanes)
+        parsed = partial(parse, raw, self._limits)
+        del raw
+        body = await asked.off_loop(parsed) if asked.is_large else parsed()
+        del parsed
+        await self._work(replace(asked, body=body), reply)
+
+    async def _run(self, doing: Coroutine[Any, Any, None], receive: Receive) -> bool:
         """False if the client went away before the end."""
-        work = asyncio.ensure_future(self._work(request, body, reply))
+        work = asyncio.ensure_future(doing)
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ connection. Knows clients and functions; knows no request's content.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +17,11 @@ from typing import Any, TypeVar
 
 from mlxspec.errors import CancelledError
 from mlxspec.server.errors import BUSY, ApiError
+from mlxspec.server.limits import Limits
 from mlxspec.server.settings import is_loopback
 
 T = TypeVar("T")
+LARGE = 32 << 10  # bytes of a body from which on nothing is done with it in the event loop
 
 
 def client_of(scope: Mapping[str, Any]) -> str:
@@ -28,22 +31,37 @@ def client_of(scope: Mapping[str, Any]) -> str:
 
 
 class Gate:
-    """Counts open requests. most: together; a client has at most half of them."""
+    """Counts open requests and the bytes of their bodies. A client has at most half of the requests; bodies of up to LARGE bytes always
+    find room."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.num_bytes = 0
         self._open: Counter[str] = Counter()
 
     @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """A body that is read, until left. Gives what is told of each piece's bytes, and raises ApiError (503) where there are too many."""
+        size = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal size
+            size += num_bytes
+            self.num_bytes += num_bytes
+            if size > LARGE and self.num_bytes > self.limits.max_bodies:
+                raise _busy("Too many large requests are open; try again in a little while.")
+
+        try:
+            yield take
+        finally:
+            self.num_bytes -= size
+
+    @contextmanager
     def passed(self, client: str) -> Iterator[None]:
-        """One more, until left. Raises ApiError (503) where there is no place."""
-        if self._open.total() >= self._most or self._open[client] >= max(1, self._most // 2):
-            raise ApiError(
-                "Too many requests are open; try again in a little while.",
-                status=503,
-                kind=BUSY,
-                code="too_many_requests",
-            )
+        """One more request, whose body has come, until left. Raises ApiError (503) where there is no place."""
+        most = self.limits.max_requests
+        if self._open.total() >= most or self._open[client] >= max(1, most // 2):
+            raise _busy("Too many requests are open; try again in a little while.")
         self._open[client] += 1
         try:
             yield
@@ -51,6 +69,10 @@ class Gate:
             self._open[client] -= 1
             if not self._open[client]:
                 del self._open[client]
+
+
+def _busy(message: str) -> ApiError:
+    return ApiError(message, status=503, kind=BUSY, code="too_many_requests")
 
 
 class Ticket:
@@ -152,3 +174,19 @@ class Lane:
         else:
             del self._waiting[client]
         return client, found
+
+
+class Lanes:
+    """Two of them, so that small requests do not wait for large ones."""
+
+    def __init__(self) -> None:
+        self._small = Lane(2, "mlxspec-prepare")
+        self._large = Lane(max(1, min(2, (os.cpu_count() or 2) // 2)), "mlxspec-prepare-large")
+
+    async def run(self, client: str, work: Callable[[], T], *, is_large: bool) -> T:
+        """As `Lane.run`."""
+        return await (self._large if is_large else self._small).run(client, work)
+
+    def close(self) -> None:
+        self._small.close()
+        self._large.close()

@@ -15,8 +15,10 @@ from mlxspec.errors import ConfigError
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import Parser
+from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
+from mlxspec.server.fairness import check_wanted
 from mlxspec.server.messages import render_calls, text_of
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Ask:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. goes_on: which part of the last
-    message the answers continue."""
+    message the answers continue. compiled: of the parameters that all answers share."""
 
     asks: tuple[Ask, ...]
     spec: SpecConfig
@@ -52,6 +54,7 @@ class Job:
     tools: Sequence[Mapping[str, Any]] = ()
     is_chat: bool = False
     goes_on: GoesOn | None = None
+    compiled: Compiled | None = None
 
     def parser(self) -> Parser | None:
         if not self.is_chat:
@@ -144,7 +147,14 @@ def render(
     elif body.get("add_generation_prompt") is not None:
         options["add_generation_prompt"] = body["add_generation_prompt"]
     text = render_calls(engine.tokenizer.template, body["messages"], options)
-    return text, engine.tokenizer.encode(text, special=False), goes_on
+    return text, encoded(engine, text, special=False), goes_on
+
+
+def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:
+    """Token ids of a prompt that must fit the context, unless nobody waits for it any more. Raises ContextOverflowError, CancelledError."""
+    if engine.tokenizer is None:
+        raise ConfigError(f"{engine.name} has no tokenizer.")
+    return engine.tokenizer.encode(text, special=special, most=engine.max_context, pause=check_wanted)
 
 
 def _goes_on(body: Mapping[str, Any]) -> GoesOn | None:
@@ -316,7 +326,7 @@ def _prompts(given: Any, engine: Engine) -> list[list[int]]:
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
     several = given if isinstance(given, list) and not isinstance(given[0], (int, float)) else [given]
-    out = [engine.tokenizer.encode(p) if isinstance(p, str) else [int(t) for t in p] for p in several]
+    out = [encoded(engine, p) if isinstance(p, str) else [int(t) for t in p] for p in several]
     for place, tokens in enumerate(out):
         if not tokens:
             raise BadField(f"prompt[{place}]", "The prompt is empty.")

@@ -20,9 +20,9 @@ class Limits:
     max_body: bytes of a request's body. max_depth, max_values: levels of its JSON, and values in it (members of objects and items of
     lists). max_answers: answers of one request, prompts times n. max_grammar: bytes of a schema, a regular expression or a Lark grammar,
     also of one made from tools. max_bad_words: bytes of all bad words together. max_requests: requests with a body that are open at the
-    same time; one client has at most half of them. max_connections: open connections. header_seconds: until a connection's next request
-    has sent its headers. body_seconds: until it has sent its body. send_seconds: how long a client may read nothing of an answer.
-    prepare_seconds: until the engine gets the request.
+    same time; one client has at most half of them. max_bodies: bytes of their bodies together. max_connections: open connections.
+    header_seconds: until a connection's next request has sent its headers. body_seconds: until it has sent its body. send_seconds: how
+    long a client may read nothing of an answer. prepare_seconds: until the engine gets the request.
     """
 
     max_body: int = 16 << 20
@@ -32,6 +32,7 @@ class Limits:
     max_grammar: int = 64 << 10
     max_bad_words: int = 32 << 10
     max_requests: int = 256
+    max_bodies: int = 64 << 20
     max_connections: int = 512
     header_seconds: float = 10.0
     body_seconds: float = 30.0
@@ -54,7 +55,7 @@ KINDS = {
     f.name: "seconds"
     if f.name.endswith("_seconds")
     else "bytes"
-    if f.name in ("max_body", "max_grammar", "max_bad_words")
+    if f.name in ("max_body", "max_bodies", "max_grammar", "max_bad_words")
     else "count"
     for f in fields(Limits)
 }

@@ -136,3 +136,26 @@ def test_what_was_compiled_serves_several_rows() -> None:
     assert not other.push(ord("b") - 32)
     assert one.push(ord("d") - 32)
     assert one.is_finished
+
+
+def test_a_dear_grammar_cuts_its_drafts_before_it_ends() -> None:
+    """With drafts or without, a row must come equally far in its text."""
+    maker = ConstraintMaker(tiny_models.tokenizer(), VOCAB)
+    made = maker.make(SamplingParams(regex="[ab]+"), [1])
+    draft, charged = [66, 65] * 4, []
+
+    class Dear(RoundClock):
+        def charge(self, grammar, seconds: float) -> None:
+            charged.append(1)
+            super().charge(grammar, 0.004)
+
+    made._grammar._clock = clock = Dear(seconds=0.1)
+    clock.begin(1)
+    length = made.validate(draft)
+    assert 0 < length < len(draft)
+    assert len(made.masks(draft[:length])) == length + 1
+    assert len(charged) <= 8
+    for token in draft[:length]:
+        assert made.push(token)
+    clock.begin(1)
+    assert made.masks([])[0] is not None

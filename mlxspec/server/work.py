@@ -1,0 +1,68 @@
+"""The work that a request asks for before the engine hears of it: bounded by its sizes first, then done once for all its answers.
+
+Knows limits and what is compiled of a request's parameters; knows no fields' meaning but those that multiply work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.config import SamplingParams
+from mlxspec.sampling.grammar import source_bytes
+from mlxspec.server.errors import BadField
+from mlxspec.server.jobs import Job
+from mlxspec.server.limits import Limits
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+_QUICK = 4 << 10  # bytes of what is compiled within some tens of milliseconds
+_CONSTRAINTS = (
+    "bad_words", "regex", "lark", "json_schema", "response_format", "tools", "grammar", "structured_outputs",
+)  # fmt: skip
+
+
+def check_number_of_answers(body: Mapping[str, Any], limits: Limits) -> None:
+    """Raises BadField."""
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (list, str))
+    asked = int(body.get("n") or 1) * (len(prompt) if several else 1)  # type: ignore[arg-type]
+    if asked > limits.max_answers:
+        raise BadField("n", f"A request may ask for {limits.max_answers} answers at most, not {asked}.")
+
+
+def may_compile_long(body: Mapping[str, Any]) -> bool:
+    """Whether something of it is compiled, and it is not plainly small."""
+    return any(
+        len(str(body[name])) > _QUICK for name in body if name in _CONSTRAINTS or name.startswith("guided_")
+    )
+
+
+def compiled(job: Job, engine: Engine, limits: Limits) -> Job:
+    """The job with what its answers' parameters are compiled to, which is the same for all of them. Raises BadField, GrammarError."""
+    params = job.asks[0].params
+    check_constraints(params, limits)
+    return replace(job, compiled=engine.compile(params, len(job.asks)))
+
+
+def check_constraints(params: SamplingParams, limits: Limits) -> None:
+    """Raises BadField."""
+    num_bytes = sum(len(w.encode()) for w in params.bad_words)
+    if num_bytes > limits.max_bad_words:
+        raise BadField(
+            "bad_words",
+            f"bad_words may have {limits.max_bad_words} bytes at most, all together, not {num_bytes}.",
+        )
+    num_bytes = source_bytes(params)
+    if num_bytes > limits.max_grammar:
+        raise BadField(
+            "json_schema"
+            if params.json_schema is not None
+            else "regex"
+            if params.regex is not None
+            else "lark",
+            f"The schema or grammar of an answer, made from tools or given, may have {limits.max_grammar} bytes at most, "
+            f"not {num_bytes}.",
+        )
