@@ -125,6 +125,7 @@ def test_clients_take_turns_in_a_lane() -> None:
         ]
         await asyncio.sleep(0)
         tasks[1].cancel()
+        await asyncio.wait([tasks[1]])
         gate.set()
         await asyncio.gather(first, *tasks, return_exceptions=True)
         lane.close()
