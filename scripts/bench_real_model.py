@@ -167,8 +167,7 @@ def _ours(options: argparse.Namespace) -> Any:
         asked = yield row
     yield {
         "peak_bytes": mx.get_peak_memory(),
-        "weight_bytes": engine.nbytes,
-        "store_bytes": engine.memory.for_store(),
+        "weight_bytes": engine.memory.weights,
         "notices": list(engine.notices),
     }
 
