@@ -64,6 +64,9 @@ def _missing(marker: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if unstable:  # workers that run side by side would collect different tests
+        raise pytest.UsageError(f"a test's name holds an address, give it ids: {unstable[0]}")
     items.sort(
         key=lambda item: item.path.name != "test_compiled.py"
     )  # a minute of g++: not what everybody waits for at the end

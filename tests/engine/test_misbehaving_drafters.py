@@ -699,7 +699,11 @@ def test_a_drafter_that_describes_itself_wrongly_is_refused_before_loading(
         mlxspec.load("/there-is-no-model-here", drafters=[Odd()])
 
 
-@pytest.mark.parametrize("value", ["many", None, -5, NAN, property(lambda self: 1 / 0)], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    ["many", None, -5, NAN, property(lambda self: 1 / 0)],
+    ids=["many", "None", "-5", "nan", "raises"],
+)
 def test_sizes_that_cannot_be_told_count_as_nothing(value: object) -> None:
     own = type(
         "Sized", (Own,), {"nbytes": value, "weight_bytes": value, "row_bytes": lambda self, length: value}
