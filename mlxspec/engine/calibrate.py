@@ -160,15 +160,21 @@ def _measure(
         factor, before = plain / verify.get(1, plain), known.curve(0)
         verify = {w: factor * s for w, s in verify.items()} | {w: before.seconds(w) for w in done}
         found = known.drafts | found
-    rest = {w: plain * s for w, s in likely.knots().items()}
-    points = rest if set(verify) <= {1} else verify
+    if (
+        known is not None and done and 1 not in verify
+    ):  # rounds have taught wider ones only: their curve has a guess of a plain one
+        points = known.curve(0).knots()
+    else:
+        points = verify if len(verify) > 1 else {w: plain * s for w, s in likely.knots().items()}
     return CostModel({0: points | verify}, found, measured=warm | done)
 
 
 def _likely_plain(model: Model) -> float:
     """Seconds of a plain round, by how long the head takes for its share of the bytes."""
     read = reads(model)
-    hidden = mx.zeros((1, model.hidden_size))
+    hidden = mx.zeros(
+        (1, model.hidden_size), model.dtype
+    )  # in another dtype MLX would convert all weights of the head
     taken = 0.0
     for _ in range(2):  # the first one is also the first to read these weights
         started = time.perf_counter()

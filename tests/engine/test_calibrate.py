@@ -12,6 +12,7 @@ import pytest
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import calibrate, cost_file
+from mlxspec.engine.cost_file import write_followed
 from mlxspec.engine.engine import Engine
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -205,3 +206,37 @@ def test_wide_rounds_of_a_mixture_are_guessed_dearer() -> None:
     dense, mixture = (calibrate.likely_rounds(published(s, 8)[0]) for s in ("qwen3.6-27b", "qwen3.6-35b-a3b"))
     assert dense.seconds(4) == pytest.approx(calibrate.LIKELY.seconds(4))
     assert mixture.seconds(4) > 1.1 * dense.seconds(4)
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
+def test_the_head_is_timed_in_the_models_dtype(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hidden of another dtype would have MLX convert all weights of the head, which takes longer than the product, and memory."""
+    model, found, head = tiny_models.target(form), [], Qwen35.head
+
+    def seen(self: Qwen35, hidden: mx.array) -> mx.array:
+        logits = head(self, hidden)
+        found.append(logits.dtype)
+        return logits
+
+    monkeypatch.setattr(Qwen35, "head", seen)
+    calibrate._likely_plain(model)
+    assert set(found) == {model.dtype}
+
+
+def test_costs_in_which_only_wider_rounds_are_known_can_be_gone_on_from(
+    clock: Clock, parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load had no time to measure anything, and all answers of its process were drafted: nothing is known of a plain round."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    clock.plain = 5.0
+    costs = calibrate.kept_costs(*parts, "tiny", 0.1)
+    assert not costs.measured
+    for _ in range(4):
+        costs.curve(0).refine(4, 11.0)
+        costs.refine_draft("mtp", 1, 1, 1, 0.7)
+    wanted = costs.curve(0).knots()
+    write_followed()
+    again = calibrate.kept_costs(*parts, "tiny", 0.1)
+    assert again.measured == {4}
+    assert again.curve(0).knots() == pytest.approx(wanted)
+    assert not again.is_guess("mtp")
