@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import mlx.core as mx
 
+from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import MAX_DRAFT, shown
 from mlxspec.drafters.base import Ask, Draft, Drafter, Heard, Needs, Unread
@@ -132,7 +133,7 @@ class Guarded(Drafter):
     ) -> list[Draft] | None:
         views = _views(asks)
         own = BatchSampler([a.sampler for a in views], sampler.vocab_size)
-        copies = Unread(*(x.astype(x.dtype) for x in unread))
+        copies = Unread(*map(copied, unread))
         return self._call(lambda: self._drafter.propose_behind(views, own, copies))
 
     def settle(self) -> None:
@@ -191,8 +192,8 @@ def _views(asks: Sequence[Ask]) -> list[Ask]:
 
 
 def _copy(x: mx.array | None) -> mx.array | None:
-    """Another array with the same numbers, which stay where they are: what is assigned to its elements does not reach the first."""
-    return None if x is None else x.astype(x.dtype)
+    """A copy in memory of its own: numpy's view of an array may be written to. Nothing is copied before the drafter looks at it."""
+    return None if x is None else copied(x)
 
 
 def _size(read: Callable[[], Any]) -> int:

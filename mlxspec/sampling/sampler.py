@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 import mlx.core as mx
 import numpy as np
 
+from mlxspec.cache.attention import copied
 from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.bits import Bits, num_words, unpack
@@ -86,7 +87,7 @@ class RowSampler:
         facts = dict(vars(self), constraints=None, params=_sealed_params(self.params))
         for name in ("prompt_seen", "counts", "bias"):
             if facts[name] is not None:
-                facts[name] = facts[name].astype(facts[name].dtype)
+                facts[name] = copied(facts[name])
         view = object.__new__(_Sealed)
         vars(view).update(facts)
         return view

@@ -549,6 +549,48 @@ def test_assigning_to_an_unread_round_reaches_nobody() -> None:
     assert len(own.kept) > 3
 
 
+def test_what_is_written_through_numpys_views_reaches_nobody() -> None:
+    """numpy's view of an MLX array is writable, and leads to the array's own memory."""
+
+    def overwrite(*arrays: mx.array | None) -> None:
+        for x in arrays:
+            if x is not None:
+                view = np.asarray(x)
+                assert view.flags.writeable
+                view[...] = 1
+
+    class Writer(Own):
+        def observe(self, row, tokens, hidden):
+            overwrite(hidden)
+
+        def propose(self, asks, sampler):
+            for ask in asks:
+                s = ask.sampler
+                overwrite(s.counts, s.prompt_seen, s.bias)
+            return [NO_DRAFT] * len(asks)
+
+    class Kept(Writer):
+        def propose_behind(self, asks, sampler, unread):
+            overwrite(*unread)
+            return None
+
+    params = SamplingParams(
+        max_tokens=20,
+        ignore_eos=True,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        logit_bias={3: -2.0, 9: 1.0},
+    )
+    wanted = equality.engine([]).generate(PROMPTS, params)
+    for kind in (Writer, Kept):
+        reader = Mtp(tiny_models.mtp_head(), 2048)
+        engine = equality.engine([kind(needs=Needs(hidden=True)), reader])
+        spec = SpecConfig(drafters=("own", "mtp"), policy="fixed")
+        found = engine.generate(PROMPTS, params, spec=spec)
+        assert [r.tokens for r in found] == [r.tokens for r in wanted]
+        assert not any(r.stats.notices for r in found)
+
+
 def test_a_slow_drafter_changes_nothing() -> None:
     own = Own("propose", lambda self, *args: (time.sleep(0.002), GO_ON)[1])
     found = asked(made(own, "fixed"), PROMPTS, SPECS, "mixed", policy="fixed")
