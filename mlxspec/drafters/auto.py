@@ -336,7 +336,8 @@ class Auto:
             drafts = self._chain.ask_all(drafter, asks, vocab_size)
             seconds = time.perf_counter() - started
             is_warm = not isinstance(drafter, ModelDrafter) or drafter.is_warm
-            if not self._is_new(name, depth > 1, len(asks)) and is_warm:
+            has_run = any(d.length for d in drafts)
+            if has_run and not self._is_new(name, depth > 1, len(asks)) and is_warm:
                 self.control.costs.refine_draft(name, depth, queued, len(asks), seconds)
             for i, draft in zip(places, drafts, strict=True):
                 row, pick = rows[i], picked[i]

@@ -11,6 +11,7 @@ import pytest
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters import auto
 from mlxspec.drafters.auto import LONGER, STILL, STILL_TOGETHER
+from mlxspec.drafters.base import NO_DRAFT
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
@@ -291,3 +292,24 @@ def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn(
         turns = [b - a for a, b in zip(asked[r.number], asked[r.number][1:], strict=False)]
         assert turns
         assert max(turns) <= STILL_TOGETHER + 1
+
+
+def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal takes microseconds, and the first drafts replace a guess."""
+    made, seen, asked = engine(), [], []
+    assert made.chain.auto is not None
+    monkeypatch.setattr(made.chain.auto.control.costs, "refine_draft", lambda name, *args: seen.append(name))
+    made.generate(PROMPTS[1], PARAMS["greedy"])
+    assert "mtp" in seen
+    seen.clear()
+
+    def silent(self: Mtp, asks, sampler) -> list:
+        asked.append(len(asks))
+        return [NO_DRAFT] * len(asks)
+
+    monkeypatch.setattr(Mtp, "propose", silent)
+    made.generate(PROMPTS[1], PARAMS["greedy"])
+    assert asked
+    assert "mtp" not in seen
