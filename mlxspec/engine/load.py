@@ -228,7 +228,9 @@ def _drafter(
     if name == "mtp":
         return _mtp(target, beside, _DTYPES.get(dtype or ""), modules, notices)
     if name == "draft-model" and beside is not None:
-        small = assemble_lazily(beside.config(), beside.read, _DTYPES.get(dtype or ""))
+        small = assemble_lazily(
+            beside.config(), beside.read, _DTYPES.get(dtype or ""), beside=bytes_of(*modules)
+        )
         notices += [f"Of the draft model: {notice}" for notice in small.notices]
         check_vocabularies(
             tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size

@@ -80,17 +80,21 @@ def evaluate(modules: Sequence[nn.Module]) -> None:
 
 
 def assemble_lazily(
-    config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.Dtype | None = None
+    config: Mapping[str, Any],
+    read: Callable[[], Weights],
+    dtype: mx.Dtype | None = None,
+    *,
+    beside: int = 0,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
-    as `read` is lazy too."""
+    as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well."""
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
     weights = read()
     num_skipped = sum(map(is_of_a_tower, weights))
     trunk, head = kind.sanitize(weights, parsed)
-    packed = _fill(model, trunk, dtype, "The model", _foreign_format(config))
+    packed = _fill(model, trunk, dtype, "The model", _foreign_format(config), beside)
     mtp = None
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
@@ -181,9 +185,15 @@ def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
 
 
 def _fill(
-    module: nn.Module, weights: Weights, dtype: mx.Dtype | None, what: str, foreign: str | None = None
+    module: nn.Module,
+    weights: Weights,
+    dtype: mx.Dtype | None,
+    what: str,
+    foreign: str | None = None,
+    beside: int = 0,
 ) -> dict[str, tuple[Packed, int]]:
-    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it.
+    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. beside: as
+    in `assemble_lazily`.
 
     Returns what stays packed: module path -> format, number of weights.
     """
@@ -192,7 +202,7 @@ def _fill(
     packed = formats(weights, shapes)
     if packed and device.backend() == "cpu":
         # MLX multiplies on a CPU with all formats but the one with a scale for each expert
-        fits = floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()))
+        fits = floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()), beside)
         unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
         weights = dequantize(weights, unpacked, dtype or mx.float32)
         packed = {path: how for path, how in packed.items() if path not in unpacked}
@@ -222,10 +232,10 @@ def _fill(
     return {path: (how, math.prod(shapes[f"{path}.weight"])) for path, how in packed.items()}
 
 
-def floats_fit(nbytes: int) -> bool:
-    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU."""
+def floats_fit(nbytes: int, beside: int = 0) -> bool:
+    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU. beside: bytes that count as free and will be taken."""
     free = device.free_memory()
-    return nbytes <= _DEQUANTIZE_AT_MOST and (free is None or nbytes <= _FREE_SHARE * free)
+    return nbytes <= _DEQUANTIZE_AT_MOST and (free is None or beside + nbytes <= _FREE_SHARE * free)
 
 
 def _slowness(model: Trunk, packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:

@@ -43,6 +43,16 @@ def test_free_memory_decides_whether_weights_are_unpacked(zoo: Zoo, monkeypatch:
         assert any("stay packed" in notice for notice in made.notices) == packed, free
 
 
+def test_models_that_are_not_read_yet_count_as_taken(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target and its draft model are both assembled before either is read."""
+    folder = ModelFolder(zoo.folder("tied", "mlx-4bit-32"))
+    size = sum(v.nbytes for _, v in tree_flatten(lazily(zoo, "tied", "mlx-4bit-32").model.parameters()))
+    monkeypatch.setattr(device, "free_memory", lambda: 2 * size)
+    for beside, packed in ((0, False), (size, True)):
+        made = assemble.assemble_lazily(folder.config(), folder.read, beside=beside)
+        assert is_packed(made) == packed, beside
+
+
 def test_at_most_6_gib_of_floats_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "free_memory", lambda: 100 * GIB)
     assert assemble.floats_fit(6 * GIB)
