@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlxspec.kernels.activations import gated
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape
 from mlxspec.models.layers import FusedLinear, rms_norm, rotate, swapped
-from mlxspec.models.mlp import GatedMlp
+from mlxspec.models.mlp import GatedMlp, make_experts_run
 
 _GELU = 2.0 * math.sqrt(2.0 / math.pi)
 
@@ -121,7 +121,7 @@ class Experts(nn.Module):
         self.switch_glu = SwitchGLU(c.hidden_size, c.expert_size, c.num_experts, activation=GeGlu())
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
-        return (self.switch_glu(x, chosen) * weights[..., None]).sum(axis=-2)
+        return (self.switch_glu(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
 
 
 class DecoderLayer(nn.Module):
@@ -153,6 +153,8 @@ class DecoderLayer(nn.Module):
     def fuse(self) -> None:
         self.self_attn.fuse()
         self.mlp.fuse()
+        if "experts" in self:
+            make_experts_run(self.experts)
         for name in ("per_layer_input_gate", "per_layer_projection"):
             if name in self:
                 self[name] = FusedLinear([self[name]])

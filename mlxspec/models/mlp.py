@@ -7,7 +7,18 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec import device
 from mlxspec.models.layers import FusedLinear
+
+
+def make_experts_run(experts: nn.Module) -> None:
+    """Call at fusing, with the module that holds the stacks of expert matrices. MLX multiplies with a stack of float matrices (gather_mm)
+    on a CPU in float32 only and raises for other dtypes, so a CPU keeps 16-bit ones as float32, and their products are float32 too."""
+    if device.backend() != "cpu":
+        return
+    for part in experts.modules():
+        if "scales" not in part and "weight" in part and part.weight.ndim == 3:
+            part.weight = part.weight.astype(mx.float32)
 
 
 class GatedMlp(nn.Module):

@@ -23,7 +23,7 @@ from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.layers import FusedLinear, rms_norm, rotary_order, rotate, rows_of, swapped
-from mlxspec.models.mlp import GatedMlp
+from mlxspec.models.mlp import GatedMlp, make_experts_run
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
 
@@ -200,6 +200,7 @@ class SparseMlp(nn.Module):
 
     def fuse(self) -> None:
         self.shared_expert.fuse()
+        make_experts_run(self.switch_mlp)
 
     def __call__(self, x: mx.array) -> mx.array:
         probs = mx.softmax(self.gate(x), axis=-1, precise=True)
@@ -208,7 +209,7 @@ class SparseMlp(nn.Module):
         weights = mx.take_along_axis(probs, chosen, axis=-1)
         if self._c.norm_topk:
             weights = weights / weights.sum(axis=-1, keepdims=True)
-        mixed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2)
+        mixed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
         return mixed + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
 
 

@@ -108,6 +108,8 @@ def test_drafted_text_is_plain_text(form: str, weights: str) -> None:
             check([run.generate(p, s, spec=wish) for p, s in zip(some, params, strict=True)], what)
     for name, (drafted, accepted) in seen.items():
         # else equal texts prove little; but lookups in a random model's text are seldom right
-        assert accepted < drafted, f"{name}: {accepted} of {drafted}"
+        assert accepted < drafted or (name == "ngram-simple" and not drafted), (
+            f"{name}: {accepted} of {drafted}"
+        )
         assert accepted > 0 or name == "ngram-simple", f"{name}: {accepted} of {drafted}"
     assert len(seen) == 2
