@@ -219,7 +219,7 @@ FAULTS = (
     Fault(
         "a drafter of one's own gets the unread round",
         "drafters/guarded.py",
-        "copies = Unread(*(x.astype(x.dtype) for x in unread))",
+        "copies = Unread(*map(copied, unread))",
         "copies = unread",
         f"{_OWN}::test_assigning_to_an_unread_round_reaches_nobody",
     ),
