@@ -21,6 +21,7 @@ _POSITIONS = "tests/engine/test_drafted_positions.py"
 _OWN = "tests/engine/test_misbehaving_drafters.py"
 _ROWS = f"{_OWN}::test_every_row_says_what_plain_decoding_says"
 _WORDS = "tests/sampling/test_constraints.py"
+_LIMITS = "tests/server/test_limits.py"
 _WORK = "tests/sampling/test_work.py"
 _SHARES = "tests/engine/test_shares.py"
 _PIECES = "tests/loading/test_pieces.py"
@@ -41,6 +42,69 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
+    Fault(
+        "levels of a body are counted in its bytes",
+        "server/body.py",
+        'check_shape(raw if encoding.startswith("utf-8") else text.encode(), limits)',
+        "check_shape(raw, limits)",
+        f"{_LIMITS}::test_levels_are_counted_in_every_encoding",
+    ),
+    Fault(
+        "values of a body are not counted",
+        "server/body.py",
+        "if num_values > limits.max_values:",
+        "if False:",
+        f"{_LIMITS}::test_values_are_counted_before_they_are_made",
+    ),
+    Fault(
+        "half a request is waited for without end",
+        "server/connections.py",
+        "self.loop.call_later(self._door.limits.header_seconds, self._late)",
+        "self.loop.call_later(3600, self._late)",
+        f"{_LIMITS}::test_half_a_request_ends_in_time",
+    ),
+    Fault(
+        "connections have no bound",
+        "server/connections.py",
+        "while len(self.open) >= self.most:",
+        "while False:",
+        f"{_LIMITS}::test_more_connections_than_descriptors",
+    ),
+    Fault(
+        "log lines have no rate",
+        "server/log.py",
+        "if self._left < 1:",
+        "if False:",
+        f"{_LIMITS}::test_log_lines_have_a_rate",
+    ),
+    Fault(
+        "clients do not take turns",
+        "server/fairness.py",
+        "self._waiting.move_to_end(client)",
+        "pass",
+        f"{_LIMITS}::test_clients_take_turns_in_a_lane",
+    ),
+    Fault(
+        "work goes on though its client has gone",
+        "server/fairness.py",
+        "if self._is_void:",
+        "if False:",
+        f"{_LIMITS}::test_work_that_nobody_waits_for_ends",
+    ),
+    Fault(
+        "bad words have no bound",
+        "server/work.py",
+        "if num_bytes > limits.max_bad_words:",
+        "if False:",
+        f"{_LIMITS}::test_what_costs_too_much_is_refused",
+    ),
+    Fault(
+        "each load has a thread of its own",
+        "server/models.py",
+        "Worker(self._makers[name], thread=self._thread)",
+        "Worker(self._makers[name])",
+        f"{_LIMITS}::test_loads_leave_no_threads",
+    ),
     Fault(
         "a grammar's time has no limit",
         "sampling/grammar.py",

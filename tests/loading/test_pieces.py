@@ -42,6 +42,11 @@ def words(pattern: str = QWEN, added: AddedToken | str = "<|im_end|>") -> Inner:
     return made
 
 
+def groups() -> Inner:
+    """The same with groups of three digits: where a group begins depends on where the number does."""
+    return words(QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|"))
+
+
 def lines() -> Inner:
     """BPE over whole texts, spaces replaced, as Gemma's."""
     made = Inner(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
@@ -69,7 +74,9 @@ TEXTS = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "cuts"), [(words, "words"), (lines, "lines"), (demo, "words")])
+@pytest.mark.parametrize(
+    ("make", "cuts"), [(words, "words"), (groups, "words"), (lines, "lines"), (demo, "words")]
+)
 def test_pieces_have_the_ids_of_the_whole(make, cuts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         pieces, "_MARGIN", 12
