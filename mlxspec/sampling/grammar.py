@@ -24,7 +24,7 @@ from mlxspec.sampling.bits import Bits, num_words
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-ROUND_SECONDS = 0.2
+ROUND_SECONDS = 0.1
 _CUTS_DRAFTS = 4  # a grammar that has used one part of so many of its share cuts its drafts
 _MAX_STATES, _STATE_BYTES = 16_384, 2048  # of the lexer; llguidance says that one takes 1 to 2 kB
 _TEXT_FACTOR = 64  # bytes that a byte of a grammar comes to, compiled

@@ -249,7 +249,8 @@ def test_more_connections_than_descriptors(tight: Served) -> None:
     held = [connect(tight, b"GET /hea") for _ in range(200)]
     assert tight.ask("GET", "/health")[0] == 200
     assert tight.chat(max_tokens=2)
-    assert descriptors() <= 128
+    assert descriptors() <= 128 - 24  # some are left for files
+    assert not any("No connection" in line for line in tight.lines)
     used = processor_seconds()
     time.sleep(2)
     assert processor_seconds() - used < 1.0
@@ -307,7 +308,7 @@ BOMBS: dict[str, Callable[[], dict | bytes]] = {
     "fields": lambda: b'{"x":[' + b'{"a":1},' * 390_000 + b"1]}",
     "ids": lambda: json.dumps({"prompt": [5] * 390_000, "messages": CHAT["messages"]}).encode(),
     "bad words": lambda: {"bad_words": [f"a{i:03}" + "b" * 28 for i in range(1000)], "max_tokens": 40},
-    "ambiguous": lambda: {"lark": 'start: start start | "a"', "max_tokens": 600},
+    "ambiguous": lambda: {"lark": 'start: start start | "a"', "max_tokens": 250},
     "properties": lambda: {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(4000)}}},
     "answers": lambda: {"n": 16, "max_tokens": 300, "ignore_eos": True},
 }  # fmt: skip
