@@ -17,6 +17,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import TokensEvent
+from mlxspec.host import numbers
 from mlxspec.speculation import cost
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel, DraftCost
@@ -151,14 +152,25 @@ def test_rests_grow_while_nothing_pays_and_start_anew_with_a_new_row() -> None:
     assert weighed[before + 1] - weighed[before] <= STILL + 1
 
 
-def test_a_users_limits_hold() -> None:
+def test_a_users_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No draft is longer than n_max, and none goes on from a token less probable than p_min."""
     made = engine(FLAT)
     spec = SpecConfig(drafters=("mtp",), policy="auto", n_max=2)
     result = made.generate(PROMPTS[0], PARAMS["greedy"], spec=spec)
     assert len(result.stats.drafters["mtp"].by_position) <= 2
     spec = SpecConfig(drafters=("mtp",), policy="auto", p_min=1.0)
+    proposed: list[list[float]] = []
+    propose = Mtp.propose
+
+    def recorded(self: Mtp, asks, sampler):
+        drafts = propose(self, asks, sampler)
+        proposed.extend(numbers(d.confidences).tolist() for d in drafts if d.length)
+        return drafts
+
+    monkeypatch.setattr(Mtp, "propose", recorded)
     stats = made.generate(PROMPTS[1], PARAMS["sampled"], spec=spec).stats
-    assert stats.num_drafted < 0.1 * stats.num_generated  # what is certain in floats
+    certain = [next((i for i, c in enumerate(sure) if c < 1.0), len(sure)) for sure in proposed]
+    assert stats.num_drafted <= sum(certain) < sum(map(len, proposed))
 
 
 def test_an_engine_measures_for_itself_when_first_asked() -> None:
