@@ -99,7 +99,8 @@ def test_a_gemma_4_assistant_on_the_command_line(tmp_path: Path, capsys: pytest.
     command = ["generate", "-p", "aAbB1", "--max-tokens", "40", "--model", str(target)]
     assert main([*command, "--draft", "off"]) == 0
     plain = capsys.readouterr().out
-    assert main([*command, "--draft-model", str(assistant)]) == 0
+    # whether drafting pays on a busy machine is not what is tested
+    assert main([*command, "--policy", "fixed", "--draft-model", str(assistant)]) == 0
     drafted = capsys.readouterr()
     assert drafted.out == plain
     assert " mtp " in drafted.err
