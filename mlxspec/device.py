@@ -90,10 +90,10 @@ def _tf32_notices() -> list[str]:
         return []
     if tf32():
         return [
-            f"{_TF32} is set: on an M5, float32 products lose three digits and texts may differ by who drafted."
+            f"{_TF32} is set, so an M5 rounds float32 products: drafted text may differ from plain text. Unset it."
         ]
     return [
-        f"MLX was imported before mlxspec, perhaps too late to set {_TF32}=0; on an M5, import mlxspec first or set the variable."
+        f"MLX was imported before mlxspec, so {_TF32}=0 may have no effect. On an M5, import mlxspec first or set the variable yourself."
     ]
 
 
@@ -170,7 +170,7 @@ def adjust(owner: object, scratch: int) -> None:
     nbytes, before = _claims.get(owner, (0, scratch))
     if before != scratch:
         _claims[owner] = nbytes, scratch
-        _share_out()
+        _limit_scratch()
 
 
 def release(owner: object) -> None:
@@ -179,18 +179,36 @@ def release(owner: object) -> None:
         _share_out()
 
 
-def _share_out() -> None:
+def _recommended() -> int | None:
+    """Bytes that a Mac's GPU may use; None elsewhere."""
     if backend() != "metal":
+        return None
+    import mlx.core as mx
+
+    found = mx.device_info().get("max_recommended_working_set_size")
+    return found if isinstance(found, int) else None
+
+
+def _share_out() -> None:
+    recommended = _recommended()
+    if recommended is None:
         return
     import mlx.core as mx
 
-    recommended = mx.device_info().get("max_recommended_working_set_size")
-    if not isinstance(recommended, int):
-        return
-    most, scratch = (min(sum(c[i] for c in _claims.values()), recommended) for i in range(2))
+    most = min(sum(nbytes for nbytes, _ in _claims.values()), recommended)
     with suppress(RuntimeError, ValueError):  # before macOS 15
         mx.synchronize()  # changed while a command runs, the limit may unwire memory that it reads
         mx.set_wired_limit(most)
+    _limit_scratch()
+
+
+def _limit_scratch() -> None:
+    recommended = _recommended()
+    if recommended is None:
+        return
+    import mlx.core as mx
+
+    scratch = min(sum(scratch for _, scratch in _claims.values()), recommended)
     mx.set_cache_limit(scratch if _claims else recommended)
 
 

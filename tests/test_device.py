@@ -101,7 +101,7 @@ def test_a_mac_is_told_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, came_first, words in (
         ("0", False, ""),
         ("1", False, "MLX_ENABLE_TF32 is set"),
-        ("0", True, "too late"),
+        ("0", True, "imported before"),
     ):
         monkeypatch.setenv("MLX_ENABLE_TF32", value)
         monkeypatch.setattr(device, "_mlx_came_first", came_first)

@@ -118,7 +118,7 @@ def _check_device(tokens: Any, length: int) -> None:
         mx.issubdtype(tokens.dtype, mx.integer) if isinstance(tokens, mx.array) else tokens.dtype.kind in "iu"
     )
     if not is_whole:
-        _refuse(f"its draft's tokens are of type {tokens.dtype}, which is none of whole numbers")
+        _refuse(f"its draft's tokens are of type {tokens.dtype}, which is no integer type")
 
 
 def _confidences(given: Any, length: int) -> list[float] | None:

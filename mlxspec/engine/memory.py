@@ -57,7 +57,7 @@ class Memory:
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
         if self.prefix_budget and missing(self._drafters, request.spec):
             # held until the store has them, which may be at the end only
-            found += 4 * self._model.hidden_size * length
+            found += self._model.dtype.size * self._model.hidden_size * length
         return found + request.host_bytes
 
     def check(self, request: Request) -> None:

@@ -286,12 +286,14 @@ def _temper(logits: mx.array, used: _Used) -> mx.array:
 def _truncate(logits: mx.array, tempered: mx.array, used: _Used) -> mx.array:
     """`tempered` with every score below the highest of a position's thresholds made impossible. Ties at a threshold all stay.
 
-    logits (N, V): what was tempered, in any float type. Only positions that ask for a threshold are searched for it.
+    logits (N, V): what was tempered, in any float type. Only positions that ask for a threshold are searched for it; those that take the
+    likeliest token ask for none.
     """
     vocab = logits.shape[1]
     params = used.params
-    ranked = [i for i, p in enumerate(params) if 0 < p.top_k < vocab]
-    shared = [i for i, p in enumerate(params) if p.top_p < 1.0 and not 0 < p.top_k < vocab]
+    drawn = [i for i, p in enumerate(params) if p.temperature > 0.0]
+    ranked = [i for i in drawn if 0 < params[i].top_k < vocab]
+    shared = [i for i in drawn if params[i].top_p < 1.0 and not 0 < params[i].top_k < vocab]
     floor: mx.array | None = None
     for places in (ranked, shared):
         if not places:

@@ -257,3 +257,17 @@ def test_equal_scores_of_any_number_stay_together() -> None:
 def test_equally_likely_tokens_are_listed_by_id() -> None:
     logits = mx.array(np.tile(np.asarray([1.0, 3.0, 3.0, 0.0], np.float32), 2000)[None])
     assert np.asarray(logprobs(logits, mx.array([0]), 4).top_tokens).tolist() == [[1, 2, 5, 6]]
+
+
+def test_positions_that_take_the_likeliest_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a row that samples, a greedy one with top-p costs no search."""
+    searched: list[int] = []
+
+    def counted(x: mx.array, scores: mx.array, shares: list[float]) -> mx.array:
+        searched.append(len(shares))
+        return top_p_floor(x, scores, shares)
+
+    monkeypatch.setattr("mlxspec.sampling.sampler.top_p_floor", counted)
+    rows = [RowSampler(SamplingParams(temperature=t, top_p=0.9, seed=0), [1], 50) for t in (0.8, 0.0)]
+    BatchSampler(rows, 50).scores(mx.random.normal((2, 50), key=mx.random.key(0)), [0, 1])
+    assert searched == [1]
