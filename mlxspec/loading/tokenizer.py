@@ -21,6 +21,8 @@ from mlxspec.loading.pieces import LONGEST, SLICE, Pieces, UncuttableError
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import detect
 
+_LARGEST_ID = 2**32 - 1  # that the library can be asked for
+
 
 class Tokenizer:
     """A model's tokenizer.
@@ -108,7 +110,7 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str | None:
         """The vocabulary's own spelling of an id, None for an id it does not know."""
-        return self._inner.id_to_token(token)
+        return self._inner.id_to_token(token) if 0 <= token <= _LARGEST_ID else None
 
     def added_tokens(self) -> dict[int, bool]:
         """Ids that were added to the vocabulary as they are spelled, and whether they are special."""

@@ -1,3 +1,1 @@
-"""The HTTP server: OpenAI's routes over the engine. Knows HTTP and JSON; knows no arrays."""
-
-from mlxspec import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)
+"""The local HTTP server. Loading this package loads neither MLX nor a BLAS: the command line reads the limits here for its help."""

@@ -297,13 +297,11 @@ class Controller:
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
         price = self.costs.draft(name).seconds(draft.length, 2 * num_rows, num_rows) / num_rows
-        # a draft that promised nothing is paid from the row's credit, as a probe is: all of it, not what it was expected to lose
-        is_try = not probe_seconds and row.best(name, self.max_depth, rate)[0] <= MARGIN
         if probe_seconds:  # what was known is old
             promise.count = min(promise.count, _OLD)
             promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
-        elif is_try:
-            promise.spent += price
+        else:
+            promise.spent += max(0.0, MARGIN - row.best(name, self.max_depth, rate)[0]) / rate
         if num_rows == 1 or not probe_seconds:
             row.drafting, row.is_look, row.share = name, probe_seconds > 0.0, plain / num_rows
             row.risked = 0.0 if row.is_look else price

@@ -13,6 +13,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix import NEAR, STRIDE, Prefix, stride_of
+from mlxspec.engine.prefix_store import TARGET
 from mlxspec.events import PrefillEvent
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel, DraftCost
@@ -349,8 +350,8 @@ def test_the_stride_is_that_of_the_models_bytes(monkeypatch: pytest.MonkeyPatch)
     per_token, state = made.model.make_cache(0).snapshot_bytes()
     made.generate(words(100, 0), GREEDY)
     (node,) = [n for n in made.prefix.store._nodes() if n.state is not None and len(n.tokens) == 100]
-    assert sum(x.nbytes for kv in node.segments["target"] for x in kv) == 100 * per_token
-    assert sum(x.nbytes for arrays in node.state["target"] for x in arrays) == state
+    assert sum(x.nbytes for kv in node.segments[TARGET] for x in kv) == 100 * per_token
+    assert sum(x.nbytes for arrays in node.state[TARGET] for x in arrays) == state
 
 
 @pytest.mark.parametrize("wish", [spec(), spec("mtp")], ids=["plain", "drafted"])

@@ -57,6 +57,7 @@ def config() -> Qwen35Config:
         "linear_value_head_dim": DIM,
         "linear_conv_kernel_dim": 4,
         "rms_norm_eps": 1e-6,
+        "rope_theta": 1e7,
         "max_position_embeddings": 128,
     }
     return Qwen35Config.from_dict(sizes)

@@ -380,19 +380,3 @@ def test_unknown_costs_are_not_invented() -> None:
     assert control.choose([control.open("", 0)], [[]], [MODELS])[0].value == pytest.approx(
         sum(0.75**i for i in range(1, 8)), rel=0.01
     )
-
-
-def test_tries_cost_a_row_no_more_than_its_credit_whatever_they_were_expected_to_lose() -> None:
-    """A drafter that is sure of itself and never right: what it promises falls slowly, what it takes is paid at once."""
-    price = DraftCost(step=0.5)
-    control = controller({1: 1.0, 2: 1.3, 9: 3.4}, mtp=price)
-    row, spent = control.open("", 0), 0.0
-    for _ in range(16):
-        choice = control.choose([row], [[]], [MODELS])[0]
-        if choice.model is None:
-            break
-        spent += price.seconds(choice.depth, 1)
-        control.drafted(row, Offer("mtp", choice.depth, [0.75] * choice.depth), 1)
-        control.spent(row, 1, 1.0 + price.seconds(choice.depth, 1), looked_up=False)
-    assert choice.model is None
-    assert 0 < spent <= CREDIT + price.seconds(1, 1)
