@@ -430,8 +430,8 @@ FAULTS = (
     Fault(
         "halving takes positions all at once",
         "sampling/truncate.py",
-        "_AT_ONCE = 4",
-        "_AT_ONCE = 999",
+        "_AT_ONCE = 1 << 20",
+        "_AT_ONCE = 1 << 40",
         f"{_TRUNCATE}::test_many_positions_hold_little_more_memory_than_their_scores",
     ),
     Fault(

@@ -24,7 +24,9 @@ _SHARE = 30  # bits of a share p
 _WEIGHT = 40  # bits of the likeliest token's weight; 2^23 of them fit into an int64
 _PROBABILITY = 31  # bits of probability 1; one and what rounding adds fit into a uint32
 _LANES = 16  # numbers: CPUs may compute what is left over of so many in another way, which must not depend on the other positions
-_AT_ONCE = 4  # positions whose masses are held at once: a GPU has enough to do with so many
+_AT_ONCE = (
+    1 << 20
+)  # scores whose masses are held at once, four positions of 248k words: a GPU has enough to do with so many
 _SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than halving the range of scores 16 or 32 times
 
 
@@ -78,8 +80,9 @@ def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array
     """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32; arguments as `top_k_floor` has them."""
     find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else halved_floor
     found = []
-    for start in range(0, len(p), _AT_ONCE):
-        some = slice(start, start + _AT_ONCE)
+    step = max(1, _AT_ONCE // x.shape[1])
+    for start in range(0, len(p), step):
+        some = slice(start, start + step)
         masses = _whole(mx.softmax(tempered[some], axis=-1, precise=True), _PROBABILITY).astype(mx.uint32)
         found.append(find(x[some], tempered[some], masses, p[some]))
     return found[0] if len(found) == 1 else mx.concatenate(found)

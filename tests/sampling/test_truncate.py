@@ -232,7 +232,7 @@ def test_no_more_than_a_few_thousand_numbers_of_a_position_are_sorted(
 def test_many_positions_hold_little_more_memory_than_their_scores() -> None:
     """Beyond the logits: tempered scores, what is left of them, which ones (a byte each) and noise; for top-p also masses. No pass over the
     vocabulary leaves numbers of its own."""
-    num, vocab = 32, 32_768
+    num, vocab = 32, 131_072
     logits = mx.array(np.random.default_rng(0).standard_normal((num, vocab)).astype(np.float32))
     for asked, most in (({"top_p": 0.95}, 5.0), ({"top_k": 20, "top_p": 0.95}, 3.5)):
         row = RowSampler(SamplingParams(temperature=0.6, seed=1, **asked), [], vocab)
