@@ -14,7 +14,7 @@ _HOMES = {
     "load": "mlxspec.engine.load",
     "Engine": "mlxspec.engine.engine",
     "AsyncEngine": "mlxspec.engine.async_engine",
-    "Result": "mlxspec.engine.answers",
+    "Result": "mlxspec.engine.api",
     "Drafter": "mlxspec.drafters.base",
     "Draft": "mlxspec.drafters.base",
     "Ask": "mlxspec.drafters.base",
@@ -48,7 +48,7 @@ __all__ = [
 if TYPE_CHECKING:
     from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
     from mlxspec.drafters.base import Ask, Draft, Drafter
-    from mlxspec.engine.answers import Result
+    from mlxspec.engine.api import Result
     from mlxspec.engine.async_engine import AsyncEngine
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.load import load

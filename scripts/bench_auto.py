@@ -94,7 +94,8 @@ def _run(options: argparse.Namespace, temperature: str, tokens: str, cache: str)
 
 
 def _work(options: argparse.Namespace) -> dict[str, Any]:
-    from mlxspec import device, load
+    from mlxspec import load
+    from mlxspec.platform import device
 
     device.compile_kernels()
     from mlxspec.config import EngineConfig, SamplingParams, SpecConfig

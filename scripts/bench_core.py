@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
 import numpy as np

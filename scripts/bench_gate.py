@@ -122,9 +122,10 @@ def _timed(rounds: int) -> tuple[str, dict[str, float]]:
 
 
 def _counted() -> dict[str, float]:
-    from mlxspec import device, load
+    from mlxspec import load
     from mlxspec.bench.workloads import read_workloads
     from mlxspec.config import SamplingParams, SpecConfig
+    from mlxspec.platform import device
 
     device.compile_kernels()
     from peers.worker_mlxspec import nodes_of

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mlxspec import device  # noqa: E402  # before mlx: it loads the BLAS  # isort: skip
+from mlxspec.platform import device  # noqa: E402  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402

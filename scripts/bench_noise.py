@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +24,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.tokenizer import Tokenizer, read_json
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import Assembled, assemble
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 from mlxspec.sampling.noise import gumbel
 
 NUM_SEEDS = 8

@@ -14,10 +14,11 @@ import argparse
 import statistics
 import sys
 
-from mlxspec import device, load
+from mlxspec import load
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
+from mlxspec.platform import device
 
 WORKLOADS = ("edit", "explain", "continue", "ask")
 

@@ -112,7 +112,7 @@ Run = Iterator[Any]  # is sent (prompt, expected tokens) and gives a row; is sen
 
 
 def _mlx_lm(options: argparse.Namespace) -> Any:
-    from mlxspec import device  # before MLX: both engines compute with the same BLAS
+    from mlxspec.platform import device  # before MLX: both engines compute with the same BLAS
 
     with device.private_kernels():
         import mlx.core as mx
@@ -258,7 +258,7 @@ def _timed_row(prompt: Prompt, temperature: float, taken: dict[str, list[Any]]) 
 def _llama_server(options: argparse.Namespace) -> Any:
     from peers.llama_cpp import LlamaCpp
 
-    from mlxspec import device
+    from mlxspec.platform import device
 
     gguf = places.place(places.MODEL) / places.GGUF
     return LlamaCpp(
@@ -312,7 +312,7 @@ def _commit() -> str:
 
 
 def _machine() -> Row:
-    from mlxspec import device
+    from mlxspec.platform import device
 
     report = device.report()
     return {

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
 import numpy as np

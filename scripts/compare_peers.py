@@ -108,7 +108,7 @@ def _options() -> argparse.Namespace:
 
 
 def _machine() -> dict[str, Any]:
-    from mlxspec import device
+    from mlxspec.platform import device
 
     report = device.report()
     return {
@@ -121,7 +121,7 @@ def _machine() -> dict[str, Any]:
 
 def _start(options: argparse.Namespace, dtype: str, missing: dict[str, str]) -> list[Engine]:
     """Every engine that can be had, ours first; why the others cannot goes to `missing`."""
-    from mlxspec import device
+    from mlxspec.platform import device
 
     given = dict(entry.split("=", 1) for entry in options.python)
     work, blas = options.work, device.report().blas_path or ""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
-from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
 import numpy as np
@@ -24,10 +24,10 @@ from bench_noise import held_out
 import mlxspec
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import Rollback, by_tape
-from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import assemble
 from mlxspec.models.base import Model
+from mlxspec.platform.host import numbers
 from mlxspec.sampling.noise import gumbel
 
 PROMPT = 16  # tokens that are read together before the steps that are compared

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from real_parts import gemma, places, qwen  # noqa: E402
 from real_parts.places import PartError  # noqa: E402
 
-from mlxspec.folders import wanted_cache_folder  # noqa: E402
+from mlxspec.platform.folders import wanted_cache_folder  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from hypothesis import settings
 if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["MLX_DISABLE_COMPILE"] = "1"
 
-from mlxspec import device, folders
+from mlxspec.platform import device, folders
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # what rounds cost beside other tests is nothing that later loads should start from: only libraries are kept for them

@@ -12,7 +12,7 @@ import pytest
 
 from mlxspec.compat import mlx_lm as ours
 from mlxspec.errors import ConfigError, MlxspecError, VocabularyError
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec import jit
+from mlxspec.platform import compile_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 # Of the demo what has one row compile all there is, and rows together use it; scripts/test --all runs every test compiled.
@@ -26,7 +26,7 @@ TESTS = (
 
 
 @pytest.mark.skipif(
-    sys.platform.startswith("linux") and jit.compiler() is None,
+    sys.platform.startswith("linux") and compile_folder.compiler() is None,
     reason="needs g++, with which MLX compiles for the CPU",
 )
 def test_shipped_models_say_the_same_compiled() -> None:

@@ -32,7 +32,7 @@ ELSEWHERE = (
 )
 ASK = """
 import ctypes
-from mlxspec import device
+from mlxspec.platform import device
 name = getattr(device._chosen.library, "openblas_get_corename", None)
 if name is not None:
     name.restype = ctypes.c_char_p

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec import bundled_blas, device, folders, jit
+from mlxspec.platform import bundled_blas, compile_folder, device, folders
 
 ROOT = Path(__file__).resolve().parent.parent
 linux_only = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="Linux chooses its BLAS; macOS has Accelerate"
 )
 needs_compiler = pytest.mark.skipif(
-    jit.compiler() is None, reason="needs g++, with which MLX compiles for the CPU"
+    compile_folder.compiler() is None, reason="needs g++, with which MLX compiles for the CPU"
 )
 
 REPORT = """
-from mlxspec import device
+from mlxspec.platform import device
 import sys
 assert "mlx.core" not in sys.modules
 import mlx.core as mx
@@ -38,7 +38,7 @@ r = device.report()
 print(r.blas_kind, r.threads, r.compile_enabled, r.blas_path, *r.notices, sep="\\n")
 """
 COMPILE = """
-from mlxspec import device
+from mlxspec.platform import device
 import os, tempfile
 import mlx.core as mx
 device.compile_kernels()
@@ -53,7 +53,7 @@ TF32 = """
 import os, sys
 if sys.argv[1:] == ["late"]:
     import mlx.core
-import mlxspec.device as device
+import mlxspec.platform.device as device
 print(os.environ["MLX_ENABLE_TF32"], device.tf32(), device.report().tf32)
 """
 
@@ -213,21 +213,19 @@ class TestBlas:
         ],
     )
     def test_what_cannot_be_honoured_is_one_sentence(self, run: Run, wish: str, sentence: str) -> None:
-        last = run("import mlxspec.device", check=False, MLXSPEC_BLAS=wish).stderr.splitlines()[-1]
+        last = run("import mlxspec.platform.device", check=False, MLXSPEC_BLAS=wish).stderr.splitlines()[-1]
         assert last.startswith("mlxspec.errors.ConfigError: ")
         assert sentence in last
 
     def test_too_late_is_said(self, run: Run) -> None:
-        source = (
-            "import mlx.core\nfrom mlxspec import device\nr = device.report()\nprint(r.blas_kind, *r.notices)"
-        )
+        source = "import mlx.core\nfrom mlxspec.platform import device\nr = device.report()\nprint(r.blas_kind, *r.notices)"
         said = run(source).stdout
         assert said.startswith("wheel mlx.core was imported before mlxspec")
         refused = run(source, check=False, MLXSPEC_BLAS="bundled").stderr.splitlines()[-1]
         assert "came too late" in refused
 
     def test_missing_packages_leave_the_wheels_blas_with_a_notice(self, run: Run) -> None:
-        source = "from mlxspec import bundled_blas\ndef gone():\n    raise bundled_blas.UnavailableError('it is gone.')\n"
+        source = "from mlxspec.platform import bundled_blas\ndef gone():\n    raise bundled_blas.UnavailableError('it is gone.')\n"
         source += "bundled_blas._source = gone\n"
         kind, *_, notice = run(source + REPORT, LD_LIBRARY_PATH="").stdout.splitlines()
         if kind != "system":
@@ -368,7 +366,7 @@ class TestKernelFolder:
     def test_tmpdir_is_restored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Seen through children that inherit the C environment."""
         monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
-        folder = jit.KernelFolder()
+        folder = compile_folder.KernelFolder()
 
         def inherited() -> str:
             return subprocess.run(

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import mlxspec
-from mlxspec import resources
 from mlxspec.errors import ConfigError
+from mlxspec.platform import resources
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -111,7 +111,7 @@ def test_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", *target], check=True, stdin=subprocess.DEVNULL)
     source = """
 import pathlib, sys, mlxspec
-from mlxspec import device, resources
+from mlxspec.platform import device, resources
 assert pathlib.Path(mlxspec.__file__).is_relative_to(sys.argv[1]), mlxspec.__file__
 assert resources.metal_folder() == pathlib.Path(mlxspec.__file__).parent / "metal"
 assert resources.metal_folder().is_dir()

@@ -212,14 +212,14 @@ FAULTS = (
     ),
     Fault(
         "a drafted token does not count for the position right behind it",
-        "engine/choice.py",
+        "engine/sample_round.py",
         "before[i, start + 1 : i + 1] = 1.0",
         "before[i, start + 1 : i] = 1.0",
         f"{_POSITIONS}::test_penalties_at_drafted_positions_are_those_of_each_rows_own_text",
     ),
     Fault(
         "a drafted token counts for the positions of other rows",
-        "engine/choice.py",
+        "engine/sample_round.py",
         "before[i, start + 1 : i + 1] = 1.0",
         "before[i, 1 : i + 1] = 1.0",
         f"{_POSITIONS}::test_penalties_at_drafted_positions_are_those_of_each_rows_own_text",
@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault(
         "a thinking budget is looked for at a round's first position only",
-        "engine/choice.py",
+        "engine/sample_round.py",
         "not constraints.reaches(width + most)",
         "not constraints.reaches(1 + most)",
         f"{_POSITIONS}::test_a_thinking_budget_that_ends_inside_a_draft_is_exact",

@@ -12,7 +12,7 @@ import functools
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlxspec import device  # noqa: F401  (before mlx)
+from mlxspec.platform import device  # noqa: F401  (before mlx)
 
 # isort: split
 import mlx.core as mx

@@ -17,7 +17,7 @@ from mlxspec.engine.engine import Engine, Result
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class WorkloadOutcome:
     """One workload. pairs: drafted over plain speed, one a group of prompts and repetition; num_different: answers that were not the
     same. Speeds are tokens a second over all rows, medians."""
 
@@ -57,7 +57,7 @@ class _Run:
 
 def run_workload(
     engine: Engine, workload: Workload, spec: SpecConfig, *, num_rows: int, repeat: int, max_tokens: int
-) -> Outcome:
+) -> WorkloadOutcome:
     """Every group of `num_rows` prompts `repeat` times plainly and with `spec`, taking turns in changing order, behind one that warms
     up."""
     prompts = list(workload.prompts)
@@ -79,7 +79,7 @@ def run_workload(
         for name, work in s.drafters.items():
             tried, stood = drafted.get(name, (0, 0))
             drafted[name] = tried + work.num_drafted, stood + work.num_accepted
-    return Outcome(
+    return WorkloadOutcome(
         workload=workload.name,
         num_prompts=len(prompts),
         num_rows=num_rows,

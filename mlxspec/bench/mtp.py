@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class MtpReport:
     """All tasks. seconds: wall time of everything, prompts included."""
 
     rows: tuple[Row, ...]
@@ -72,14 +72,14 @@ class Report:
         }
 
 
-def run(tasks: Sequence[Task], ask: Ask, max_tokens: int, told: Callable[[Row], None]) -> Report:
+def run(tasks: Sequence[Task], ask: Ask, max_tokens: int, told: Callable[[Row], None]) -> MtpReport:
     """Every task once, greedy. told: of each as it ends."""
     started = time.perf_counter()
     rows = []
     for task in tasks:
         rows.append(ask(task, max_tokens))
         told(rows[-1])
-    return Report(rows=tuple(rows), seconds=time.perf_counter() - started)
+    return MtpReport(rows=tuple(rows), seconds=time.perf_counter() - started)
 
 
 def in_process(engine: Engine, spec: SpecConfig) -> Ask:

@@ -12,7 +12,7 @@ from statistics import median
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.engine.answers import Result
+from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 
 DEPTHS = (1, 2, 3, 4, 6, 8)  # tokens a model drafts at once, as tried

@@ -1,7 +1,7 @@
 """How the recurrence of a Gated DeltaNet layer goes back to what was accepted: four ways behind one contract, `Rollback`.
 
-    Tape        keeps the state before the last forward and what that forward did to it; the next replays what stands (the default)
-    Trail       the same with fewer operations: rows of few tokens keep the states they passed (the default on a CPU)
+    TapeRollback        keeps the state before the last forward and what that forward did to it; the next replays what stands (the default)
+    TrailRollback       the same with fewer operations: rows of few tokens keep the states they passed (the default on a CPU)
     Snapshots   keeps the last states themselves; the next forward starts from the one that stands
     Checkpoint  keeps the state before and the forward's inputs; the next runs what stands again (the plain twin of the others)
 
@@ -19,14 +19,14 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
+from mlxspec.kernels.cpu.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.flat import FEW, FlatRows
-from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
+from mlxspec.platform import device
 
 STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
 
@@ -110,7 +110,7 @@ class Rollback(ABC):
 
 
 @dataclass(frozen=True)
-class Tape(Rollback):
+class TapeRollback(Rollback):
     """state: before the last forward; held: its tape (k, delta, log_g)."""
 
     def verify(
@@ -140,8 +140,10 @@ def _kept(past: RecurrentState, stood: Stood | None) -> Kept | None:
 
 
 @dataclass(frozen=True)
-class Trail(Rollback):
-    """The tape's part where operations are what costs, on a CPU, see kernels/gdn_few.py. state: before the last forward; held: its trail.
+class TrailRollback(Rollback):
+    """The tape's part where operations are what costs, on a CPU: see kernels/cpu/gdn_few.py.
+
+    state: before the last forward; held: its trail.
 
     one_by_one: the widest rows whose tokens run one by one; those of wider ones all at once, with other last bits than plain decoding.
     """
@@ -246,17 +248,17 @@ class Checkpoint(Rollback):
         return gdn_facts(inputs, self.flush(past, stood), here)
 
 
-TAPE = Tape()
+TAPE = TapeRollback()
 
 
-def by_tape(*, exact: bool = False) -> Tape | Trail:
+def by_tape(*, exact: bool = False) -> TapeRollback | TrailRollback:
     """The default way on this device. exact: with the bits of plain decoding at every width.
 
     Callers ask for `exact` where the model computes in 16 bits. A trail of more than FEW tokens differs from steps in the last float32
     bits. Those rarely change a float32 model's choice. A 16-bit model rounds the recurrence's output: where a last bit crosses the middle
     between two 16-bit numbers, the output differs by 2^-8 (bfloat16) or 2^-11 (float16) of its size, and logits differ as much.
     """
-    return Trail() if device.backend() == "cpu" and not exact else TAPE
+    return TrailRollback() if device.backend() == "cpu" and not exact else TAPE
 
 
 def rollback(name: str, num_states: int, *, exact: bool = False) -> Rollback:

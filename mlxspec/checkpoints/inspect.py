@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
-from mlxspec.checkpoints.memory import Memory
+from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.config import DRAFTER_NAMES
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
@@ -69,7 +69,7 @@ class Usable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class InspectReport:
     """All of it. Sizes in elements or bytes.
 
     revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
@@ -92,7 +92,7 @@ class Report:
     file_bytes: int
     skipped_bytes: int
     head: Head
-    memory: Memory
+    memory: MemoryEstimate
     drafters: tuple[Usable, ...]
 
     @property
@@ -131,7 +131,7 @@ def inspect(
     context: int | None = None,
     rows: int = 1,
     draft_model: str | None = None,
-) -> Report | DrafterReport:
+) -> InspectReport | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
     draft_model counts in the memory, and among the drafters as what it can be to this model. Reads headers only. Raises MlxspecError
     subclasses where `load` would, but for vocabularies that differ."""
@@ -157,7 +157,7 @@ def inspect(
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
     head = _head(kind, made, own, plain)
     beside = _beside(draft_model, made)
-    return Report(
+    return InspectReport(
         name=name,
         folder=str(folder.path),
         revision=hub.revision_of(folder.path),
@@ -284,9 +284,9 @@ def _advice(kind: Architecture, made: Assembled) -> str:
     return "models of this family have none"
 
 
-def _memory(made: Assembled, beside: Any, context: int, rows: int) -> Memory:
+def _memory(made: Assembled, beside: Any, context: int, rows: int) -> MemoryEstimate:
     drafters = [m for m in (made.mtp, beside) if m is not None]
-    return Memory(
+    return MemoryEstimate(
         context=context,
         rows=rows,
         weights=memory.bytes_of(made.model),

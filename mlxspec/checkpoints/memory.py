@@ -11,17 +11,17 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxspec import device
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.models.assemble import floats_fit
 from mlxspec.models.registry import architecture
+from mlxspec.platform import device
 
 DEFAULT_CONTEXT = 8192
 _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryEstimate:
     """Bytes, at most. state: keys, values and recurrent states of `rows` rows of `context` tokens, the model's and its drafters'.
     machine: what this one gives to MLX. Activations of a forward come on top: they are small beside the rest."""
 
@@ -67,7 +67,9 @@ def state_bytes(module: Any, context: int, rows: int) -> int:
     return rows * int(cache.bytes_for(context, prefill=EngineConfig().prefill_chunk, verify=verify))
 
 
-def expected(config: dict[str, Any], file_bytes: int, context: int | None = None, rows: int = 1) -> Memory:
+def expected(
+    config: dict[str, Any], file_bytes: int, context: int | None = None, rows: int = 1
+) -> MemoryEstimate:
     """Of a model that is not here yet: its config.json, and the bytes of its weights. Raises ModelError for models we do not run."""
     kind = architecture(config)
     parsed = kind.parse(config)
@@ -79,7 +81,7 @@ def expected(config: dict[str, Any], file_bytes: int, context: int | None = None
         values = bytes_of(model)  # float32
         in_memory = values if not quantized or floats_fit(values) else file_bytes
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
-    return Memory(
+    return MemoryEstimate(
         context=context,
         rows=rows,
         weights=in_memory,

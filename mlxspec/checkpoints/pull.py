@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxspec.checkpoints.memory import Memory, expected
+from mlxspec.checkpoints.memory import MemoryEstimate, expected
 from mlxspec.errors import MemoryBudgetError, ModelError
 from mlxspec.loading.download import Plan, check_disk
 from mlxspec.loading.progress import amount
@@ -13,7 +13,7 @@ from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
 DRAFTER_TYPES = (*sorted(ASSISTANT_TYPES), "qwen3_5_mtp", "qwen3_5_moe_mtp")
 
 
-def memory_of(plan: Plan, context: int | None = None) -> Memory | None:
+def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
     """What running it takes, by its config.json; None for a drafter, which runs beside its target. context: tokens of one row.
 
     Raises ModelError for a model of a kind that mlxspec does not run.

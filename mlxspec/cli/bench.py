@@ -19,7 +19,7 @@ from mlxspec.demo import WORKLOADS
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlxspec.bench.bench import Outcome
+    from mlxspec.bench.bench import WorkloadOutcome
     from mlxspec.engine.engine import Engine
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
         plots.check(Path(args.plot))
     args.policy = args.policy or "auto"  # what there is to prove
-    from mlxspec import device
+    from mlxspec.platform import device
 
     device.compile_kernels()  # what is measured is worth waiting for
     engine = options.load_engine(args, options.spec_config(args))
@@ -105,7 +105,7 @@ def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> 
     plots.draw(path, title, costs.curve(0).knots_until(_WIDEST), scores)
 
 
-def line(outcome: Outcome) -> str:
+def line(outcome: WorkloadOutcome) -> str:
     """`edit       1.92x plain (0.98x to 3.10x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
     begin = f"{outcome.workload:10s} "
     if not outcome.is_same:

@@ -70,7 +70,7 @@ def _ask(args: argparse.Namespace) -> Ask:
 
     if args.url is not None:
         return mtp.over_http(args.url, None if args.model == options.DEMO else args.model)
-    from mlxspec import device
+    from mlxspec.platform import device
 
     args.policy = args.policy or "fixed"  # how much of what is drafted stands is the question
     spec = options.spec_config(args)

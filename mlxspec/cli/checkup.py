@@ -17,10 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from mlxspec import __version__, device, folders
+from mlxspec import __version__
 from mlxspec.cli.stats_line import size
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import MlxspecError
+from mlxspec.platform import device, folders
 
 Status = Literal["ok", "note", "wrong"]
 PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "huggingface-hub", "llguidance", "jinja2")
@@ -167,7 +168,7 @@ def _sysctl(name: str) -> str:
 def _kernels() -> Iterator[Finding]:
     from mlxspec import kernels as _all  # noqa: F401
     from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows  # noqa: F401
-    from mlxspec.resources import metal_source
+    from mlxspec.platform.resources import metal_source
 
     for heads in attention.COMMON:
         attention.has_kernel(heads)  # what is wrong is in the reports

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.demo_prompts import PROMPTS
-from mlxspec.cli.demo_runs import Comparison, Outcome, outcome_data, run_prompt
+from mlxspec.cli.demo_runs import Comparison, DemoOutcome, outcome_data, run_prompt
 from mlxspec.config import SpecConfig, check_number
 from mlxspec.errors import ConfigError
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     """The engine with every drafter that is to be compared, and the choices of drafters. Raises MlxspecError subclasses."""
-    from mlxspec import device
+    from mlxspec.platform import device
 
     device.compile_kernels()  # what is measured is worth waiting for
     wanted: Sequence[str] = args.draft or (DEMO_CHOICES if args.model == options.DEMO else ("auto",))
@@ -91,7 +91,7 @@ def _progress(text: str) -> None:
         print(f"\r\x1b[2K\x1b[2m{text}\x1b[0m", end="", file=sys.stderr, flush=True)
 
 
-def _show_answer(outcome: Outcome) -> None:
+def _show_answer(outcome: DemoOutcome) -> None:
     """The beginning of what was said, as proof that there is a text."""
     lines = [line for line in outcome.result.text.splitlines() if line.strip()]
     shown = [terminal.clean(line)[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
@@ -102,7 +102,7 @@ def _show_answer(outcome: Outcome) -> None:
     )
 
 
-def _report(engine: Engine, outcomes: Sequence[Outcome], seconds: float) -> None:
+def _report(engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> None:
     from rich import box
     from rich.table import Table
 
@@ -139,7 +139,7 @@ def _cells(c: Comparison) -> list[str]:
     ]
 
 
-def _summarize(console: Console, engine: Engine, outcomes: Sequence[Outcome], seconds: float) -> None:
+def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> None:
     pairs = [(o, c) for o in outcomes for c in o.comparisons]
     for outcome, c in pairs:
         if c.flip is not None:
@@ -163,7 +163,7 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[Outcome], se
         console.print(line, markup=False, highlight=False)
 
 
-def _flip(outcome: Outcome, c: Comparison) -> str:
+def _flip(outcome: DemoOutcome, c: Comparison) -> str:
     flip = c.flip
     if flip is None:
         return ""

@@ -55,7 +55,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """All about one prompt."""
 
     prompt: DemoPrompt
@@ -65,7 +65,7 @@ class Outcome:
 
 def run_prompt(
     engine: Engine, prompt: DemoPrompt, choices: Sequence[tuple[str, ...]], *, max_tokens: int, repeat: int
-) -> Outcome:
+) -> DemoOutcome:
     """Run one prompt plainly and with each choice of drafters behind a warm-up, in turns whose order is reversed each time.
 
     `repeat` turns count, more where the answer is so short that its speed would be chance.
@@ -97,7 +97,7 @@ def run_prompt(
                 else find_flip(engine, tokens, params, plain[0].tokens, other.tokens),
             )
         )
-    return Outcome(prompt=prompt, result=plain[0], comparisons=tuple(comparisons))
+    return DemoOutcome(prompt=prompt, result=plain[0], comparisons=tuple(comparisons))
 
 
 def _speed(results: Sequence[Result]) -> float:
@@ -117,8 +117,8 @@ def find_flip(
     """
     import mlx.core as mx
 
-    from mlxspec import device
     from mlxspec.kernels.flat import FlatRows
+    from mlxspec.platform import device
     from mlxspec.sampling.noise import gumbel
 
     place = next(
@@ -149,7 +149,7 @@ def find_flip(
     )
 
 
-def outcome_data(outcome: Outcome) -> dict[str, Any]:
+def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
     """One prompt's outcome for JSON."""
     return {
         "prompt": outcome.prompt.name,

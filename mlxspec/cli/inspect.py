@@ -11,12 +11,12 @@ from mlxspec.cli.table import print_pairs
 from mlxspec.config import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.checkpoints.inspect import DrafterReport, Layers, Report
+    from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers
 
 
 def run(args: argparse.Namespace) -> int:
     """A page, or one JSON object."""
-    from mlxspec.checkpoints.inspect import Report, inspect
+    from mlxspec.checkpoints.inspect import InspectReport, inspect
 
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
@@ -31,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         terminal.say(json.dumps(report.data()) + "\n")
     else:
-        print_pairs(_pairs(report) if isinstance(report, Report) else _drafter_pairs(report))
+        print_pairs(_pairs(report) if isinstance(report, InspectReport) else _drafter_pairs(report))
     return 0
 
 
-def _pairs(r: Report) -> list[tuple[str, str]]:
+def _pairs(r: InspectReport) -> list[tuple[str, str]]:
     from mlxspec.loading.progress import amount
 
     experts = f", {r.num_experts} experts, {count(r.active)} active" if r.num_experts else ""

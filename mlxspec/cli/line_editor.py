@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlxspec import folders
 from mlxspec.cli import terminal
+from mlxspec.platform import folders
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

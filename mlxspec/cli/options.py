@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
 from mlxspec.cli import checkpoint_options, serve_options, tool_options
-from mlxspec.cli.parser import Parser, aliases_of, choice, number, numbers, refuse, spelled
+from mlxspec.cli.parser import CommandParser, aliases_of, choice, number, numbers, refuse, spelled
 from mlxspec.config import (
     AUTO_DEPTH,
     DRAFTER_NAMES,
@@ -75,7 +75,9 @@ _FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE, **serve_options.FLAGS}
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command and its options. Raises ConfigError, or SystemExit after --help and --version."""
-    parser = Parser(prog="mlxspec", description="Speculative decoding on MLX that never changes the text.")
+    parser = CommandParser(
+        prog="mlxspec", description="Speculative decoding on MLX that never changes the text."
+    )
     parser.add_argument("--version", action="version", version=f"mlxspec {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parsers = {

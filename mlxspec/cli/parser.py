@@ -41,7 +41,7 @@ ALIASES = {
 }
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """argparse whose mistakes are one sentence of ours, and which never guesses an option from its beginning."""
 
     def __init__(self, **settings: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from mlxspec.cli.parser import number, numbers, size
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
-from mlxspec.server.limits import KINDS, Limits
+from mlxspec.server.limits import KINDS, ServerLimits
 
 MAX_TOKENS = 4096
 FLAGS = {
@@ -84,7 +84,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def limits(given: Sequence[str]) -> Limits:
+def limits(given: Sequence[str]) -> ServerLimits:
     """Those of `--limit NAME=VALUE`. Raises ConfigError."""
     found: dict[str, Any] = {}
     for text in given:
@@ -97,4 +97,4 @@ def limits(given: Sequence[str]) -> Limits:
             found[name.replace("-", "_")] = parse(value)
         except ValueError as error:
             raise ConfigError(f"--limit {name} needs a number, not {shown(value)}.") from error
-    return Limits(**found)
+    return ServerLimits(**found)

@@ -110,7 +110,7 @@ def machine() -> str:
     """`peak memory 28 MB · OpenBLAS 0.3.21, bundled`; off Linux without the BLAS, on a GPU with its name and our kernels in use."""
     import mlx.core as mx
 
-    from mlxspec import device
+    from mlxspec.platform import device
 
     report = device.report()
     parts = [f"peak memory {size(mx.get_peak_memory())}"]
@@ -129,7 +129,7 @@ def machine() -> str:
 
 def computer() -> str:
     """`Apple M3 Max (metal)`; on a CPU with its BLAS."""
-    from mlxspec import device
+    from mlxspec.platform import device
 
     report = device.report()
     return f"{report.device} ({report.backend if report.backend != 'cpu' else report.blas})"
@@ -137,7 +137,7 @@ def computer() -> str:
 
 def notices(all_stats: Iterable[RequestStats]) -> list[str]:
     """Sentences a person should see, each once: drafters that ended, what the machine lacks, kernels that failed their check."""
-    from mlxspec import device
+    from mlxspec.platform import device
 
     found = [n for stats in all_stats for n in stats.notices]
     off = [f"The kernel {k.name} is switched off: it {k.reason}." for k in _kernels() if k.failed]
@@ -162,7 +162,7 @@ def device_data() -> dict[str, Any]:
     """Backend, BLAS, kernels and memory for JSON."""
     import mlx.core as mx
 
-    from mlxspec import device
+    from mlxspec.platform import device
 
     report = device.report()
     return {

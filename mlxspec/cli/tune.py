@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     spec = replace(options.spec_config(args), policy="fixed")  # costs are measured below, more thoroughly
     if args.plot is not None:
         plots.check(Path(args.plot))
-    from mlxspec import device
+    from mlxspec.platform import device
 
     device.compile_kernels()  # what is measured is worth waiting for
     engine = with_lookups(options.load_engine(args, spec), args.draft == "auto")

@@ -39,14 +39,14 @@ _WITH_KV_BITS = ("kv_group_size", "quantized_kv_start")  # mean nothing without 
 _DRAFT_TOKENS = 2  # mlx-lm's default
 
 
-class Model:
+class LoadedModel:
     """What `load` returns in place of mlx-lm's module. Attributes: engine, folder."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine, self.folder = engine, folder
-        self._pairs: dict[int, tuple[Model, Engine]] = {}
+        self._pairs: dict[int, tuple[LoadedModel, Engine]] = {}
 
-    def paired(self, draft: Model) -> Engine:
+    def paired(self, draft: LoadedModel) -> Engine:
         """This model with another one drafting for it. Raises VocabularyError where their token ids mean different things."""
         found = self._pairs.get(id(draft))
         if found is None:
@@ -76,7 +76,7 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     **options: Any,
-) -> tuple[Model, TokenizerWrapper] | tuple[Model, TokenizerWrapper, dict[str, Any]]:
+) -> tuple[LoadedModel, TokenizerWrapper] | tuple[LoadedModel, TokenizerWrapper, dict[str, Any]]:
     """Model and tokenizer, and the config with `return_config`. options: those of `mlxspec.load` (draft, draft_model, spec, config ...).
 
     lazy changes nothing but when weights are read, and they are read at once. Raises MlxspecError subclasses.
@@ -93,12 +93,12 @@ def load(
     engine = _load(path_or_hf_repo if revision is None else str(folder), **options)
     config = load_config(folder)
     tokenizer = load_tokenizer(folder, tokenizer_config, eos_token_ids=config.get("eos_token_id"))
-    model = Model(engine, folder)
+    model = LoadedModel(engine, folder)
     return (model, tokenizer, config) if return_config else (model, tokenizer)
 
 
 def generate(
-    model: Model,
+    model: LoadedModel,
     tokenizer: TokenizerWrapper,
     prompt: str | list[int],
     verbose: bool = False,
@@ -123,11 +123,11 @@ def generate(
 
 
 def stream_generate(
-    model: Model,
+    model: LoadedModel,
     tokenizer: TokenizerWrapper,
     prompt: str | mx.array | list[int],
     max_tokens: int = 256,
-    draft_model: Model | None = None,
+    draft_model: LoadedModel | None = None,
     stream: Any = generation_stream,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
@@ -141,17 +141,19 @@ def stream_generate(
 
 
 def _responses(
-    model: Model,
+    model: LoadedModel,
     tokenizer: TokenizerWrapper,
     prompt: str | mx.array | list[int],
     max_tokens: int = 256,
-    draft_model: Model | None = None,
+    draft_model: LoadedModel | None = None,
     stream: Any = generation_stream,
     *,
     keep_logprobs: bool,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
-    if not isinstance(model, Model) or not (draft_model is None or isinstance(draft_model, Model)):
+    if not isinstance(model, LoadedModel) or not (
+        draft_model is None or isinstance(draft_model, LoadedModel)
+    ):
         raise ConfigError("The model must come from mlxspec.compat.mlx_lm.load.")
     if max_tokens == 0:
         raise ConfigError("max_tokens must not be 0 (use -1 for no limit).")

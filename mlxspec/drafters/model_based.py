@@ -12,12 +12,12 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.reads import Reads
+from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import BatchSampler, confidence
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlxspec.drafters.base import Draft
-from mlxspec.host import numbers
+from mlxspec.platform.host import numbers
 from mlxspec.sampling.sampler import RowSampler
 from mlxspec.speculation.verify import (
     NOTHING,

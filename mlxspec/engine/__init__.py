@@ -1,3 +1,3 @@
 """Rounds over many requests. Knows requests, rows and events; knows no files, no terminal and no HTTP."""
 
-from mlxspec import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)
+from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, overload
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.engine.answers import Message, Prompt, Prompts, Result, paired
+from mlxspec.engine.api import Message, Prompt, Prompts, Result, paired
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.engine.stream import Stream

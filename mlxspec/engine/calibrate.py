@@ -22,7 +22,6 @@ from statistics import median
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
@@ -30,6 +29,7 @@ from mlxspec.engine.cost_file import CostFile, models_of
 from mlxspec.engine.rehearsal import PROMPT, WARM, WIDTHS, Drafts, Rounds
 from mlxspec.models.base import Model
 from mlxspec.models.reads import reads
+from mlxspec.platform import device
 from mlxspec.speculation.cost import CostModel, Curve, DraftCost
 
 READY = 2.0  # seconds in which a small model is loaded and measured

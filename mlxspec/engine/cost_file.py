@@ -17,12 +17,13 @@ from pathlib import Path
 
 from mlx.utils import tree_flatten
 
-from mlxspec import __version__, device, folders, kernels, models
+from mlxspec import __version__, kernels, models
 from mlxspec import cache as caches
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.base import Model
+from mlxspec.platform import device, folders
 from mlxspec.speculation.cost import CostModel, read_costs, write_costs
 
 _ENOUGH = 8  # rounds, or drafts: fewer teach nothing

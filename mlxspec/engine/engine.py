@@ -23,34 +23,34 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.rollback import rollback
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
-from mlxspec.engine.answers import Answers, Prompt, Result
-from mlxspec.engine.flight import Flight
-from mlxspec.engine.intake import Intake
-from mlxspec.engine.memory import Memory
+from mlxspec.engine.api import EngineApi, Prompt, Result
+from mlxspec.engine.memory import EngineMemory
+from mlxspec.engine.pipeline import Pipeline
 from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix import Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
+from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.schedule import Queue, Turns, makes_room, next_of
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
+from mlxspec.kernels.cpu.softmax import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
-from mlxspec.kernels.softmax import weigh_alike
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
+from mlxspec.platform import device
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.speculation.controller import Controller
 
 
-class Engine(Answers):
+class Engine(EngineApi):
     """A loaded model with its drafters.
 
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats, notices (whole
@@ -79,17 +79,19 @@ class Engine(Answers):
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
-        self._intake = Intake(tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec)
+        self._intake = RequestFactory(
+            tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec
+        )
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         by_steps = self.config.exact or model.dtype != mx.float32  # see by_tape
         self._rollback = rollback(self.config.rollback, num_states, exact=by_steps)
         self._widest = self._exact_width() if self.config.exact else None
         # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
-        self._flight = Flight(self.chain, self.stats, widest=self._widest, overlaps=not self.config.exact)
+        self._flight = Pipeline(self.chain, self.stats, widest=self._widest, overlaps=not self.config.exact)
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
-        self.memory = Memory(model, self.chain.drafters.values(), self.config, verify)
+        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify)
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride_of(model.make_cache(0)))
         self._rows: list[Request] = []  # in cache order
         self._parked: dict[Request, Snapshot] = {}  # rows that have made room for other clients'
@@ -151,7 +153,7 @@ class Engine(Answers):
         for request in self._requests():
             self.cancel(request.number)
         self._model, self.chain, self._cache = None, Chain(()), None
-        self._flight = Flight(self.chain, self.stats, widest=None, overlaps=False)
+        self._flight = Pipeline(self.chain, self.stats, widest=None, overlaps=False)
         self.prefix.limit(0)
         self.memory.close()
         device.release(self.memory)

@@ -10,7 +10,6 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
@@ -42,6 +41,7 @@ from mlxspec.models.assemble import (
 )
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
+from mlxspec.platform import device
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 

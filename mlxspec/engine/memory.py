@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, machine_memory
 from mlxspec.config import EngineConfig
@@ -18,6 +17,7 @@ from mlxspec.engine.request import TOKEN_BYTES, Request
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
+from mlxspec.platform import device
 
 SMALLEST_CHUNK = 32  # tokens
 _WAITING_SHARE = 8  # of what the weights leave, one part of so many
@@ -27,7 +27,7 @@ _STORE_SHARE, _STORE_AT_MOST = 4, 8 << 30  # of what the weights leave, one part
 _ALIVE = 64
 
 
-class Memory:
+class EngineMemory:
     """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row."""
 
     def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Chain, Proposal
-from mlxspec.engine.choice import choose
 from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.prefix_store import TARGET
 from mlxspec.engine.request import Request
+from mlxspec.engine.sample_round import choose
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
+from mlxspec.platform import device
 
 # Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
 # milliseconds: with two threads 64 tokens of the demo model took ten times as long, 512 the same, and more less.

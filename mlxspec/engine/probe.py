@@ -12,13 +12,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxspec import device
 from mlxspec.cache.model_cache import Snapshot
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.engine.verdict import ProbeReport, WidthVerdict
-from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
+from mlxspec.platform import device
+from mlxspec.platform.host import numbers
 
 PROMPT = 48  # tokens before the verified ones
 PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a compilation

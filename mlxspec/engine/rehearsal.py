@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.ngram_rows import NgramDrafter, NgramRow
 from mlxspec.engine.engine import Engine
 from mlxspec.models.base import Model
+from mlxspec.platform import device
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.widths import DEPTHS
 

@@ -20,18 +20,18 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Chain, Proposal
-from mlxspec.engine.choice import Choice, choose_apart
 from mlxspec.engine.request import Request
+from mlxspec.engine.sample_round import SampledRound, choose_apart
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event, TokensEvent
-from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
+from mlxspec.platform import device
+from mlxspec.platform.host import numbers
 from mlxspec.speculation.verify import match
 
 _PLAIN = Proposal()
@@ -46,7 +46,7 @@ class Round:
     proposals: tuple[Proposal, ...]
     rows: FlatRows
     tokens: mx.array
-    choice: Choice
+    choice: SampledRound
     hidden: mx.array
     is_open: bool
     is_warm: bool

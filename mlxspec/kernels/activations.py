@@ -12,7 +12,7 @@ from functools import partial
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
+from mlxspec.platform import device
 
 _LIMIT = 15.8  # the sigmoid is 0 or 1 within float32 behind it
 # sigmoid(x) = 1/2 + tanh(x / 2) / 2, halves and powers of x / 2 within the coefficients

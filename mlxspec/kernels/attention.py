@@ -14,9 +14,9 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.kernels import launch
-from mlxspec.kernels.softmax import may_be_spelled, weigh
+from mlxspec.kernels.cpu.softmax import may_be_spelled, weigh
+from mlxspec.platform import device
 
 _QUERY_BLOCK = 256  # queries attended together where scores are written out: half of a causal square is not worth computing
 _NARROWEST_BLOCK = 32

@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec import device
 from mlxspec.kernels.activations import silu
 from mlxspec.kernels.flat import RaggedIndex
+from mlxspec.platform import device
 
 _L2_EPS = 1e-6  # on the sum of squares, as in the reference
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.kernels.flat import RaggedIndex, RowGroups
+from mlxspec.platform import device
 
 CHUNK = 64  # tokens solved together in prefill
 COMPILE_AT_MOST = 64  # tokens a row

@@ -69,7 +69,7 @@ class Kept:
         return replay(state, self.tape, self.num, self.rows.groups)
 
 
-class Round(NamedTuple):
+class GdnRoundResult(NamedTuple):
     """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape."""
 
     y: mx.array
@@ -86,7 +86,9 @@ def _use_metal(inputs: GdnInputs) -> bool:
     return supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use("gdn_round")
 
 
-def gdn_round(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
+def gdn_round(
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+) -> GdnRoundResult:
     """Tokens that may be rejected: replay `last` (None: nothing is deferred) onto `state`, run them, give their tape."""
     return (gdn_round_metal if _use_metal(inputs) else gdn_round_ops)(inputs, state, rows, last)
 
@@ -117,12 +119,14 @@ def gdn_flush(state: mx.array, last: Kept) -> mx.array:
 # ---- the twins
 
 
-def gdn_round_ops(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
+def gdn_round_ops(
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+) -> GdnRoundResult:
     """Plain mx."""
     if last is not None:
         state = last.replay(state)
     ran = steps(*inputs, state, rows.index)
-    return Round(ran.y, state, ran.tape)
+    return GdnRoundResult(ran.y, state, ran.tape)
 
 
 def gdn_facts_ops(
@@ -154,10 +158,12 @@ def gdn_flush_ops(state: mx.array, last: Kept) -> mx.array:
 # ---- the kernel
 
 
-def gdn_round_metal(inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None) -> Round:
+def gdn_round_metal(
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+) -> GdnRoundResult:
     """One launch, the state read and written once."""
     y, states, delta = _launch(inputs, state[:, None], rows, last, None, 0)
-    return Round(y, states[:, 0], Tape(inputs.k, delta, inputs.log_g))
+    return GdnRoundResult(y, states[:, 0], Tape(inputs.k, delta, inputs.log_g))
 
 
 def gdn_facts_metal(

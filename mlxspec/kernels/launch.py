@@ -17,9 +17,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.errors import ConfigError
-from mlxspec.resources import metal_source
+from mlxspec.platform import device
+from mlxspec.platform.resources import metal_source
 
 BODY = "//// body\n"  # in a .metal file: above it helper functions, below it the body of the kernel function
 VARIABLE = "MLXSPEC_KERNELS"

@@ -13,8 +13,8 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.host import numbers
 from mlxspec.kernels import launch
+from mlxspec.platform.host import numbers
 
 MAX_ROWS = 8
 _GROUPS = (32, 64, 128)

@@ -18,9 +18,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxspec import device, folders
 from mlxspec.kernels import launch
-from mlxspec.resources import metal_source
+from mlxspec.platform import device, folders
+from mlxspec.platform.resources import metal_source
 
 _FORMAT = 1
 _MOST_BYTES = 1 << 20

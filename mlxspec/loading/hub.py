@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.folder import check_links, tensor_files
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 
 if TYPE_CHECKING:
     from mlxspec.loading.download import Plan

@@ -43,7 +43,7 @@ _WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(?:\*|\d{5}|\d*\.(?:\*|\d{5}
 _WIDE_BRACES = re.compile(r":[^{}]*(?:\d{5}|\{)")
 
 
-class Budget(threading.local):
+class RenderBudget(threading.local):
     """What a rendering may still do. One a thread: templates render side by side."""
 
     deadline: float | None = None
@@ -61,7 +61,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         # folding constants would compute them while compiling
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False)
-        self._budget = Budget()
+        self._budget = RenderBudget()
         self.finalize = self._printable
         self.concat = self._concat  # type: ignore[assignment, method-assign]
         del self.globals["lipsum"]

@@ -1,3 +1,3 @@
 """Architectures: parameters and forward passes over the flat token axis. Know caches and kernels; know no request and no sampling."""
 
-from mlxspec import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)
+from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)

@@ -14,7 +14,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlxspec import device
 from mlxspec.errors import ModelError
 from mlxspec.loading import progress
 from mlxspec.loading.names import shown
@@ -35,6 +34,7 @@ from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Config, Head, Trunk, architecture
+from mlxspec.platform import device
 
 # Quantized matmul on a CPU is slow at any width, but memory is not endless: float32 bytes, and their part of the memory that is free.
 _DEQUANTIZE_AT_MOST, _FREE_SHARE = 6 << 30, 0.75

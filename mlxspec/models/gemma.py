@@ -16,7 +16,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
@@ -26,19 +25,20 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import GemmaConfig
-from mlxspec.models.gemma_layers import DecoderLayer
+from mlxspec.models.gemma_layers import GemmaDecoderLayer
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
+from mlxspec.platform import device
 
 
-class TextStack(nn.Module):
+class GemmaTextStack(nn.Module):
     """Embeddings, layers, final norm: parameters only."""
 
     def __init__(self, c: GemmaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [DecoderLayer(c, shape) for shape in c.layers]
+        self.layers = [GemmaDecoderLayer(c, shape) for shape in c.layers]
         self.norm = nn.RMSNorm(c.hidden_size)
         if c.per_layer_size:
             width = len(c.layers) * c.per_layer_size
@@ -51,7 +51,7 @@ class Gemma(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: GemmaConfig) -> None:
-        super().__init__(TextStack(config), config)
+        super().__init__(GemmaTextStack(config), config)
         self.config = config
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
         self._runners = Runners(self.language_model.model.layers)

@@ -19,7 +19,6 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.errors import ModelError
-from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
@@ -28,9 +27,10 @@ from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_config import TEXT_KEYS, gemma4_config
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, unknown_keys
-from mlxspec.models.gemma_layers import DecoderLayer
+from mlxspec.models.gemma_layers import GemmaDecoderLayer
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.runners import Runners
+from mlxspec.platform.host import numbers
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 OWN_KEYS = Keys(
@@ -93,7 +93,7 @@ class _Stack(nn.Module):
     def __init__(self, c: GemmaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [DecoderLayer(c, shape) for shape in c.layers]
+        self.layers = [GemmaDecoderLayer(c, shape) for shape in c.layers]
         self.norm = nn.RMSNorm(c.hidden_size)
 
 

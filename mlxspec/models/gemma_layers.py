@@ -43,7 +43,7 @@ def add(x: mx.array, y: mx.array) -> mx.array:
     return mx.clip(x.astype(mx.float32) + y.astype(mx.float32), -most, most).astype(mx.float16)
 
 
-class Attention(nn.Module):
+class GemmaAttention(nn.Module):
     """Attention with per-head norms; a layer with a `source` has queries only."""
 
     def __init__(self, c: GemmaConfig, shape: LayerShape) -> None:
@@ -124,13 +124,13 @@ class Experts(nn.Module):
         return (self.switch_glu(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
 
 
-class DecoderLayer(nn.Module):
+class GemmaDecoderLayer(nn.Module):
     """Attention and MLP, each between two norms and added to the residual stream."""
 
     def __init__(self, c: GemmaConfig, shape: LayerShape) -> None:
         super().__init__()
         self._c = c
-        self.self_attn = Attention(c, shape)
+        self.self_attn = GemmaAttention(c, shape)
         self.mlp = GatedMlp(c.hidden_size, shape.intermediate_size, geglu)
         norms = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
         for name in norms:

@@ -14,10 +14,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec import device
 from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling
+from mlxspec.platform import device
 
 _PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large product the faster one
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.models.layers import FusedLinear
+from mlxspec.platform import device
 
 
 def make_experts_run(experts: nn.Module) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
@@ -28,9 +27,10 @@ from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_layers import DecoderLayer, RoundLayout
+from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
+from mlxspec.platform import device
 
 
 class Segment:
@@ -56,13 +56,13 @@ class Segment:
         return segments
 
 
-class TextStack(nn.Module):
+class Qwen35TextStack(nn.Module):
     """Embedding, layers, final norm: parameters only."""
 
     def __init__(self, c: Qwen35Config) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [DecoderLayer(c, linear=lin) for lin in c.is_linear]
+        self.layers = [Qwen35DecoderLayer(c, linear=lin) for lin in c.is_linear]
         self.norm = nn.RMSNorm(c.hidden_size)
 
 
@@ -70,7 +70,7 @@ class Qwen35(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: Qwen35Config) -> None:
-        super().__init__(TextStack(config), config)
+        super().__init__(Qwen35TextStack(config), config)
         self._config = config
         self._segments = Segment.cut(config.is_linear)
         self._rotary = Rotary.of_first(
@@ -192,11 +192,11 @@ class Qwen35(TextModel):
         return rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps)
 
 
-def _tail(layer: DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
+def _tail(layer: Qwen35DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
     return layer.leave(x, layer.self_attn.finish(attended, gate))
 
 
-def _head(layer: DecoderLayer, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
+def _head(layer: Qwen35DecoderLayer, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
     return layer.self_attn.project(layer.enter(x), cos, sin)  # type: ignore[no-any-return]
 
 

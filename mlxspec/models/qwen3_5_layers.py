@@ -12,7 +12,6 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood
@@ -25,6 +24,7 @@ from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.layers import FusedLinear, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp, make_experts_run
 from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.platform import device
 
 
 class RoundLayout(NamedTuple):
@@ -40,7 +40,7 @@ class RoundLayout(NamedTuple):
     stood: Stood | None = None
 
 
-class Attention(nn.Module):
+class Qwen35Attention(nn.Module):
     """Full attention with per-head query and key norms and a sigmoid output gate."""
 
     def __init__(self, c: Qwen35Config) -> None:
@@ -213,7 +213,7 @@ class SparseMlp(nn.Module):
         return mixed + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
 
 
-class DecoderLayer(nn.Module):
+class Qwen35DecoderLayer(nn.Module):
     """Token mixer and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, c: Qwen35Config, *, linear: bool) -> None:
@@ -222,7 +222,7 @@ class DecoderLayer(nn.Module):
         if linear:
             self.linear_attn = GatedDeltaNet(c)
         else:
-            self.self_attn = Attention(c)
+            self.self_attn = Qwen35Attention(c)
         self.input_layernorm = nn.RMSNorm(c.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
         self.mlp = SparseMlp(c) if c.num_experts else GatedMlp(c.hidden_size, c.intermediate_size, swiglu)

@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
@@ -22,8 +21,9 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_layers import DecoderLayer
+from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
 from mlxspec.models.runners import Runners
+from mlxspec.platform import device
 
 
 class Qwen35Mtp(nn.Module):
@@ -38,7 +38,7 @@ class Qwen35Mtp(nn.Module):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
-        self.layers = [DecoderLayer(config, linear=False)]
+        self.layers = [Qwen35DecoderLayer(config, linear=False)]
         self.norm = nn.RMSNorm(config.hidden_size)
         self._runners = Runners()
 

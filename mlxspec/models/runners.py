@@ -15,9 +15,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.forms import Forms
+from mlxspec.platform import device
 
 # tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them. One row's on a CPU
 # is compiled all the same: layer by layer that takes less than fused loops save, even the first time

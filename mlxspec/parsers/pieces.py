@@ -44,7 +44,7 @@ class CallArguments:
 Piece = Content | Reasoning | CallStart | CallArguments
 
 
-class Parser(Protocol):
+class OutputParser(Protocol):
     """See the module's contract."""
 
     def push(self, text: str) -> list[Piece]: ...

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxspec.events import TokenLogprob, TopToken
-from mlxspec.host import numbers
+from mlxspec.platform.host import numbers
 from mlxspec.sampling.truncate import largest
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """Independent sources of noise for the same place."""
 
     TARGET = 0  # the choice of a token, also from what a rejection leaves
@@ -36,7 +36,7 @@ Positions = Sequence[int] | Shifted
 
 
 def gumbel(
-    seeds: Sequence[int], positions: Positions, vocab_size: int, stream: Stream = Stream.TARGET
+    seeds: Sequence[int], positions: Positions, vocab_size: int, stream: NoiseStream = NoiseStream.TARGET
 ) -> mx.array:
     """(N, V) float32, row i for seeds[i] and position i (the index, in prompt and answer together, of the token to be drawn)."""
     keys = _keys(seeds, positions, stream)
@@ -45,7 +45,7 @@ def gumbel(
     return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
 
 
-def _keys(seeds: Sequence[int], positions: Positions, stream: Stream) -> mx.array:
+def _keys(seeds: Sequence[int], positions: Positions, stream: NoiseStream) -> mx.array:
     """(N, 2) uint32. Where only the device knows the positions, it picks from the keys of all that are possible."""
     if not isinstance(positions, Shifted):
         return _halves(_words(seeds, positions, stream))
@@ -61,13 +61,13 @@ def _halves(words: NDArray[np.uint64]) -> mx.array:
     )
 
 
-def uniform(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> mx.array:
+def uniform(seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream) -> mx.array:
     """(N,) float32 in [0, 1), in steps of 2^-24."""
     words = _words(seeds, positions, stream)
     return mx.array((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
 
 
-def _words(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> NDArray[np.uint64]:
+def _words(seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream) -> NDArray[np.uint64]:
     """(N,) 64 random bits."""
     if len(seeds) != len(positions):
         raise ValueError(f"{len(seeds)} seeds for {len(positions)} positions")

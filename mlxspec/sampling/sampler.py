@@ -23,7 +23,7 @@ from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.bits import Bits, num_words, unpack
 from mlxspec.sampling.constraints import Constraints
-from mlxspec.sampling.noise import Positions, Stream, gumbel
+from mlxspec.sampling.noise import NoiseStream, Positions, gumbel
 from mlxspec.sampling.truncate import top_k_floor, top_p_floor
 
 _COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
@@ -166,7 +166,7 @@ class BatchSampler:
         scores: mx.array,
         owners: Sequence[int],
         positions: Positions,
-        stream: Stream = Stream.TARGET,
+        stream: NoiseStream = NoiseStream.TARGET,
     ) -> mx.array:
         """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows."""
         used = [self.rows[o] for o in owners]
@@ -183,7 +183,7 @@ class BatchSampler:
             return Drawn(mx.argmax(self._processed(logits, owners), axis=-1).astype(mx.int32), None)
         scores = self.scores(logits, owners)
         tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
-        for way, stream in (("shared", Stream.TARGET), ("independent", Stream.DRAFT)):
+        for way, stream in (("shared", NoiseStream.TARGET), ("independent", NoiseStream.DRAFT)):
             if way in ways:
                 drawn = self.choose(scores, owners, positions, stream)
                 mine = mx.array([r.drafts_by == way for r in used])

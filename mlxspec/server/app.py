@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxspec.config import SamplingParams
-from mlxspec.server import fields, jobs, log, page, schemas, sse, work
-from mlxspec.server.answers import Answers, End, Progress
+from mlxspec.server import fields, log, page, request_parsing, schemas, sse, work
 from mlxspec.server.chat import ChatProtocol
 from mlxspec.server.completions import CompletionProtocol
 from mlxspec.server.endpoint import Asked, Endpoint, Reply, Work, encode
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fairness import Gate, Lanes, check_wanted
+from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.llama_completion import LlamaProtocol
 from mlxspec.server.messages import refuse_media
 from mlxspec.server.metrics import Metrics
@@ -87,7 +87,9 @@ class Server:
     async def _chat(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            job = await self._prepare(asked, partial(self._job, jobs.chat_job, body, loaded.engine), body)
+            job = await self._prepare(
+                asked, partial(self._job, request_parsing.chat_job, body, loaded.engine), body
+            )
             protocol = ChatProtocol(
                 loaded.name,
                 len(job.asks),
@@ -101,7 +103,7 @@ class Server:
         body, notices = await self._checked(asked, schemas.COMPLETION)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._prepare(
-                asked, partial(self._job, jobs.completion_job, body, loaded.engine), body
+                asked, partial(self._job, request_parsing.completion_job, body, loaded.engine), body
             )
             protocol = CompletionProtocol(
                 loaded.name,
@@ -117,7 +119,7 @@ class Server:
     async def _native(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.NATIVE)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            make = partial(self._job, jobs.completion_job, body, loaded.engine)
+            make = partial(self._job, request_parsing.completion_job, body, loaded.engine)
             job = await self._prepare(asked, make, body)
             protocol = LlamaProtocol(
                 loaded.name,
@@ -133,12 +135,12 @@ class Server:
         self,
         asked: Asked,
         loaded: Loaded,
-        job: jobs.Job,
+        job: request_parsing.Job,
         protocol: Protocol,
         body: Mapping[str, Any],
         reply: Reply,
     ) -> None:
-        answers = Answers(job, loaded.worker, asked.client)
+        answers = JobRun(job, loaded.worker, asked.client)
         await answers.start()  # what the engine refuses is an answer of its own, before any stream opens
         try:
             if body.get("stream"):
@@ -151,7 +153,7 @@ class Server:
         finally:
             answers.close()
 
-    async def _stream(self, answers: Answers, protocol: Protocol, reply: Reply) -> None:
+    async def _stream(self, answers: JobRun, protocol: Protocol, reply: Reply) -> None:
         await reply.start_events()
         for chunk in protocol.begin():
             await reply.event(sse.data(chunk))
@@ -168,7 +170,7 @@ class Server:
             await reply.event(sse.data(chunk))
         await reply.end_events(protocol.last_event)
 
-    def _count(self, update: object, answers: Answers) -> None:
+    def _count(self, update: object, answers: JobRun) -> None:
         if isinstance(update, End):
             self.metrics.answer(update.reason, update.stats)
             if update.choice == 0 and answers.first_token is not None:
@@ -186,10 +188,10 @@ class Server:
 
     def _job(
         self,
-        make: Callable[[Mapping[str, Any], Engine, SamplingParams], jobs.Job],
+        make: Callable[[Mapping[str, Any], Engine, SamplingParams], request_parsing.Job],
         body: Mapping[str, Any],
         engine: Engine,
-    ) -> jobs.Job:
+    ) -> request_parsing.Job:
         """Everything that is done for a request before the engine hears of it, within the limits."""
         work.check_number_of_answers(body, self.config.limits)
         return work.compiled(make(body, engine, self.config.params), engine, self.config.limits)
@@ -284,7 +286,7 @@ def _checked(
     return fields.canonical(body), tuple(f"{p} is no field of this request and was ignored" for p in ignored)
 
 
-def _echo(job: jobs.Job, loaded: Loaded) -> list[str]:
+def _echo(job: request_parsing.Job, loaded: Loaded) -> list[str]:
     tokenizer = loaded.engine.tokenizer
     return [tokenizer.decode(ask.prompt) if tokenizer else "" for ask in job.asks]
 
@@ -295,7 +297,7 @@ def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     if engine.tokenizer is None:
         raise ApiError("This model has no tokenizer.")
     if body.get("messages") is not None:
-        tokens = jobs.rendered(body, engine)[1]
+        tokens = request_parsing.rendered(body, engine)[1]
     else:
         special = bool(body.get("add_special"))
         tokens = engine.tokenizer.encode(body["content"], special=special, pause=check_wanted)
@@ -306,11 +308,11 @@ def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
 
 
 def _applied(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
-    return {"prompt": jobs.rendered(body, engine)[0]}
+    return {"prompt": request_parsing.rendered(body, engine)[0]}
 
 
 def _counted(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
-    return {"object": "response.input_tokens", "input_tokens": len(jobs.rendered(body, engine)[1])}
+    return {"object": "response.input_tokens", "input_tokens": len(request_parsing.rendered(body, engine)[1])}
 
 
 def _detokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:

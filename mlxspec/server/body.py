@@ -11,14 +11,14 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from mlxspec.server.errors import ApiError
-from mlxspec.server.limits import Limits
+from mlxspec.server.limits import ServerLimits
 from mlxspec.server.security import too_large
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-async def read(request: Request, limits: Limits, take: Callable[[int], None]) -> bytes:
+async def read(request: Request, limits: ServerLimits, take: Callable[[int], None]) -> bytes:
     """The bytes; `take` is told of each piece. Raises ApiError: 413 for too many, 408 for too slow. ClientDisconnect as it is."""
     try:
         async with asyncio.timeout(limits.body_seconds):
@@ -27,7 +27,7 @@ async def read(request: Request, limits: Limits, take: Callable[[int], None]) ->
         raise ApiError("The request's body did not come in time.", status=408, code="timeout") from error
 
 
-def parse(raw: bytes, limits: Limits) -> dict[str, Any]:
+def parse(raw: bytes, limits: ServerLimits) -> dict[str, Any]:
     """The JSON object they spell. Raises ApiError (400). Large bodies take long, and need not be parsed in the event loop."""
     try:
         encoding = json.detect_encoding(raw)
@@ -57,7 +57,7 @@ async def _read(request: Request, most: int, take: Callable[[int], None]) -> byt
     return b"".join(pieces)
 
 
-def check_shape(raw: bytes, limits: Limits) -> None:
+def check_shape(raw: bytes, limits: ServerLimits) -> None:
     """Raises ApiError for JSON, in UTF-8, of too many levels or values. What is no JSON may pass; parsing it ends where it is wrong."""
     openings = raw.count(b"[") + raw.count(b"{")
     if openings <= limits.max_depth and openings + raw.count(b",") <= limits.max_values:

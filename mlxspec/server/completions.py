@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import Content
 from mlxspec.server import sse
-from mlxspec.server.answers import Delta, End, Progress, Update
 from mlxspec.server.chat import finite
+from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
 if TYPE_CHECKING:

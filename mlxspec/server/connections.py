@@ -24,7 +24,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mlxspec.server import log
-from mlxspec.server.limits import Limits
+from mlxspec.server.limits import ServerLimits
 
 _RETRY_SECONDS = 1.0
 _SPARE = 48  # descriptors for everything but connections: files of models, templates, the log
@@ -35,7 +35,7 @@ _DESCRIPTORS = 4096
 class Door:
     """Accepts connections of one listening socket. open: those that are there."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
         self.most = min(limits.max_connections, _descriptors_left())
         self.open: set[Connection] = set()

@@ -21,7 +21,7 @@ from mlxspec.server import log, sse
 from mlxspec.server.body import parse, read
 from mlxspec.server.errors import to_api_error
 from mlxspec.server.fairness import LARGE, Gate, Lanes, client_of
-from mlxspec.server.limits import Limits
+from mlxspec.server.limits import ServerLimits
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.security import Receive, Scope, Send, answer_error
 
@@ -98,7 +98,14 @@ class Endpoint:
     """An ASGI application around `work(asked, reply)`; the body is {} where none is read."""
 
     def __init__(
-        self, work: Work, limits: Limits, metrics: Metrics, gate: Gate, lanes: Lanes, *, reads_body: bool
+        self,
+        work: Work,
+        limits: ServerLimits,
+        metrics: Metrics,
+        gate: Gate,
+        lanes: Lanes,
+        *,
+        reads_body: bool,
     ) -> None:
         self._work, self._limits, self._metrics = work, limits, metrics
         self._gate, self._lanes, self._reads_body = gate, lanes, reads_body

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from mlxspec.errors import CancelledError
 from mlxspec.server.errors import BUSY, ApiError
-from mlxspec.server.limits import Limits
+from mlxspec.server.limits import ServerLimits
 from mlxspec.server.settings import is_loopback
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Gate:
     """Counts open requests and the bytes of their bodies. A client has at most half of the requests; bodies of up to LARGE bytes always
     find room."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
         self.num_bytes = 0
         self._open: Counter[str] = Counter()

@@ -14,7 +14,7 @@ _MOST = {"bytes": 1 << 34, "count": 1 << 30, "seconds": 86_400.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """Bytes, counts and seconds. Raises ConfigError for values that make no sense.
 
     max_body: bytes of a request's body. max_depth, max_values: levels of its JSON, and values in it (members of objects and items of
@@ -57,5 +57,5 @@ KINDS = {
     else "bytes"
     if f.name in ("max_body", "max_bodies", "max_grammar", "max_bad_words")
     else "count"
-    for f in fields(Limits)
+    for f in fields(ServerLimits)
 }

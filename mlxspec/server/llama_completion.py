@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.parsers.pieces import Content
-from mlxspec.server.answers import Delta, End, Progress, Update
-from mlxspec.server.jobs import Job
+from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.request_parsing import Job
 from mlxspec.server.usage import Extras, drafting, progress, timings
 
 if TYPE_CHECKING:

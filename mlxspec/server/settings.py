@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mlxspec.config import SamplingParams, check_number
 from mlxspec.errors import ConfigError
-from mlxspec.server.limits import Limits
+from mlxspec.server.limits import ServerLimits
 
 DEFAULT_MAX_TOKENS = 4096
 
@@ -25,7 +25,7 @@ class ServerConfig:
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     keepalive_seconds: float = 10.0
     idle_unload: float | None = None
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=DEFAULT_MAX_TOKENS))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.server.answers import Progress
+from mlxspec.server.job_run import Progress
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.config import SamplingParams
 from mlxspec.sampling.grammar import source_bytes
 from mlxspec.server.errors import BadField
-from mlxspec.server.jobs import Job
-from mlxspec.server.limits import Limits
+from mlxspec.server.limits import ServerLimits
+from mlxspec.server.request_parsing import Job
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -24,7 +24,7 @@ _CONSTRAINTS = (
 )  # fmt: skip
 
 
-def check_number_of_answers(body: Mapping[str, Any], limits: Limits) -> None:
+def check_number_of_answers(body: Mapping[str, Any], limits: ServerLimits) -> None:
     """Raises BadField."""
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (list, str))
@@ -40,14 +40,14 @@ def may_compile_long(body: Mapping[str, Any]) -> bool:
     )
 
 
-def compiled(job: Job, engine: Engine, limits: Limits) -> Job:
+def compiled(job: Job, engine: Engine, limits: ServerLimits) -> Job:
     """The job with what its answers' parameters are compiled to, which is the same for all of them. Raises BadField, GrammarError."""
     params = job.asks[0].params
     check_constraints(params, limits)
     return replace(job, compiled=engine.compile(params, len(job.asks)))
 
 
-def check_constraints(params: SamplingParams, limits: Limits) -> None:
+def check_constraints(params: SamplingParams, limits: ServerLimits) -> None:
     """Raises BadField."""
     num_bytes = sum(len(w.encode()) for w in params.bad_words)
     if num_bytes > limits.max_bad_words:

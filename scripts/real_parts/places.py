@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxspec.folders import make_private, wanted_cache_folder
+from mlxspec.platform.folders import make_private, wanted_cache_folder
 
 MODEL, VOCABULARY = "gemma-3-270m", "qwen3.6-vocabulary"
 GGUF = "gemma-3-270m-q4_k_m.gguf"  # inside the model's folder; what llama.cpp reads

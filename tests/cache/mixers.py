@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-from mlxspec import device  # noqa: F401  (before mlx)
+from mlxspec.platform import device  # noqa: F401  (before mlx)
 
 # isort: split
 import mlx.core as mx
@@ -17,7 +17,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Trail
+from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, TrailRollback
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -27,13 +27,13 @@ from tests.rounding import UNITS, of_sum
 
 WAYS = {
     "tape": TAPE,
-    "trail": Trail(one_by_one=64),
+    "trail": TrailRollback(one_by_one=64),
     "snapshots": Snapshots(64),
     "snapshots, 3": Snapshots(3),
     "checkpoint": Checkpoint(),
 }
 # all of a forward's tokens at once, with other last bits than one after the other
-AT_ONCE = Trail(one_by_one=1)
+AT_ONCE = TrailRollback(one_by_one=1)
 # Of what up to 90 tokens of 32 entries a key sum up to in float32; what comes out is rounded to 16 bits four times at most.
 NEAR = {
     mx.float32: of_sum(90 * 32),

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.platform import device
 from tests import tiny_models
 from tests.rounding import of_model
 

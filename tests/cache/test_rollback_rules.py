@@ -5,12 +5,21 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlxspec import device
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, Tape, Trail, by_tape, rollback
+from mlxspec.cache.rollback import (
+    TAPE,
+    Checkpoint,
+    Rollback,
+    Snapshots,
+    TapeRollback,
+    TrailRollback,
+    by_tape,
+    rollback,
+)
 from mlxspec.config import ROLLBACKS, EngineConfig
 from mlxspec.errors import CacheError, ConfigError
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.platform import device
 from tests import tiny_models
 from tests.cache.mixers import AT_ONCE, NEAR, WAYS, Mixer, as_numpy, full_size, is_near, same_state, tiny
 
@@ -93,8 +102,8 @@ def test_caches_of_different_ways_share_snapshots_and_rows() -> None:
 def test_states_passed_are_held_while_they_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     mixer = tiny("float32")
     size = mixer.make_cache(1).recurrent(0).current.state.nbytes
-    monkeypatch.setattr("mlxspec.kernels.gdn_few._PASSED_AT_MOST", 3 * size)
-    cache = mixer.make_cache(2, Trail(one_by_one=3))
+    monkeypatch.setattr("mlxspec.kernels.cpu.gdn_few._PASSED_AT_MOST", 3 * size)
+    cache = mixer.make_cache(2, TrailRollback(one_by_one=3))
     held = []
     for widths, kept in (
         ((3, 3), [2, 0]),
@@ -123,8 +132,8 @@ def test_states_passed_are_held_while_they_are_few_and_small(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("widths", [(1,), (3,), (4,), (5,), (9,), (9, 2, 5, 1)])
-@pytest.mark.parametrize("way", [TAPE, Trail(), Trail(one_by_one=64), AT_ONCE], ids=repr)
-def test_no_row_holds_more_than_is_said(way: Tape | Trail, widths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("way", [TAPE, TrailRollback(), TrailRollback(one_by_one=64), AT_ONCE], ids=repr)
+def test_no_row_holds_more_than_is_said(way: TapeRollback | TrailRollback, widths: tuple[int, ...]) -> None:
     mixer = tiny("float32")
     cache = mixer.make_cache(len(widths), way)
     verify(cache, widths, mixer)
@@ -135,7 +144,7 @@ def test_no_row_holds_more_than_is_said(way: Tape | Trail, widths: tuple[int, ..
 
 
 def test_ways_have_names() -> None:
-    ways = Trail() if device.backend() == "cpu" else TAPE, Snapshots(4), Checkpoint()
+    ways = TrailRollback() if device.backend() == "cpu" else TAPE, Snapshots(4), Checkpoint()
     assert tuple(rollback(name, 4) for name in ROLLBACKS) == ways
     assert by_tape() == ways[0]
     assert by_tape(exact=True) == rollback("tape", 4, exact=True) == TAPE

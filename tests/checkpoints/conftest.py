@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))  # the t
 from hub_machine import Machine
 from hub_server import HubServer
 
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 
 
 @pytest.fixture(scope="session")

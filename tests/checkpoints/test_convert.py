@@ -17,13 +17,13 @@ from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints import writing
 from mlxspec.checkpoints.convert import Wish, convert
-from mlxspec.checkpoints.inspect import Report, inspect
+from mlxspec.checkpoints.inspect import InspectReport, inspect
 from mlxspec.checkpoints.quantize import Format
 from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import Assembled, assemble
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 
 TOKENS = [5, 17, 3, 99, 101, 7, 8, 150, 11, 2, 60, 61, 62]
 Q4 = Format(bits=4, group_size=32)
@@ -125,7 +125,7 @@ def test_the_head_comes_along(name: str, bits: int, folders: Callable[[str], Pat
     source, out = folders(name), tmp_path / "out"
     convert(str(source), out, Wish(trunk=Q4, head_bits=bits))
     report, before, after = inspect(str(out)), ours(source), ours(out)
-    assert isinstance(report, Report)
+    assert isinstance(report, InspectReport)
     assert report.head.present
     assert max(report.head.formats, key=report.head.formats.__getitem__).startswith(
         {16: "float32"}.get(bits, f"{bits} bits")

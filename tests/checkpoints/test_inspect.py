@@ -14,10 +14,9 @@ import tiny_assistant
 import tiny_gemma
 from mlx.utils import tree_flatten
 
-from mlxspec import device
 from mlxspec.cache.rollback import by_tape
 from mlxspec.checkpoints import memory
-from mlxspec.checkpoints.inspect import DrafterReport, Report, inspect
+from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, inspect
 from mlxspec.cli.inspect import count
 from mlxspec.cli.main import main
 from mlxspec.errors import ConfigError, MlxspecError, ModelError
@@ -26,6 +25,7 @@ from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import architecture
+from mlxspec.platform import device
 
 QUANTIZED = {
     "mlx-4bit": tiny.Quantization(bits=4, group_size=32),
@@ -83,13 +83,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def drafters(report: Report) -> dict[str, tuple[bool, str]]:
+def drafters(report: InspectReport) -> dict[str, tuple[bool, str]]:
     return {d.name: (d.usable, d.why) for d in report.drafters}
 
 
-def looked_at(path: Path | str, **options: int) -> Report:
+def looked_at(path: Path | str, **options: int) -> InspectReport:
     report = inspect(str(path), **options)
-    assert isinstance(report, Report)
+    assert isinstance(report, InspectReport)
     return report
 
 
@@ -154,7 +154,7 @@ def test_a_head_beside_the_model(folders: Callable[[str], Path], tmp_path: Path)
     assert isinstance(found, DrafterReport)
     assert found.kind == "an MTP head"
     beside = inspect(str(path), draft_model=str(alone))
-    assert isinstance(beside, Report)
+    assert isinstance(beside, InspectReport)
     assert beside.memory.drafter_weights > without.memory.drafter_weights == 0
     assert drafters(without)["mtp"][0] is False
     usable, why = drafters(beside)["mtp"]
@@ -170,7 +170,7 @@ def test_a_head_that_is_named_comes_before_the_own(folders: Callable[[str], Path
     head = {k: mx.array(v) for k, v in tiny.weights(tiny.SHAPES["untied"]).items() if k.startswith("mtp.")}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), head)
     report = inspect(str(own), draft_model=str(tmp_path))
-    assert isinstance(report, Report)
+    assert isinstance(report, InspectReport)
     assert drafters(report)["mtp"] == (True, f"the head in {tmp_path}, named with --draft-model")
     with pytest.raises(ModelError, match=r"Qwen3\.5 models only"):
         inspect(str(folders("gemma4-dense/text")), draft_model=str(tmp_path))
@@ -183,13 +183,13 @@ def test_a_whole_model_lends_its_head_where_there_is_none(folders: Callable[[str
         for model, beside in ((bare, original), (bare, other), (original, original))
     )
     for report in (lent, not_lent, own):
-        assert isinstance(report, Report)
+        assert isinstance(report, InspectReport)
         assert drafters(report)["draft-model"][0]
-    assert isinstance(lent, Report)
+    assert isinstance(lent, InspectReport)
     assert drafters(lent)["mtp"] == (True, f"the head of {original}, where `mtp` is asked for by name")
-    assert isinstance(not_lent, Report)
+    assert isinstance(not_lent, InspectReport)
     assert drafters(not_lent)["mtp"] == (False, not_lent.head.advice)
-    assert isinstance(own, Report)
+    assert isinstance(own, InspectReport)
     assert drafters(own)["mtp"] == (True, "the model's own head")
 
 
@@ -201,7 +201,7 @@ def test_an_assistant(folders: Callable[[str], Path], tmp_path: Path) -> None:
     assert isinstance(found, DrafterReport)
     assert "assistant" in found.kind
     with_it = inspect(str(target), draft_model=str(path))
-    assert isinstance(with_it, Report)
+    assert isinstance(with_it, InspectReport)
     assert with_it.memory.drafter_weights > 0
     assert "assistant" in with_it.head.advice
     assert drafters(with_it)["mtp"] == (True, f"the assistant in {path}, named with --draft-model")

@@ -16,7 +16,7 @@ from hub_machine import Machine, Ran
 from hub_server import COMMIT
 
 from mlxspec.cli.main import main
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 
 WEIGHTS = demo_folder("target") / "model.safetensors"
 CHUNK, SENT = (

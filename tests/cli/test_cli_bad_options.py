@@ -11,7 +11,7 @@ import pytest
 from cli_runs import Run, refused
 
 from mlxspec.cli import options
-from mlxspec.cli.parser import ALIASES, Parser, spelled
+from mlxspec.cli.parser import ALIASES, CommandParser, spelled
 from mlxspec.errors import ConfigError
 
 NOWHERE = "/there-is-no-model-here"
@@ -68,7 +68,7 @@ PAIRS: list[tuple[list[str], list[str]]] = [
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    made = {name: Parser(prog=name) for name in options.COMMANDS}
+    made = {name: CommandParser(prog=name) for name in options.COMMANDS}
     for name, parser in made.items():
         options._BUILDERS[name](parser)
     return made

@@ -75,7 +75,7 @@ def test_text_to_stdout_and_statistics_to_stderr(
 
 
 def test_statistics_name_the_blas_on_linux(run: Run, model: Path) -> None:
-    from mlxspec import device
+    from mlxspec.platform import device
 
     ran = run("generate", "-p", "x", "--model", model, "--max-tokens", 3)
     assert (device.report().blas in ran.err) == (sys.platform == "linux" and device.backend() == "cpu")

@@ -17,7 +17,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import TokensEvent
-from mlxspec.host import numbers
+from mlxspec.platform.host import numbers
 from mlxspec.speculation import cost
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel, DraftCost

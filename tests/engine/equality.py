@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.drafters.draft_model import DraftModel
@@ -23,6 +22,7 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.probe import probe
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
+from mlxspec.platform import device
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models

@@ -9,7 +9,7 @@ import pytest
 import mlxspec
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 from tests.engine.equality import ALL, PLAIN, same, spec
 
 pytestmark = pytest.mark.skipif(

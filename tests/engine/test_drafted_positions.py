@@ -16,9 +16,9 @@ from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.engine.choice import choose
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
+from mlxspec.engine.sample_round import choose
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from mlxspec.speculation.controller import Controller

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mlxspec
-from mlxspec.cache.rollback import Trail
+from mlxspec.cache.rollback import TrailRollback
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.draft_model import DraftModel
@@ -253,7 +253,7 @@ def test_a_trained_model_keeps_its_bits_in_16_bits_on_a_cpu() -> None:
         pytest.skip("a GPU's kernels are chosen by width")
     made = mlxspec.load("demo", dtype="float16", draft="mtp")
     assert made.probe((4, 5, 9, 17)).is_exact
-    assert not probe(made.model, (5,), rollback=Trail()).is_exact
+    assert not probe(made.model, (5,), rollback=TrailRollback()).is_exact
 
 
 @pytest.mark.parametrize("form", FORMS)

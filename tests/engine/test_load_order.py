@@ -22,7 +22,7 @@ from mlxspec.errors import (
     VocabularyError,
 )
 from mlxspec.loading import progress
-from mlxspec.resources import demo_folder
+from mlxspec.platform.resources import demo_folder
 
 SMALL = (
     64 << 10

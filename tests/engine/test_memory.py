@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxspec import device
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
@@ -17,6 +16,7 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.load import load
 from mlxspec.errors import EngineStoppedError, MemoryBudgetError
 from mlxspec.events import FinishEvent
+from mlxspec.platform import device
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, same, spec

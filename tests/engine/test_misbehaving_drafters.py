@@ -24,7 +24,7 @@ from mlxspec.drafters.checked import checked
 from mlxspec.drafters.guarded import Guarded, History
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
-from mlxspec.engine.answers import Result
+from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.sampler import BatchSampler, RowSampler

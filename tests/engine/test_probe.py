@@ -112,7 +112,7 @@ def test_an_engine_probes_when_asked_only() -> None:
 def test_mlxs_own_blas_is_exact_and_another_says_what_it_changes(blas: str | None) -> None:
     code = (
         "from tests import tiny_models\n"
-        "from mlxspec import device\n"
+        "from mlxspec.platform import device\n"
         "from mlxspec.engine.probe import probe\n"
         "found = probe(tiny_models.target(), (2, 4, 8))\n"
         "print(device.report().blas_kind, found.is_exact, max(v.largest for v in found.widths))"

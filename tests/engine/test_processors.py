@@ -14,8 +14,8 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.engine.choice import choose
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.sample_round import choose
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.events import FinishEvent, TokensEvent
 from mlxspec.kernels.flat import FlatRows

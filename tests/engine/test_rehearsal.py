@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxspec import device
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
@@ -16,6 +15,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for
 from mlxspec.engine.worker import Worker
 from mlxspec.models.runners import Runners
+from mlxspec.platform import device
 from mlxspec.speculation.controller import Controller
 from mlxspec.speculation.cost import CostModel
 from tests import tiny_models

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlxspec.config import SamplingParams
-from mlxspec.engine.answers import Result
+from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
 from mlxspec.engine.schedule import Queue, Turns, makes_room, next_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlxspec import device
 from mlxspec.config import MAX_DRAFT
 from mlxspec.kernels import activations
+from mlxspec.platform import device
 
 import mlx.core as mx  # isort: skip
 

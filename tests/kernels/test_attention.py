@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mlxspec import device  # before mlx  # isort: skip
+from mlxspec.platform import device  # before mlx  # isort: skip
 
 import mlx.core as mx
 import numpy as np

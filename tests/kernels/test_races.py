@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mlxspec import device
 from mlxspec.kernels import (
     gdn_prefill,  # noqa: F401  (registers itself)
     gdn_round,  # noqa: F401
@@ -17,6 +16,7 @@ from mlxspec.kernels import (
     qmv_rows,  # noqa: F401
     races,
 )
+from mlxspec.platform import device
 
 RATIOS = {"qmv_rows": {"512 to 8, 2 rows": 1.25, "512 to 8, 3 rows": 0.5}, "gdn_prefill": {"64 tokens": 1.1}}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlxspec import device
-from mlxspec.kernels import softmax
+from mlxspec.kernels.cpu import softmax
 from mlxspec.kernels.flat import FEW
+from mlxspec.platform import device
 from tests.rounding import of_sum
 
 import mlx.core as mx  # isort: skip

@@ -21,7 +21,7 @@ from mlxspec.errors import ConfigError, GrammarError, ModelError
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.formats import ChatFormat
-from mlxspec.server import jobs
+from mlxspec.server import request_parsing
 from tests import tiny_models
 from tests.loading import gemma_tokenizer
 from tests.loading.gemma_tokenizer import NUM_IDS
@@ -148,8 +148,11 @@ def test_a_call_tag_is_spelled_out_as_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert tags.call_tags is not None
     known = tokenizer(tags.call_tags.open, tags.call_tags.close)
     low, high = (Engine(tiny_models.small(vocab=n), known) for n in (NUM_IDS + 1, NUM_IDS + 2))
-    assert jobs._special_tags(tags, low) == {tags.call_tags.open: NUM_IDS}
-    assert jobs._special_tags(tags, high) == {tags.call_tags.open: NUM_IDS, tags.call_tags.close: NUM_IDS + 1}
+    assert request_parsing._special_tags(tags, low) == {tags.call_tags.open: NUM_IDS}
+    assert request_parsing._special_tags(tags, high) == {
+        tags.call_tags.open: NUM_IDS,
+        tags.call_tags.close: NUM_IDS + 1,
+    }
 
 
 def test_a_draft_model_need_not_know_ids_beyond_the_rows() -> None:

@@ -14,7 +14,7 @@ from mlxspec.kernels import gdn_prefill
 from mlxspec.kernels import gdn_round as kernel
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_round import Kept, Round, RowLayout
+from mlxspec.kernels.gdn_round import GdnRoundResult, Kept, RowLayout
 
 TOLERANCE = 2e-6  # of the largest value: float32 accumulation against float64
 
@@ -102,7 +102,7 @@ def same_bits(a: mx.array, b: mx.array) -> bool:
 
 def check_two_rounds(
     shape: Shape, first: Sequence[int], kept: Sequence[int], second: Sequence[int], seed: int = 0
-) -> Round:
+) -> GdnRoundResult:
     """Run `first` widths, keep `kept` of each row, run `second`, once with a tape and once as facts: all against float64."""
     rng = np.random.default_rng(seed)
     t1, t2, state = shape.tokens(rng, first), shape.tokens(rng, second), shape.state(rng, len(first))

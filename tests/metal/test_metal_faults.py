@@ -11,8 +11,8 @@ from checks_conv import check_extreme_gates, check_fresh, check_two_forwards
 from checks_gdn import Shape, check_prefill, check_replay_bits, check_snapshots, check_two_rounds
 from checks_qmv import check_rows, draw
 
-from mlxspec import resources
 from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows
+from mlxspec.platform import resources
 
 KERNELS = {
     "gdn_round": gdn_round._kernel,

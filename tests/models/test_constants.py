@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlxspec import device  # noqa: F401  (before mlx)
+from mlxspec.platform import device  # noqa: F401  (before mlx)
 
 # isort: split
 import mlx.core as mx

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxspec import device  # noqa: F401  (before mlx)
+from mlxspec.platform import device  # noqa: F401  (before mlx)
 
 # isort: split
 import mlx.core as mx

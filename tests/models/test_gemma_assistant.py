@@ -20,12 +20,12 @@ from mlxspec.config import EngineConfig
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
-from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble_assistant
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant
+from mlxspec.platform.host import numbers
 from tests import tiny_models
 from tests.engine.equality import PLAIN, asked, prompts, same, spec
 

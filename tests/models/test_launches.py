@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mlxspec import device  # noqa: F401  (before mlx)
+from mlxspec.platform import device  # noqa: F401  (before mlx)
 
 # isort: split
 import mlx.core as mx
@@ -27,7 +27,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.layers import Rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_layers import Attention, GatedDeltaNet, RoundLayout
+from mlxspec.models.qwen3_5_layers import GatedDeltaNet, Qwen35Attention, RoundLayout
 
 VIEWS = {
     *("Slice", "Reshape", "ExpandDims", "Squeeze", "Split", "Broadcast", "Transpose", "Flatten", "Unflatten"),
@@ -193,7 +193,7 @@ def test_the_mixer_launches_at_most_six_kernels(config, with_kernels, monkeypatc
 
 def our_attention(config: Qwen35Config) -> list[mx.array]:
     """One token: what is around the core, with queries in the core's place. What it writes and attends is the same for both."""
-    mixer = Attention(config)
+    mixer = Qwen35Attention(config)
     quantized(mixer)
     mixer.fuse()
     mx.eval(mixer.parameters())
@@ -209,7 +209,7 @@ def our_attention(config: Qwen35Config) -> list[mx.array]:
 
 def their_attention(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     from mlx_lm.models import qwen3_next
-    from mlx_lm.models.qwen3_5 import Attention as Theirs
+    from mlx_lm.models.qwen3_5 import Qwen35Attention as Theirs
     from mlx_lm.models.qwen3_5 import TextModelArgs
 
     arguments = {

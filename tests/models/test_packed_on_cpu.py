@@ -9,10 +9,10 @@ import pytest
 from mlx.utils import tree_flatten
 from zoo import Zoo
 
-from mlxspec import device
 from mlxspec.models import assemble
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.registry import architecture
+from mlxspec.platform import device
 
 GIB = 1 << 30
 

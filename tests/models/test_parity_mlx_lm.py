@@ -9,9 +9,9 @@ import tiny
 from compare import array, assert_same_logits, load_ours, stepwise, stepwise_mlx_lm, to_numpy, tokens_of
 from zoo import Zoo
 
-from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import assemble
+from mlxspec.platform import device
 
 NUM_STEPS = 20
 FLOAT = [(shape, dialect) for shape in tiny.SHAPES for dialect in ("hub", "text", "mlx")]

@@ -18,10 +18,10 @@ import pytest
 from mlx.utils import tree_flatten
 from test_gemma_config import SIZES as GEMMAS
 
-from mlxspec import device
 from mlxspec.checkpoints.memory import state_bytes
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import architecture
+from mlxspec.platform import device
 
 
 def qwen(

@@ -7,10 +7,10 @@ import platform
 import numpy as np
 import pytest
 
-from mlxspec import device
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import runners
 from mlxspec.models.runners import COMPILE_ALL_AT_MOST, COMPILE_AT_MOST, Runners
+from mlxspec.platform import device
 from tests.tiny_models import target
 
 import mlx.core as mx  # isort: skip

@@ -19,7 +19,7 @@ from mlxspec.errors import CancelledError, ConfigError
 from mlxspec.server.body import parse
 from mlxspec.server.errors import ApiError
 from mlxspec.server.fairness import Gate, Lane, check_wanted, client_of
-from mlxspec.server.limits import KINDS, Limits
+from mlxspec.server.limits import KINDS, ServerLimits
 from mlxspec.server.log import Allowance
 from tests.server.serving import LONG, QUESTION, Served
 
@@ -35,7 +35,7 @@ CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
 @pytest.mark.parametrize("inside", ["[" * 101 + "]" * 101, '{"a":' * 101 + "1" + "}" * 101])
 def test_levels_are_counted_in_every_encoding(encoding: str, inside: str) -> None:
     """U+0122 has the byte of a quote."""
-    limits = Limits()
+    limits = ServerLimits()
     with pytest.raises(ApiError, match="levels"):
         parse(f'{{"pad":"\u0122","x":{inside}}}'.encode(encoding), limits)
     assert parse('{"pad":"\u0122[[\\"[{","x":[[]]}'.encode(encoding), limits)["x"] == [[]]
@@ -45,7 +45,7 @@ def test_levels_are_counted_in_every_encoding(encoding: str, inside: str) -> Non
 
 @pytest.mark.parametrize("items", ["[]", "{}", '""', "1", '{"a":1}', '"\\\\"'])
 def test_values_are_counted_before_they_are_made(items: str) -> None:
-    limits = Limits(max_values=1000)
+    limits = ServerLimits(max_values=1000)
     with pytest.raises(ApiError, match="1000 values"):
         parse(('{"x":[' + ",".join([items] * 1001) + "]}").encode(), limits)
     assert len(parse(('{"x":[' + ",".join([items] * 400) + "]}").encode(), limits)["x"]) == 400
@@ -53,13 +53,13 @@ def test_values_are_counted_before_they_are_made(items: str) -> None:
 
 def test_text_full_of_commas_and_brackets_is_one_value() -> None:
     text = ',[{"\\' * 5000
-    assert parse(json.dumps({"x": text}).encode(), Limits(max_values=10)) == {"x": text}
+    assert parse(json.dumps({"x": text}).encode(), ServerLimits(max_values=10)) == {"x": text}
 
 
 @pytest.mark.parametrize("raw", [b"\xed\xa0\x80", b'"\\ud800"', b"\xff"])
 def test_what_is_no_text_is_refused(raw: bytes) -> None:
     with pytest.raises(ApiError):
-        parse(b'{"x":"' + raw.strip(b'"') + b'"}', Limits())
+        parse(b'{"x":"' + raw.strip(b'"') + b'"}', ServerLimits())
 
 
 # ---- limits
@@ -67,12 +67,12 @@ def test_what_is_no_text_is_refused(raw: bytes) -> None:
 
 def test_limits_check_themselves() -> None:
     with pytest.raises(ConfigError, match="max_body"):
-        Limits(max_body=0)
+        ServerLimits(max_body=0)
     with pytest.raises(ConfigError, match="max_depth"):
-        Limits(max_depth=1000)
+        ServerLimits(max_depth=1000)
     with pytest.raises(ConfigError, match="header_seconds"):
-        Limits(header_seconds=float("nan"))
-    assert Limits().published().keys() == KINDS.keys()
+        ServerLimits(header_seconds=float("nan"))
+    assert ServerLimits().published().keys() == KINDS.keys()
 
 
 def test_a_client_is_an_address_or_on_this_machine_a_connection() -> None:
@@ -81,7 +81,7 @@ def test_a_client_is_an_address_or_on_this_machine_a_connection() -> None:
 
 
 def test_a_client_has_half_of_the_open_requests() -> None:
-    gate = Gate(Limits(max_requests=4))
+    gate = Gate(ServerLimits(max_requests=4))
     with gate.passed("a"), gate.passed("a"):
         with pytest.raises(ApiError), gate.passed("a"):
             pass
@@ -92,7 +92,7 @@ def test_a_client_has_half_of_the_open_requests() -> None:
 
 
 def test_large_bodies_share_room_that_small_ones_always_find() -> None:
-    gate = Gate(Limits(max_bodies=1 << 20))
+    gate = Gate(ServerLimits(max_bodies=1 << 20))
     with gate.body() as take:
         take(1 << 20)
         with gate.body() as other:
@@ -189,13 +189,13 @@ def test_answers_of_a_request_are_counted(demo: Served) -> None:
 
 def test_limits_are_published(demo: Served) -> None:
     status, _, body = demo.ask("GET", "/limits")
-    assert (status, json.loads(body)) == (200, Limits().published())
+    assert (status, json.loads(body)) == (200, ServerLimits().published())
 
 
 def test_an_option_for_each_limit() -> None:
     from mlxspec.cli.serve_options import limits
 
-    assert limits(["max_grammar=2M", "header-seconds=2.5", "max_values=7"]) == Limits(
+    assert limits(["max_grammar=2M", "header-seconds=2.5", "max_values=7"]) == ServerLimits(
         max_grammar=2 << 20, header_seconds=2.5, max_values=7
     )
     for wrong in ("max_rows=3", "max_values", "max_values=x", "header_seconds=-1"):

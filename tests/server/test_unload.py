@@ -19,7 +19,7 @@ threading.Thread(target=look, daemon=True).start()
 
 
 def test_an_idle_model_leaves_memory_and_comes_back() -> None:
-    with Served("--idle-unload", "0.5", plant="from mlxspec import device\n" + SEEN) as served:
+    with Served("--idle-unload", "0.5", plant="from mlxspec.platform import device\n" + SEEN) as served:
         first = served.chat(max_tokens=8)["choices"][0]["message"]["content"]
         until = time.monotonic() + LONG
         while json.loads(served.ask("GET", "/health")[2])["model"] != "unloaded" and time.monotonic() < until:

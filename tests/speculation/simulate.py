@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxspec.config import SamplingParams
 from mlxspec.sampling import bits
-from mlxspec.sampling.noise import Stream, gumbel, uniform
+from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence
 from mlxspec.speculation.verify import DraftOutline, Limits, submit_for_match, submit_for_rejection
@@ -146,7 +146,7 @@ class Simulation:
             p[mx.array(drafted)],
             mx.array(q),
             at,
-            uniform(seeds, fresh, Stream.ACCEPT),
+            uniform(seeds, fresh, NoiseStream.ACCEPT),
             gumbel(seeds, positions[drafted], VOCAB),
         )
         chosen[drafted] = np.asarray(decided)
@@ -159,7 +159,11 @@ class Simulation:
         own = np.ones(len(rows), bool)
         tokens = np.zeros((len(rows), depth), np.int64)
         scores, tops, chances = [], [], []
-        way = Stream.TARGET if s.drafts_by == "shared" or s.fault is Fault.SHARED_NOISE else Stream.DRAFT
+        way = (
+            NoiseStream.TARGET
+            if s.drafts_by == "shared" or s.fault is Fault.SHARED_NOISE
+            else NoiseStream.DRAFT
+        )
         before = last
         for i in range(depth):
             logits = self.draft[mx.array(before)]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from mlxspec import bundled_blas
 from mlxspec.errors import ConfigError
+from mlxspec.platform import bundled_blas
 
 Kind = Literal["system", "bundled", "path", "preloaded", "wheel", "none"]
 
@@ -110,7 +110,7 @@ def _too_late(wish: str) -> Blas:
     if wish == "wheel":
         return _wheel()
     return _wheel(
-        "mlx.core was imported before mlxspec, so its slow BLAS stays; import mlxspec.device first."
+        "mlx.core was imported before mlxspec, so its slow BLAS stays; import mlxspec.platform.device first."
     )
 
 

@@ -31,7 +31,7 @@ class Flown:
     seconds: float
 
 
-class Flight:
+class Pipeline:
     """At most one round. next: it, None where nothing is on its way."""
 
     def __init__(self, chain: Chain, stats: EngineStats, *, widest: int | None, overlaps: bool) -> None:

@@ -50,7 +50,7 @@ class Result:
         )
 
 
-class Answers(ABC):
+class EngineApi(ABC):
     """The half of an engine that callers meet. Attributes: tokenizer (None: token ids only), name."""
 
     tokenizer: Tokenizer | None

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlxspec import folders
+from mlxspec.platform import folders
 
 _UNQUOTABLE = set('"$`\\\n')  # MLX puts the path into a shell command between double quotes
 _LOCK = "lock"

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlxspec import device
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import RaggedIndex, RowGroups
 from mlxspec.kernels.gdn_ops import each_group, per_value_head, pick_rows, run_steps
+from mlxspec.platform import device
 
 # bytes of the states that a row passes in one layer: where they take more, all tokens go at once
 _PASSED_AT_MOST = 8 << 20

@@ -20,9 +20,9 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
-from mlxspec.parsers.pieces import CallStart, Content, Parser, Piece
+from mlxspec.parsers.pieces import CallStart, Content, OutputParser, Piece
 from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
-from mlxspec.server.jobs import Job
+from mlxspec.server.request_parsing import Job
 
 if TYPE_CHECKING:
     from mlxspec.engine.request import Request
@@ -69,7 +69,7 @@ class End:
 Update = Progress | Delta | End
 
 
-class Answers:
+class JobRun:
     """Runs a job. `start` returns when the engine has taken all of it, or raises why not; then iterate."""
 
     def __init__(self, job: Job, worker: Worker, client: str = "") -> None:
@@ -137,7 +137,7 @@ class Answers:
             await queue.put(None)
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
-        parser: Parser | None = self._job.parser()
+        parser: OutputParser | None = self._job.parser()
         has_calls = has_begun = False
         async for event in stream:
             request = stream.request

@@ -12,8 +12,8 @@ from math import e, log2
 
 import mlx.core as mx
 
-from mlxspec import device
 from mlxspec.kernels.flat import FEW
+from mlxspec.platform import device
 
 _WORTH_IT = 4096  # scores: three operations more take as long as the exponentials of half as many
 # For rows of so few tokens the number of keys decides on the form, not the number of scores. So a token has the same weights in a verify as

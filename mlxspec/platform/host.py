@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import mlx.core as mx
+from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)
+
+import mlx.core as mx  # isort: skip
 import numpy as np
 from numpy.typing import NDArray
 

@@ -14,11 +14,11 @@ import numpy as np
 from mlxspec.drafters.base import Draft, Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request
-from mlxspec.host import numbers
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.platform.host import numbers
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
-from mlxspec.sampling.noise import Positions, Shifted, Stream, gumbel, uniform
+from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
 from mlxspec.sampling.processors import Failure, draw, process
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.sampler import BatchSampler
@@ -26,7 +26,7 @@ from mlxspec.speculation.verify import ForRejection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class SampledRound:
     """sampled (N,) int32: equal to the draft behind it where that stands. logprobs: of the sampled tokens, where a row asks for them.
 
     failed: index of a request -> at which of its positions its own callables failed; tokens from there on mean nothing.
@@ -61,7 +61,7 @@ def choose(
     logits: mx.array,
     *,
     ahead: int | Unread = 0,
-) -> Choice:
+) -> SampledRound:
     """Choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
 
     ahead: how many tokens of each row are on their way but not in its history yet, or the round that they come from. Raises ValueError
@@ -94,7 +94,7 @@ def choose(
         sampled = _drawn(requests, rows, sampler, (logits, owners, drafts, masks), sampled, failed)
     tops = [r.params.top_logprobs for r in requests if r.params.wants_logprobs]
     found = logprobs(own, sampled, max(tops)) if tops else None
-    return Choice(sampled=sampled, vocab_size=vocab, logprobs=found, failed=failed)
+    return SampledRound(sampled=sampled, vocab_size=vocab, logprobs=found, failed=failed)
 
 
 def _positions(
@@ -157,7 +157,7 @@ def choose_apart(
     logits: mx.array,
     *,
     ahead: int | Unread = 0,
-) -> Choice:
+) -> SampledRound:
     """`choose`, but what goes wrong for one row (a grammar, a processor of ours) is that row's failure and costs the others nothing."""
     try:
         return choose(requests, proposals, rows, tokens, logits, ahead=ahead)
@@ -165,7 +165,7 @@ def choose_apart(
         if len(requests) == 1:
             nothing = mx.zeros((rows.num_tokens,), mx.int32)
             failed = {0: Failure(0, error)}
-            return Choice(sampled=nothing, vocab_size=logits.shape[1], logprobs=None, failed=failed)
+            return SampledRound(sampled=nothing, vocab_size=logits.shape[1], logprobs=None, failed=failed)
     parts, failures = [], {}
     for i, (request, proposal) in enumerate(zip(requests, proposals, strict=True)):
         start, end = rows.starts[i], rows.starts[i + 1]
@@ -178,7 +178,7 @@ def choose_apart(
     sampled = mx.concatenate(parts)
     tops = [r.params.top_logprobs for r in requests if r.params.wants_logprobs]
     found = logprobs(logits, sampled, max(tops)) if tops else None
-    return Choice(sampled=sampled, vocab_size=logits.shape[1], logprobs=found, failed=failures)
+    return SampledRound(sampled=sampled, vocab_size=logits.shape[1], logprobs=found, failed=failures)
 
 
 def _rejected(
@@ -192,7 +192,7 @@ def _rejected(
         scores[start:end],
         draft.scores,
         tokens[start + 1 : end + 1],
-        uniform(seeds, positions, Stream.ACCEPT),
+        uniform(seeds, positions, NoiseStream.ACCEPT),
         gumbel(seeds, positions, scores.shape[1]),
     )
     return mx.concatenate([sampled[:start], decided, sampled[end:]])

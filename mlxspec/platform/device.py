@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-from mlxspec import blas as _blas
-from mlxspec import jit as _jit
+from mlxspec.platform import blas as _blas
+from mlxspec.platform import compile_folder as _compile_folder
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -33,7 +33,7 @@ _TF32 = "MLX_ENABLE_TF32"
 _mlx_came_first = "mlx.core" in sys.modules and os.environ.get(_TF32) != "0"
 os.environ.setdefault(_TF32, "0")
 _chosen = _blas.choose()
-_kernels = _jit.KernelFolder()
+_kernels = _compile_folder.KernelFolder()
 _threads = _chosen.max_threads
 _claims: MutableMapping[object, tuple[int, int]] = WeakKeyDictionary()
 
@@ -268,7 +268,7 @@ def compile_kernels() -> None:
 
 @functools.cache
 def _compiles_for_cpu() -> bool:
-    return _jit.compiler() is not None
+    return _compile_folder.compiler() is not None
 
 
 @functools.cache

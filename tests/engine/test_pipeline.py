@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.engine import flight
-from mlxspec.engine.flight import Flight
+from mlxspec.engine import pipeline
+from mlxspec.engine.pipeline import Pipeline
 
 LAUNCH, READ, DECIDE = 5.0, 0.25, 0.0625
 
@@ -30,11 +30,11 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         return spend(LAUNCH, rounds) if next(wanted) else spend(DECIDE, None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flight.time, "perf_counter", lambda: clock[0])
-        patch.setattr(flight, "launch", lambda *_, **__: spend(LAUNCH, rounds))
-        patch.setattr(flight, "launch_behind", behind)
-        patch.setattr(flight, "read", lambda *_, **__: spend(READ, []))
-        own = Flight(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
+        patch.setattr(pipeline.time, "perf_counter", lambda: clock[0])
+        patch.setattr(pipeline, "launch", lambda *_, **__: spend(LAUNCH, rounds))
+        patch.setattr(pipeline, "launch_behind", behind)
+        patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, []))
+        own = Pipeline(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
         flown = [own.advance([], None, None, may_follow=True) for _ in follows]  # type: ignore[arg-type]
         wall = clock[0]
     for i, one in enumerate(flown):

@@ -14,7 +14,7 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
-from mlxspec.parsers.pieces import Parser
+from mlxspec.parsers.pieces import OutputParser
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
@@ -33,7 +33,7 @@ GoesOn = Literal["content", "reasoning"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class AnswerRequest:
     """One answer that is wanted."""
 
     prompt: Sequence[int]
@@ -45,7 +45,7 @@ class Job:
     """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. goes_on: which part of the last
     message the answers continue. compiled: of the parameters that all answers share."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
     num_prompts: int = 1
     timeout: float | None = None
@@ -56,7 +56,7 @@ class Job:
     goes_on: GoesOn | None = None
     compiled: Compiled | None = None
 
-    def parser(self) -> Parser | None:
+    def parser(self) -> OutputParser | None:
         if not self.is_chat:
             return None
         is_thinking = None if self.goes_on is None else self.goes_on == "reasoning"
@@ -313,12 +313,14 @@ def _params(
 
 def _asks(
     prompts: Sequence[Sequence[int]], params: SamplingParams, body: Mapping[str, Any]
-) -> tuple[Ask, ...]:
+) -> tuple[AnswerRequest, ...]:
     """n answers to each prompt; with a seed, each its own."""
     num = int(body.get("n") or 1)
     seeds = [None if params.seed is None else (params.seed + i) & _SEED_BITS for i in range(num)]
     return tuple(
-        Ask(prompt=p, params=replace(params, seed=s) if num > 1 else params) for p in prompts for s in seeds
+        AnswerRequest(prompt=p, params=replace(params, seed=s) if num > 1 else params)
+        for p in prompts
+        for s in seeds
     )
 
 

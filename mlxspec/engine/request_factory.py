@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlxspec.config import SamplingParams, SpecConfig, check_number, shown
-from mlxspec.engine.answers import Prompt
+from mlxspec.engine.api import Prompt
 from mlxspec.engine.request import Request
 from mlxspec.errors import ConfigError, ContextOverflowError
 from mlxspec.loading.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds
 
 
-class Intake:
+class RequestFactory:
     """Makes requests for one model. max_context: of the engine, in tokens; drafters: names of those that were loaded; spec: for requests
     that bring none."""
 

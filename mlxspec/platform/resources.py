@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlxspec.errors import ConfigError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def metal_folder() -> Path:

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from mlxspec import folders
+from mlxspec.platform import folders
 
 _PREFIX = b"scipy_"
 _NAMES = re.compile(rb"\0(scipy_(?:cblas|openblas)_[A-Za-z0-9_]+)(?=\0)")

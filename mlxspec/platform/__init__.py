@@ -1,0 +1,1 @@
+"""What the machine is: device, BLAS, folders for caches and compiled code. The only package that may ask whether MLX computes on a CPU."""
