@@ -1,5 +1,8 @@
-"""What README and docs tell people to type: every command is one, those that need no network run on the demo model, and every Python
-block runs."""
+"""What README and docs show: every command parses, commands that need no network run on the demo model, and every Python block runs.
+
+Also held: links and their anchors, the length of pages, and pictures that a script draws. Pages in docs/log are history: only their links
+are checked.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,29 @@ import sys
 import warnings
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlxspec.cli import options
 from mlxspec.cli.main import main
+from mlxspec.kernels import launch
+from mlxspec.models import registry
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
+# what a user reads to use mlxspec: at most so many lines each
+USE = (
+    "README",
+    "docs/getting-started",
+    "docs/drafters",
+    "docs/commands",
+    "docs/chat",
+    "docs/python",
+    "docs/server",
+    "docs/checkpoints",
+)
+LINES_OF_USE, WORDS_OF_NEVER_SLOWER = 250, 1200
 MEASURING = ("demo", "bench", "tune", "doctor")  # commands that take their time
 ELSEWHERE = ("serve", "pull", "rm", "convert")  # need a network, a repository, or never end
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,8 +52,13 @@ def commands(page: Path) -> list[str]:
     return [line.removeprefix("mlxspec").strip() for line in found if re.match(r"mlxspec\b", line)]
 
 
-def blocks(page: Path) -> list[str]:
-    return [body for kind, body in FENCE.findall(page.read_text(encoding="utf-8")) if kind == "python"]
+def blocks(page: Path, kind: str = "python") -> list[str]:
+    """The bodies of a page's fences of one kind."""
+    return [body for found, body in FENCE.findall(page.read_text(encoding="utf-8")) if found == kind]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 COMMANDS = list(dict.fromkeys(c for page in PAGES for c in commands(page)))
@@ -104,17 +128,38 @@ def test_commands_that_measure_run(
     run(command, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a page one after the other, in one namespace."""
+    """The blocks of a page one after the other, in one namespace. What a page registers is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "ARCHITECTURES", dict(registry.ARCHITECTURES))
+    if blocks(page, "metal"):
+        _write_kernels(page, tmp_path, monkeypatch)
     space: dict[str, object] = {"__name__": "__main__"}
     for number, block in enumerate(blocks(page), 1):
         code = compile(block, f"{page.name}, block {number}", "exec")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # other packages' words on being imported
             exec(code, space)
+
+
+def _write_kernels(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a page's Metal sources where the package looks for kernels, each under the name that its first line begins with."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "metal"))
+    import emulator
+
+    if mx.metal.is_available():
+        pytest.skip("the page is about checking a kernel without Metal")
+    if reason := emulator.missing_compiler():
+        pytest.skip(reason)
+    for source in blocks(page, "metal"):
+        found = re.match(r"// (\w+): ", source)
+        assert found, f"a Metal source of {page.name} does not begin with its name"
+        (tmp_path / f"{found[1]}.metal").write_text(source, encoding="utf-8")
+    monkeypatch.setattr("mlxspec.platform.resources.metal_folder", lambda: tmp_path)
+    for name in ("_checks", "_reports", "_speedups"):
+        monkeypatch.setattr(launch, name, dict(getattr(launch, name)))
 
 
 def test_the_extraction_finds_what_there_is() -> None:
@@ -134,8 +179,44 @@ def test_the_extraction_finds_what_there_is() -> None:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of a page may name, as GitHub makes it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *LOG], ids=name_of)
 def test_links_and_pictures_are_there(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        other = page.parent / target if target else page
+        assert other.exists(), f"{name_of(page)} points to {target}"
+        if anchor:
+            assert anchor in anchors(other), f"{name_of(page)} points to #{anchor} of {name_of(other)}"
+
+
+def test_every_page_is_listed() -> None:
+    """The index of docs/ leads to every page."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        if page.name != "README.md":
+            assert f"{page.name})" in index, f"docs/README.md lacks {page.name}"
+
+
+def test_pages_keep_their_length() -> None:
+    for name in USE:
+        lines = (ROOT / f"{name}.md").read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= LINES_OF_USE, f"{name}.md has {len(lines)} lines"
+    words = (ROOT / "docs" / "never-slower.md").read_text(encoding="utf-8").split()
+    assert len(words) <= WORDS_OF_NEVER_SLOWER
+
+
+def test_diagrams_are_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed pictures are what scripts/draw_diagrams.py draws."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import draw_diagrams
+
+    for name, draw in draw_diagrams.DIAGRAMS.items():
+        assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == draw()
