@@ -1,7 +1,7 @@
 """Keys and values of one attention layer, each row in a growing buffer of its own.
 
-Knows where a row's committed tokens end because the caller says so at every append; keeps no lengths, decides no commits. What lies
-beyond the committed length is scratch: rolling back is forgetting, and a fork may scribble there.
+The cache keeps no lengths: at every append the caller says where a row's committed tokens end. What lies beyond that length is scratch.
+So rollback needs no work here, and a fork may write there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """All layers' caches of B rows, and the one transaction over them: begin, appends, then commit or abort.
 
-Knows committed lengths, which part of the last forward stands, and by which rollback recurrent layers go back to it; knows no tokens
-and no model.
+It keeps the committed lengths, how many tokens of the last forward are accepted, and the way in which recurrent layers roll back.
 
 Invariant (a property test holds it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what
-it would see had only the committed tokens ever been appended.
+it would have seen if only the committed tokens had ever been appended.
 """
 
 from __future__ import annotations

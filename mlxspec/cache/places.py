@@ -1,8 +1,8 @@
-"""Where a forward's tokens stand in their rows, also while only the device knows.
+"""Positions of a forward's tokens in their rows, also while only the device knows how many tokens the last round accepted.
 
-A round may be built before the one before it has been read. How many of that one's tokens stand is an array then, and lengths on the
-host are bounds: good for shapes (how much of a buffer is looked at), not for values. Whatever must be right (where keys are written,
-what a query sees, the angle of a position) goes by the array. Knows no buffers and no tokens.
+A round may be built before the previous one has been read. The number of accepted tokens is then an array on the device. Lengths on
+the host are upper bounds: they give shapes, such as how much of a buffer is read. Values come from the array: where keys are written,
+what a query sees, the angle of a position.
 """
 
 from __future__ import annotations

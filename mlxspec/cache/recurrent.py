@@ -1,8 +1,7 @@
-"""State of one Gated DeltaNet layer for all rows, from forward to forward, with deferred commit.
+"""The state of one Gated DeltaNet layer for all rows, with deferred commit.
 
-Knows arrays; does not know which tokens were accepted (the model cache says `kept`), how a layer computes its inputs, nor how a way of
-rollback goes back (rollback.py). After a forward nothing is moved: the next one begins with what stands of it. For the recurrence
-that is a matter of the rollback; the convolution needs no arithmetic: window and inputs are kept, and `kept` picks.
+A commit moves nothing. The next forward begins with the accepted tokens of the last one; the model cache says how many (`kept`). For the
+recurrence rollback.py does that. The convolution needs no arithmetic: its window and inputs are kept, and `kept` says where to cut.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How the recurrence of a Gated DeltaNet layer goes back to what was accepted: four ways behind one contract, `Rollback`.
+"""Rollback of a Gated DeltaNet layer's recurrent state to the accepted tokens: four ways behind one interface, `Rollback`.
 
-    TapeRollback        keeps the state before the last forward and what that forward did to it; the next replays what stands (the default)
-    TrailRollback       the same with fewer operations: rows of few tokens keep the states they passed (the default on a CPU)
-    Snapshots   keeps the last states themselves; the next forward starts from the one that stands
-    Checkpoint  keeps the state before and the forward's inputs; the next runs what stands again (the plain twin of the others)
+    TapeRollback    keeps the state before the last forward and what that forward did to it; the next replays the accepted tokens (default)
+    TrailRollback   the same with fewer operations: rows of few tokens keep the states they passed (default on a CPU)
+    Snapshots       keeps the last states themselves; the next forward starts from the one after the accepted tokens
+    Checkpoint      keeps the state before and the forward's inputs; the next runs the accepted tokens again (the plain twin of the others)
 
-A way is chosen when a cache is made and never changes, so compiled forwards may depend on it. Knows arrays and the kernels; does not
-know which tokens are accepted (the model cache says `kept`), nor the convolution in front, which goes back by itself.
+A way is chosen when a cache is made and never changes, so compiled forwards may depend on it. The model cache says how many tokens are
+accepted (`kept`). The convolution in front of the recurrence rolls back by itself (recurrent.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys and values of a sliding-window attention layer, each row in a buffer that holds little more than the window.
 
-The contract is that of cache/attention.py: the caller says where a row's committed tokens end, what lies beyond is scratch, rolling
-back is forgetting. A buffer is in the order of positions at all times and drops its oldest tokens only when it is full, so what a
-forward sees depends on the committed tokens and on nothing else. Knows no masks: a view may begin before the window does.
+The interface is that of cache/attention.py: the caller says where a row's committed tokens end, and what lies beyond is scratch. A buffer
+is always in the order of positions and drops its oldest tokens only when it is full. So a forward sees what depends on the committed
+tokens only. A view may begin before the window does: the caller masks.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""One file a kernel: a Metal launch and its plain-mx twin behind one function. Knows arrays and shapes; knows no cache, no model."""
+"""Operations on arrays, one file each: a Metal kernel and its twin in plain MLX behind one function."""
 
 from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)

@@ -1,8 +1,8 @@
-"""SiLU, sigmoid and what they gate. MLX's own on a GPU; for float32 on a CPU that compiles a rational form that vectorizes.
+"""SiLU, sigmoid and gated products: MLX's own on a GPU, and for float32 on a CPU a rational form that vectorizes.
 
 MLX's CPU exp costs 11 ns an element whatever surrounds it, which is a third of a small model's prefill and a sixth of a verify. The
 rational form (tanh as x P(x^2) / Q(x^2), minimax coefficients as in Eigen's generic tanh) is within 2e-7 of the exact sigmoid. A process
-uses one form for every number of tokens, so plain and drafted decoding see the same function. Knows no layers.
+uses one form for every number of tokens, so plain and drafted decoding use the same function.
 """
 
 from __future__ import annotations

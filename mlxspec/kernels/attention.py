@@ -1,9 +1,8 @@
-"""Causal attention of one row: MLX's own kernel where the device has a good one and it was found right, else plain operations.
+"""Causal attention of one row: MLX's own kernel where it was checked on this device, else plain operations.
 
 MLX has several attention kernels for GPUs and picks by device, head size, number of queries and length. Some were wrong on some
-machines: launches too large for an M1's registers left zeros until MLX 0.32.2 and raise since (mlx #3885, #4018). So when heads first come
-up, what MLX would pick for them is compared with plain operations, as our own kernels are; where it differs it is not used, and reports
-say so. Knows arrays of one row; knows no caches and no layers.
+machines: launches too large for an M1's registers left zeros until MLX 0.32.2 and raise since (mlx #3885, #4018). So when a head
+shape first comes up, MLX's result is compared with plain operations. Where it differs it is not used, and reports say so.
 """
 
 from __future__ import annotations

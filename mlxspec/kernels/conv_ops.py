@@ -1,7 +1,7 @@
-"""What stands between a Gated DeltaNet layer's projection and its recurrence, in plain mx: the twin of the `conv_qkv` kernel.
+"""Convolution, norms and gates of a Gated DeltaNet layer in plain MLX: the twin of the `conv_qkv` kernel.
 
 Causal depthwise convolution from the kept window, SiLU, split into q, k, v, L2 norm of q and k, decay and step size.
-Knows nothing of layers or commits; the caller says how many inputs of the last forward are kept.
+The caller says how many inputs of the last forward are kept.
 """
 
 from __future__ import annotations

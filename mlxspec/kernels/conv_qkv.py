@@ -1,7 +1,7 @@
-"""From a Gated DeltaNet layer's projection to the inputs of its recurrence: convolution from the kept window, SiLU, split, norms, gates.
+"""Convolution, norms and gates of a Gated DeltaNet layer: from its projection to the inputs of its recurrence.
 
-`conv_qkv` picks the Metal kernel (one launch) or the plain-mx twin. Knows arrays; does not know which tokens are accepted, nor that `kept`
-fits the last forward (the cache sees to that). The projection's columns are q | k | v | z | b | a; C = 2 Hk Dk + Hv Dv stand before z.
+`conv_qkv` picks the Metal kernel (one launch) or the plain-mx twin. The cache makes sure that `kept` fits the last forward.
+The projection's columns are q | k | v | z | b | a; C = 2 Hk Dk + Hv Dv stand before z.
 """
 
 from __future__ import annotations

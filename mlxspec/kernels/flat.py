@@ -1,7 +1,6 @@
 """The flat token axis: all rows' tokens of one forward behind one another, N = sum of widths.
 
-Knows how to lay rows out, group and pad them and take that away again; does not know what the tokens are or who owns the rows.
-Matmuls see only the flat axis. What must treat rows apart (attention, recurrences) takes `starts`, or groups of padded rows.
+Matrix products see only the flat axis. Operations that treat rows apart (attention, recurrences) take `starts`, or groups of padded rows.
 """
 
 from __future__ import annotations

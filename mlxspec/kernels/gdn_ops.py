@@ -6,7 +6,7 @@ What one forward did to the state is its tape (k, delta, log_g): applying a tape
 Two forms of the same rule: steps, whose replay is bitwise the forward, for decode and verify; chunks (the WY form of Yang et al. 2024,
 "Parallelizing Linear Transformers with the Delta Rule", with decay as in "Gated Delta Networks"), all matmuls, for prefill.
 Shapes: q, k (N, Hk, Dk); v (N, Hv, Dv); log_g, beta (N, Hv) float32; state (B, Hv, Dv, Dk) float32. v-head h uses k-head h // (Hv / Hk).
-Knows nothing of layers, caches or commits; the caller says how many tape entries are kept.
+The caller says how many tape entries are kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One round of the gated delta rule: replay what stands of the last forward, run this one's tokens, say what they did.
+"""One round of the gated delta rule: replay the accepted tokens of the last forward, run the new tokens, and give their tape.
 
-`gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_facts` the state after them (all of them stand),
+`gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_facts` the state after them (all are certain),
 `gdn_snapshots` the last few states, `gdn_flush` the state without any new tokens. Each picks the Metal kernel, the same for all, or the
-plain-mx twin. Knows arrays; does not know which tokens are accepted, nor that `kept` fits the tape (the cache sees to that).
+plain-mx twin. The cache makes sure that `kept` fits the tape.
 
 Shapes: inputs as in `GdnInputs`, float32, float16 or bfloat16; state (B, Hv, Dv, Dk) float32; y (N, Hv, Dv) float32. v-head h uses k-head
 h // (Hv / Hk). A row may have no tokens.

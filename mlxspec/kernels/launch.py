@@ -1,8 +1,8 @@
-"""How our Metal kernels are launched, whether they are used at all, and the report of that.
+"""Launches Metal kernels, decides whether each is used on this device, and reports why.
 
 A kernel is used where Metal is, unless MLXSPEC_KERNELS=off, and only after its self-check (kernel against plain-mx twin on random
-data) has passed in this process; one that competes with an operation of MLX's own also has to win a race on this very device.
-Knows names and callables; knows no kernel, no model, and keeps nothing on disk (`races` does).
+data) has passed in this process. A kernel that competes with an operation of MLX's own must also win a race on this device.
+`races` keeps the results on disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""y = x W^T for 1 to 8 rows of x and a weight in MLX's affine 4-bit or 8-bit format, read once for all rows.
+"""Quantized matrix product of few rows: y = x W^T for 1 to 8 rows of x and a 4-bit or 8-bit affine W, read once for all rows.
 
 `qmv_rows` picks the Metal kernel or MLX's own quantized matmul (the twin). The kernel adds each row up in the order of MLX's own one-row
 kernel, which MLX's few-row kernels do not on newer GPUs; `exact` asks for that, otherwise the kernel has to have won its race (`tune`).
-Knows arrays; knows no layers and no verify.
 """
 
 from __future__ import annotations

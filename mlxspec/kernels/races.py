@@ -1,7 +1,7 @@
-"""What races of our kernels against MLX's own operations gave on this device, kept between processes in one small JSON file.
+"""Keeps the results of races between our kernels and MLX's own operations on this device, in one small JSON file.
 
 A ratio counts only for the device, the system, the MLX and the kernel's text it was measured with; a file that does not fit is ignored and
-says so. Knows names and ratios; runs no race (`tune` does) and decides nothing (`launch` does).
+says so. `tune` runs races and `launch` decides by them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A repository of the hub to a folder of the local cache: data files only, sizes known before the first byte, resumed where it broke off.
+"""Downloads a repository of the hub into the local cache: data files only, with known sizes, resumed after an interruption.
 
-Knows files and bytes; does not know what a model is. Names, tokens, offline mode and the layout of the cache are Hugging Face's own
-library's; only large files are fetched here, because that library begins them anew after an interruption. Weights come last, so that a
-folder with all its weights is whole.
+Names, tokens, offline mode and the layout of the cache are those of Hugging Face's own library. Only large files are fetched here, because
+that library starts them again after an interruption. Weights come last, so a folder with all its weights is complete.
 """
 
 from __future__ import annotations

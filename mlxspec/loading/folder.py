@@ -1,4 +1,4 @@
-"""Which files of a model folder hold tensors: the shards, and an MTP head kept beside them. Judges names and links; opens only the index.
+"""Finds the files of a model folder that hold tensors: the shards, and an MTP head beside them. Checks names and links.
 
 Heads lie beside a model in three ways: as `mtp.safetensors` or `model-mtp.safetensors` next to the shards, with or without a place in
 the index, and as `mtp/*.safetensors`.

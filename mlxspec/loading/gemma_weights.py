@@ -1,7 +1,4 @@
-"""Tensors of Gemma folders under the names our modules use: raw Hugging Face and mlx-lm's conversions, multimodal wrappers or not.
-
-Knows names and layouts; knows no module classes.
-"""
+"""Renames tensors of Gemma folders to the names of our modules: raw Hugging Face and mlx-lm's conversions, multimodal or not."""
 
 from __future__ import annotations
 

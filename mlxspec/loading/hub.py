@@ -1,7 +1,6 @@
-"""From what a person types to a folder on disk: a member of the demo family, a path, or a Hugging Face id.
+"""Finds the folder of a model by what a user types: a built-in model, a path, or a Hugging Face id.
 
-Knows names, folders and the local cache; what comes over the network is download.py's, what lies in a folder is nobody's business here.
-A model that is in the cache is used as it is: nothing asks the hub whether there is a newer one.
+download.py fetches what is not in the local cache. A cached model is used as it is, without asking the hub for a newer one.
 """
 
 from __future__ import annotations

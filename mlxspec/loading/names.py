@@ -1,4 +1,4 @@
-"""Names and messages out of somebody's files, fit for a sentence of ours. Knows strings."""
+"""Makes names and messages out of untrusted files safe to print in an error message."""
 
 from __future__ import annotations
 

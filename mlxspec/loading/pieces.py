@@ -1,7 +1,6 @@
-"""Long texts to token ids piece by piece, so that somebody can stop it in between, with the very ids that the whole text has.
+"""Tokenizes long texts in pieces, so that it can be stopped in between, with exactly the ids of the whole text.
 
-A text may be cut where what stands on the left has no say in the tokens on the right, and the other way round. Which places those are
-is read off the tokenizer:
+A text may be cut where neither side affects the tokens of the other. The tokenizer's own rules tell where that is:
 
 words   one regular expression splits the text into words, and nothing joins tokens of two words (byte-level BPE). It matches from left
         to right and looks at no more than one character ahead, so the beginning of a word is such a place, if it is found in a piece
@@ -9,8 +8,7 @@ words   one regular expression splits the text into words, and nothing joins tok
 lines   nothing splits the text (BPE over whole lines), but no token of the vocabulary holds a line's end and something behind it, so
         no merge can go over it.
 
-Where neither holds a text is encoded as a whole. Every call of the library gives Python's lock to other threads meanwhile. Knows the
-`tokenizers` library; knows no special meaning of any token.
+If neither holds, a text is encoded as a whole. Every call of the library releases Python's lock meanwhile.
 """
 
 from __future__ import annotations

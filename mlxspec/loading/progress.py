@@ -1,7 +1,6 @@
-"""How far something long has come, told to whoever watches.
+"""Reports the progress of long work to a watcher, such as a progress bar.
 
-Work says how much of it there is and when a part is done; a front end watches. Knows numbers; knows no terminal. Where nobody watches
-nothing happens.
+The work says how much there is and when a part is done. Without a watcher nothing happens.
 """
 
 from __future__ import annotations

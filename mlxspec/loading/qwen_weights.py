@@ -1,7 +1,8 @@
-"""Tensors of Qwen3.5 folders under the names our modules use: raw Hugging Face (norm weights zero-centred, convolutions (C, 1, K)) and
-mlx-lm's conversions (shifted, (C, K, 1)), and MTP heads from wherever they lie.
+"""Renames tensors of Qwen3.5 folders to the names of our modules, and finds MTP heads wherever they lie.
 
-Decides from the tensors and their names, never from the config. Knows names and layouts; knows no module classes.
+Raw Hugging Face folders have zero-centred norm weights and convolutions (C, 1, K); mlx-lm's conversions have shifted ones and (C, K, 1).
+The
+tensors and their names tell which it is, never the config.
 """
 
 from __future__ import annotations

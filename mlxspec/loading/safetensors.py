@@ -1,6 +1,6 @@
-"""Checks a safetensors file's header before anything reads its tensors. A downloaded file is somebody else's program until proven data.
+"""Checks a safetensors file's header before anything reads its tensors, because a downloaded file is not trusted.
 
-Format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, then the data. Knows no model.
+Format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, then the data.
 """
 
 from __future__ import annotations

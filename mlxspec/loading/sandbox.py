@@ -1,9 +1,10 @@
-"""Jinja for programs that are not trusted: no way out, and bounds on what they compute.
+"""Runs untrusted Jinja templates: without access to Python, and with bounds on time and memory.
 
-Jinja's sandbox keeps a template away from Python's inside, but lets it compute for ever (`10 ** 10 ** 10`, loops in loops) and fill any
-memory (a text that doubles, a list that holds itself twice). Here every step that can repeat looks at a clock of computing time, and
-every value that a step makes is weighed: characters and items, nested ones included, counted as often as printing them would.
-Knows Jinja; knows nothing of chats.
+Jinja's sandbox keeps a template away from Python's internals. But a template can still compute for ever (`10 ** 10 ** 10`, nested loops)
+and fill
+the memory (a text that doubles, a list that contains itself twice). So every step that can repeat checks a clock of computing time, and
+every
+value that a step makes is measured: its characters and items, nested ones included, counted as often as printing them would.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Chat templates: messages to the text a model was trained on. A template is somebody else's program, so it runs in a sandbox
-(sandbox.py), bounded in what it computes.
+"""Renders chat templates: messages to the text format that a model was trained on.
 
-Knows Jinja and the few functions templates expect; knows no tokenizer and no model family.
+A template is an untrusted program, so it runs in a sandbox (sandbox.py) with bounds on what it computes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every token's bytes, from the tokenizer's own files: what a grammar, a forbidden word or a list of log-probabilities needs.
+"""The bytes of every token, from the tokenizer's files. Grammars, bad words and lists of log-probabilities need them.
 
-Holds the ids for which the model has a row, and no others. Knows the three ways in which vocabularies spell bytes (byte-level, byte
-fallback with a mark for spaces, plain text). Knows no context: a space that a decoder would add or take away at the beginning of a text
-is not seen here.
+It holds only the ids for which the model has a row. Vocabularies spell bytes in three ways: byte-level, byte fallback with a mark for
+spaces,
+and plain text. A space that a decoder would add or remove at the beginning of a text is not seen here.
 """
 
 from __future__ import annotations

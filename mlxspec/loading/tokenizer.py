@@ -1,8 +1,7 @@
-"""Text to token ids and back, as the model's own tokenizer.json says; whole or token by token.
+"""Text to token ids and back, by the model's own tokenizer.json, whole or token by token.
 
-Knows special tokens and when a character is complete; knows no model. Special tokens are no text, but for those with which the chat format
-writes thinking and calls: a parser must see them, as it sees the tags of models whose vocabulary spells them with common tokens.
-The `tokenizers` library does the work; importing transformers for the same would take a second.
+Special tokens are not text, except those with which the chat format writes thinking and tool calls: a parser must see them, as it sees the
+tags of models that spell them with common tokens. The `tokenizers` library does the work. Importing transformers would take a second.
 """
 
 from __future__ import annotations

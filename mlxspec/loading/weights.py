@@ -1,7 +1,8 @@
-"""A model folder's tensors under the names our modules use, whichever dialect the folder speaks.
+"""Reads a model folder's tensors and renames them to the names of our modules, whatever layout the folder has.
 
-Knows what all architectures share: prefixes, towers, stacks of experts, quantized matrices; qwen_weights.py and gemma_weights.py know
-the rest. Decides from the tensors, never from the config. Knows no module classes.
+Here is what all architectures share: prefixes, towers, stacks of experts, quantized matrices. qwen_weights.py and gemma_weights.py have
+the rest.
+The tensors decide, never the config.
 """
 
 from __future__ import annotations

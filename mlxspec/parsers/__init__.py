@@ -1,1 +1,1 @@
-"""What a model writes, taken apart while it is written: reasoning, content, tool calls. Knows text; knows no tokens, no engine, no HTTP."""
+"""Splits a model's text into reasoning, content and tool calls while it is written. Works on text only."""

@@ -1,4 +1,4 @@
-"""What parsers of a call share that is written with tags: text in, the name and the arguments as JSON out. Subclasses know the format."""
+"""Base class of parsers of tool calls written with tags: text in, the tool's name and its arguments as JSON out."""
 
 from __future__ import annotations
 

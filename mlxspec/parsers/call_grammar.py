@@ -1,7 +1,6 @@
-"""A grammar of the calls that a request allows, in llguidance's Lark: what a model may write where a call is asked for.
+"""Writes a grammar, in llguidance's Lark, of the tool calls that a request allows.
 
-Knows the formats' notation and JSON schemas; compiles nothing. `tokens` says which tags are special tokens of the vocabulary: a grammar
-names those by id, all others are text.
+`tokens` says which tags are special tokens of the vocabulary. A grammar names those by id; all others are text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tags a model thinks and calls tools with, read off its chat template. Knows templates as text; renders none."""
+"""Finds the tags that a model uses for thinking and tool calls in the text of its chat template. Renders no template."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A call written as call:NAME{key:value,...} with marks of its own for strings: Gemma 4 (`<|"|>`) and FunctionGemma (`<escape>`).
+"""Parses tool calls written as call:NAME{key:value,...}, with marks around strings: Gemma 4 (`<|"|>`) and FunctionGemma (`<escape>`).
 
-Keys are bare, nesting is JSON's. Strings are handed on while they are written.
+Keys have no quotes; lists and objects nest as in JSON. Strings are passed on while they are written.
 """
 
 from __future__ import annotations

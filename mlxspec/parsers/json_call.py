@@ -1,7 +1,7 @@
-"""A call written as one JSON object, {"name": ..., "arguments": {...}}: Qwen 2.5 and 3, Hermes.
+"""Parses tool calls written as one JSON object, {"name": ..., "arguments": {...}}: Qwen 2.5 and 3, Hermes.
 
-The arguments are handed on as the model writes them, character by character. Knows JSON's grammar as far as where a value ends; whether
-what stands in it is valid is for who reads it.
+The arguments are passed on as the model writes them, character by character. The parser finds where a value ends. Whether the value is
+valid JSON is left to the reader.
 """
 
 from __future__ import annotations

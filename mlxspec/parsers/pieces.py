@@ -1,4 +1,4 @@
-"""What an answer consists of, and the text scanner that all parsers share.
+"""The pieces that an answer consists of, and the text scanner that all parsers share.
 
 A parser has `push(text)` and `finish()`, both giving pieces. Its contract, which property tests hold: however the text is cut into
 pushes, the merged pieces are the same. Knows no format.

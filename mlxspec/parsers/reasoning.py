@@ -1,7 +1,7 @@
-"""Reasoning apart from the answer: what stands between a model's thinking tags at the beginning of what it writes.
+"""Splits reasoning from the answer: the text between a model's thinking tags at the beginning of what it writes.
 
 Where the prompt has opened thinking (many templates end in the opening tag), the text begins inside. White space around the reasoning
-belongs to the tags. Knows two tags; a tag that comes later is text.
+belongs to the tags. A tag that comes later is text.
 """
 
 from __future__ import annotations

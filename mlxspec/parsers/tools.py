@@ -1,7 +1,7 @@
-"""Tool calls apart from the text around them, for the formats of Qwen and Gemma.
+"""Splits tool calls from the text around them, for the formats of Qwen and Gemma.
 
-A call's name is given as soon as it is complete, its arguments while they are written. Text that only looked like a call is given as text,
-so that nothing the model wrote is lost. White space before a call belongs to the call.
+A call's name is given as soon as it is complete, its arguments while they are written. Text that only began like a call is given as text,
+so nothing is lost. White space before a call belongs to the call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments that a model writes as bare text, to JSON values by the tool's own schema. Knows types; knows no format's tags."""
+"""Turns arguments that a model writes as bare text into JSON values, by the tool's schema."""
 
 from __future__ import annotations
 

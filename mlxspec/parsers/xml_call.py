@@ -1,7 +1,7 @@
-"""A call written with tags, <function=NAME><parameter=KEY>value</parameter></function>: Qwen 3 Coder, Qwen 3.5 and later.
+"""Parses tool calls written as <function=NAME><parameter=KEY>value</parameter></function>: Qwen 3 Coder, Qwen 3.5 and later.
 
-Values are bare text; the tool's schema says what they are (values.py). Text values are handed on while they are written. What the format
-means follows Qwen's own parser, of which mlx-lm carries a copy; tests compare the two.
+Values are bare text; the tool's schema gives their types (values.py). Text values are passed on while they are written. The format follows
+Qwen's own parser, of which mlx-lm has a copy; tests compare the two.
 """
 
 from __future__ import annotations

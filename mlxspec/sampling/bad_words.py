@@ -1,9 +1,9 @@
-"""Strings an answer must not hold: the tokens that would complete one are forbidden, however the string is cut into tokens.
+"""Strings that an answer must not contain: tokens that would complete one are forbidden, however the string is cut into tokens.
 
 An automaton (Aho and Corasick 1975) reads the answer's bytes. Its state is the longest end of the text that begins a word; the shorter
 ends that begin a word are the state's suffix links. At each state on that chain the tokens that complete a word are ranges of the sorted
-vocabulary, found when the words are compiled. So a step costs a look-up a byte, and a mask the ranges of one chain, whatever was asked.
-Knows bytes of tokens and the end of the answer; knows no logits and no drafts.
+vocabulary, found when the words are compiled. So a step costs one look-up for each byte, and a mask costs the ranges of one chain,
+however many words there are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sets of tokens as packed bits: bit i % 32 of word i // 32 is token i. How grammars, forbidden words and forced tokens say what may come.
+"""Sets of tokens as packed bits: bit i % 32 of word i // 32 is token i. Grammars, bad words and forced tokens give the allowed tokens so.
 
-Knows no reason why a token is allowed. `unpack` is the way back on the device.
+`unpack` makes a mask of them on the device.
 """
 
 from __future__ import annotations

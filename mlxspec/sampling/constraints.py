@@ -1,7 +1,8 @@
-"""What may come next in one answer: grammar, forbidden words and thinking budget as one, at every place a draft reaches.
+"""The tokens allowed next in one answer, by its grammar, bad words and thinking budget together, at every position of a draft.
 
-Host work on token ids, so whoever asks must know the draft. The state moves by committed tokens only; looking along a draft leaves it as it
-was. Knows sets of tokens; knows no logits and no acceptance.
+This is host work on token ids, so the draft must be known on the host. Only committed tokens change the state. Looking along a draft
+leaves it
+unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Answers of a given language: JSON schema, regular expression or Lark grammar, by llguidance (MIT, https://github.com/guidance-ai/llguidance).
+"""Grammars for answers: JSON schema, regular expression or Lark, by llguidance (MIT, https://github.com/guidance-ai/llguidance).
 
-A `Grammar` is one request's matcher. It advances by committed tokens only: looking into a draft is undone before it is told of. Knows bytes
-of tokens; knows no logits.
+A `Grammar` is one request's matcher. It advances by committed tokens only. Looking along a draft is undone before the next tokens come.
 """
 
 from __future__ import annotations

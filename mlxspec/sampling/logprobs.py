@@ -1,7 +1,6 @@
-"""Log-probabilities of chosen tokens and of the likeliest ones, under the model's own distribution: softmax of its logits as they are.
+"""Log-probabilities of the chosen and the likeliest tokens, under the softmax of the model's unchanged logits.
 
-Not those after penalties, grammar or temperature: so they say what the model thought, whatever was asked of it. Knows logits and choices;
-knows no rows and no drafts.
+They are taken before penalties, grammar and temperature, so they show the model's own distribution.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Noise keyed by (seed, position): the same place in the same request always draws the same noise, whoever asks.
+"""Noise keyed by (seed, position): a position of a request always draws the same noise, for the target and for drafters.
 
 argmax(logits + Gumbel) is a draw from softmax(logits) (Gumbel 1954; Maddison et al. 2014). A drafter that adds the noise the target
-will add at that position agrees with it far more often than an independent draw would. What must be independent of the target's noise
-has a stream of its own. Knows no logits.
+will add at that position agrees with it far more often than an independent draw would. Draws that must be independent of the target's
+noise have a stream of their own.
 """
 
 from __future__ import annotations

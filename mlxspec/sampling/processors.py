@@ -1,9 +1,9 @@
-"""Callables of the user's on the logits of one request, at every position a round verifies: logits processors and a sampler, as in mlx-lm.
+"""The user's logits processors and sampler, with mlx-lm's signatures, applied at every position that a round verifies.
 
 A processor takes (tokens, logits): all tokens before the position, prompt and drafts included, and its logits (1, V); it returns
 logits (1, V). A sampler takes log-probabilities (1, V) and returns the token. All are float32 whatever the model computes in, so that a
-callable can read them with numpy and gives the same for every dtype. Both are called for drafts that may not stand, so
-what they return must follow from what they are given; and where one fails matters only if the text gets there. Knows no rounds.
+callable can read them with numpy and gives the same for every dtype. Both are also called for drafts that may be rejected, so their
+result must depend on their arguments only. An error in one counts only if the text reaches that position.
 """
 
 from __future__ import annotations

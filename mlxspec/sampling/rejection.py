@@ -1,9 +1,8 @@
-"""Speculative sampling by rejection (Leviathan et al. 2023; Chen et al. 2023), many positions at once. Knows distributions only.
+"""Speculative sampling by rejection (Leviathan et al. 2023; Chen et al. 2023), many positions at once.
 
-A drafted token x ~ q stands with probability min(1, p(x) / q(x)); else the token is drawn from what is left, max(p - q, 0) over its
-sum. The result is distributed as p. What is drawn from the rest is never x, for there p(x) < q(x): so "the choice equals the draft"
-says that it stands. Uniforms must be fresh for every position, and independent of the draft's noise as well as of the noise of the
-rest.
+A drafted token x ~ q is accepted with probability min(1, p(x) / q(x)). Otherwise a token is drawn from the rest, max(p - q, 0) over its
+sum. The result is distributed as p. A token drawn from the rest is never x, because there p(x) < q(x). So a draft is accepted exactly if
+the choice equals it. Uniforms must be fresh for every position, and independent of the noise of the draft and of the rest.
 """
 
 from __future__ import annotations

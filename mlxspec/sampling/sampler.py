@@ -1,9 +1,8 @@
-"""The choice of the next token from logits, for many positions of many requests at once.
+"""Samples the next token from logits, for many positions of many requests at once.
 
-Order: repetition, presence and frequency penalties, logit bias, what is forbidden, temperature, top-k, top-p, min-p, then argmax of
+Order: repetition, presence and frequency penalties, logit bias, forbidden tokens, temperature, top-k, top-p, min-p, then argmax of
 logits + keyed Gumbel noise. A position's result depends on its own logits, request and history alone, never on what else is in the
-batch; parameters that a row does not use are neutral for it, bit for bit. Knows nothing of drafts beyond "these tokens stand before
-that position".
+batch; parameters that a row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long a model may think: counts tokens between the tags and, at the budget, forces the tag that closes.
+"""The thinking budget: counts tokens between the thinking tags and forces the closing tag at the budget.
 
-A state is a value, so that what a draft would do can be looked at and forgotten. Only the first stretch of thinking is watched; behind it
-nothing is forced. A character that the budget cuts stays incomplete. Knows bytes of tokens; knows no logits and no drafts.
+A state is a value, so the effect of a draft can be computed and dropped. Only the first stretch of thinking is counted; nothing is forced
+after it. A character that the budget cuts stays incomplete.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Definitions, for the scores x of one position, each a float; equal scores are ti
 
 Masses are whole numbers (a token's probability, or its weight beside the likeliest one, in small fixed units), so that a sum of them does
 not depend on the order of its terms: every way to find a threshold finds the same one, on every device and among any other positions.
-Knows scores and thresholds; knows no requests and no noise.
 """
 
 from __future__ import annotations

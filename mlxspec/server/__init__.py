@@ -1,1 +1,1 @@
-"""The local HTTP server. Loading this package loads neither MLX nor a BLAS: the command line reads the limits here for its help."""
+"""The local HTTP server. Importing it loads neither MLX nor a BLAS, because the command line reads the limits here for its help."""

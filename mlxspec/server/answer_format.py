@@ -1,4 +1,4 @@
-"""What a request asks the whole answer to look like: one thing, which the published APIs call by a dozen names.
+"""The format that a request asks of the whole answer, which the published APIs call by a dozen names.
 
 JSON of a schema       response_format, json_schema, guided_json, structured_outputs.json, .json_object
 a regular expression   regex, guided_regex, structured_outputs.regex

@@ -1,4 +1,4 @@
-"""The application: which route does what. Each handler checks a body, makes a job of it, and writes its answers in one protocol."""
+"""The routes of the server. Each handler checks a body, starts its requests, and writes the answers in one protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of a request as a JSON object: so much, so deep and so slow as allowed. Knows no field."""
+"""Reads the body of a request as a JSON object, within limits of size, depth and time."""
 
 from __future__ import annotations
 

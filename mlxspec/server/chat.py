@@ -1,4 +1,4 @@
-"""/v1/chat/completions: updates of answers to the objects of OpenAI's chat protocol, streamed or whole. Knows shapes; knows no HTTP."""
+"""/v1/chat/completions: writes answers as objects of OpenAI's chat protocol, streamed or whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Values against JSON schemas: the part of the language our own requests are described in (schemas.py), with errors that name the place.
+"""Checks values against JSON schemas, in the part of the language that schemas.py uses, with errors that name the place.
 
-The very schemas that /openapi.json publishes are what requests are checked with. Knows no field of any request.
+Requests are checked with the schemas that /openapi.json publishes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""/v1/completions: updates of answers to the objects of OpenAI's older protocol, streamed or whole. Knows shapes; knows no HTTP."""
+"""/v1/completions: writes answers as objects of OpenAI's older protocol, streamed or whole."""
 
 from __future__ import annotations
 

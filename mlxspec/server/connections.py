@@ -1,4 +1,4 @@
-"""Connections: who gets one, and how long it may keep it without asking for anything.
+"""Limits connections: how many are open, and how long one may stay idle.
 
 asyncio's own way to accept connections has no bound. Without descriptors left it tries again at once, thousands of times, and logs
 each time; and uvicorn waits for ever for the rest of a request's headers and for a client that does not read. Here
@@ -6,8 +6,6 @@ each time; and uvicorn waits for ever for the rest of a request's headers and fo
     at most so many connections are open; a new one takes the place of the one that has been without a whole request longest,
     a connection that sends no complete headers in time is closed, and so is one that reads nothing of its answer in time,
     without descriptors accepting pauses for a second, with one line in the log.
-
-Knows sockets and uvicorn's protocol class; knows no route.
 """
 
 from __future__ import annotations

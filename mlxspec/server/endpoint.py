@@ -1,6 +1,6 @@
-"""From ASGI to a function and back: reads the body, runs the work, cancels it the moment the client goes away, answers every error.
+"""Adapts a function to ASGI: reads the body, runs the work, cancels it when the client disconnects, answers every error.
 
-Starlette cancels streams when a client goes but not other handlers; here both are one thing. Knows no route.
+Starlette cancels streams when a client disconnects, but no other handlers. Here both are cancelled.
 """
 
 from __future__ import annotations

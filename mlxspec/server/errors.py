@@ -1,4 +1,4 @@
-"""What went wrong, as OpenAI's clients read it: one envelope, and the one table from our exceptions to HTTP statuses.
+"""Errors in the form that OpenAI's clients read, and the table from our exceptions to HTTP statuses.
 
 {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 """

@@ -1,7 +1,7 @@
-"""Turns between clients for what happens before the engine: a place among the open requests, and time of the threads that prepare them.
+"""Turns between clients before the engine: for a place among the open requests, and for time of the threads that prepare them.
 
 A client is the address that a connection comes from. On this machine itself all programs share one address, so there a client is a
-connection. Knows clients and functions; knows no request's content.
+connection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this server does with every request field that a published API names.
+"""The request fields that published APIs name, and whether this server honours, refuses or accepts each without effect.
 
 Each field of OpenAI's, llama.cpp's and vLLM's chat completions is one of:
 

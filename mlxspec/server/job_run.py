@@ -1,10 +1,10 @@
-"""The answers of a job as one stream of events: what every protocol of this server is written from.
+"""The answers of a request as one stream of events, from which every protocol of this server is written.
 
     Progress   a piece of a prompt has been read
     Delta      text of one answer, taken apart, with its tokens' log-probabilities
     End        one answer is complete
 
-Knows jobs and streams; knows no protocol. Leaving the iterator, at whatever stage, cancels what runs.
+Leaving the iterator, at whatever stage, cancels what runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How much work one client may cause, in one place: every bound of a request and of a connection.
+"""Every bound on the work that one client may cause, of a request and of a connection.
 
-The bounds are published at /limits, set with `mlxspec serve --limit NAME=VALUE`, and described in docs/server.md. Knows numbers only.
+The bounds are published at /limits, set with `mlxspec serve --limit NAME=VALUE`, and described in docs/server.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""/completion: updates of answers to the objects of llama.cpp's own protocol, streamed or whole. Knows shapes; knows no HTTP.
+"""/completion: writes answers as objects of llama.cpp's own protocol, streamed or whole.
 
-Fields that tell of slots are left out: there are none here.
+Fields about slots are left out, because this server has none.
 """
 
 from __future__ import annotations

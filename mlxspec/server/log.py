@@ -1,6 +1,7 @@
-"""One line a request, on stderr. What clients send is escaped, and no prompt or answer is ever written.
+"""Writes one log line for each request, on stderr. Text from clients is escaped, and no prompt or answer is written.
 
-A client decides how many lines there are, so their rate is bounded: LINES_AT_ONCE, then LINES_A_SECOND. How many were left out is said.
+A client decides how many lines there are, so their rate is bounded: LINES_AT_ONCE, then LINES_A_SECOND. The log says how many were left
+out.
 """
 
 from __future__ import annotations

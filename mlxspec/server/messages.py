@@ -1,4 +1,4 @@
-"""Messages as clients send them to messages as chat templates read them, and to the text that a template makes of them."""
+"""Converts messages from the clients' form to the form that chat templates read, and renders them."""
 
 from __future__ import annotations
 

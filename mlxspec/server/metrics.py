@@ -1,4 +1,4 @@
-"""Counters of a server, in Prometheus' text form. Counts where it is told to; knows no request's content."""
+"""Counters of the server, in Prometheus' text form. They contain nothing of a request's content."""
 
 from __future__ import annotations
 

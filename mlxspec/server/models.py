@@ -1,7 +1,7 @@
-"""The fixed table of models a server has, one of them in memory at a time: loaded when first asked for, unloaded for another or when idle.
+"""The server's fixed table of models, one in memory at a time: loaded when asked for, unloaded for another or when idle.
 
-A request uses a model from before its prompt is rendered until its last event; nobody unloads it meanwhile. Requests for another model wait
-their turn in order, so that neither model starves. Knows names and workers; knows no request's content.
+A request uses a model from before its prompt is rendered until its last event. The model is not unloaded meanwhile. Requests for another
+model wait in order, so that neither model starves.
 """
 
 from __future__ import annotations

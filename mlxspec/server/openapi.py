@@ -1,4 +1,4 @@
-"""/openapi.json: every route with the requests it takes (the schemas they are checked with) and the answers it gives."""
+"""/openapi.json: every route, with the schemas of its requests and of its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to connect, as text for a terminal and as a small page for a browser. Knows addresses and names."""
+"""How to connect to the server, as text for a terminal and as a small page for a browser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A checked request body to what the engine is asked for: prompts, sampling, drafting, and how the answer is to be read.
+"""Turns a checked request body into what the engine is asked for: prompts, sampling, drafting, and how to read the answer.
 
-Everything that can be wrong with a request is found here or when the engine takes it, before the first byte of an answer. Knows the fields'
-meaning; knows no HTTP and no answer's shape.
+Everything that can be wrong with a request is found here or when the engine takes it, before the first byte of an answer.
 """
 
 from __future__ import annotations

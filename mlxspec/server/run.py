@@ -1,9 +1,8 @@
-"""Running a server until a signal ends it: socket, event loop, the model's first load, the way out.
+"""Runs a server until a signal ends it: socket, event loop, first load of the model, shutdown.
 
     listen -> load -> say how to connect -> serve -> signal -> end all answers -> end
 
-SIGTERM and SIGINT end every answer with a sentence and the process within seconds, whatever the engine is doing. Knows uvicorn and
-signals; knows no route.
+SIGTERM and SIGINT end every answer with a sentence and the process within seconds, whatever the engine is doing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The requests this server takes, as JSON schemas: what check.py checks with and /openapi.json publishes.
+"""JSON schemas of the requests that this server takes. check.py checks with them, and /openapi.json publishes them.
 
 Knows shapes and ranges. What fields mean is jobs.py's; what becomes of fields that are not described here is fields.py's.
 """

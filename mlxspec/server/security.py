@@ -1,8 +1,9 @@
-"""Who may ask, and how much: Host, Origin, key and content type, checked before anything of a request is read.
+"""Checks Host, Origin, key and content type before anything of a request is read.
 
 Any web page can reach a server on this machine, so that "localhost" is no protection by itself: a foreign name in Host is DNS rebinding, a
-foreign Origin is a page that should not call, a body that is not JSON is a form that such a page sent without asking. Pure ASGI middleware;
-knows no route but those that are open. Errors have OpenAI's envelope.
+foreign Origin is a page that should not call, a body that is not JSON is a form that such a page sent without asking. Pure ASGI
+middleware;
+it knows no route but those that need no key. Errors have OpenAI's form.
 """
 
 from __future__ import annotations

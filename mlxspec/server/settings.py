@@ -1,4 +1,4 @@
-"""How a server is set up, checked when it is made. Knows no engine."""
+"""The settings of a server, checked when they are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events: objects and comments to the bytes of a stream. Knows no object."""
+"""Server-sent events: writes objects and comments as the bytes of a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer cost, in the forms that clients read: OpenAI's `usage`, llama.cpp's `timings` and `prompt_progress`, our own `mlxspec`."""
+"""Token counts and times of an answer, as OpenAI's `usage`, llama.cpp's `timings` and `prompt_progress`, and our own `mlxspec`."""
 
 from __future__ import annotations
 

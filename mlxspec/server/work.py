@@ -1,7 +1,4 @@
-"""The work that a request asks for before the engine hears of it: bounded by its sizes first, then done once for all its answers.
-
-Knows limits and what is compiled of a request's parameters; knows no fields' meaning but those that multiply work.
-"""
+"""Work on a request before the engine gets it: bounded by its sizes first, then done once for all its answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Softmax of attention scores, and what it weighs. MLX's own, but for many float32 scores on a CPU that compiles.
+"""Softmax of attention scores and the weighted sum of values, faster than MLX's for many float32 scores on a CPU.
 
 On x86-64 MLX takes exponentials one by one, 30 ns each: a third of a small model's prefill of 2,048 tokens. Spelled out as powers of
 two, whole ones as a float's exponent and fractions by a polynomial, g++ has vector instructions for all of it: 3 ns, and as near to exact
-as MLX's. Knows arrays; knows no heads and no masks.
+as MLX's.
 """
 
 from __future__ import annotations
