@@ -254,3 +254,58 @@ def test_what_reads_device_arrays_is_found() -> None:
     assert _crossings("memoryview(x)")
     assert not _crossings("np.asarray(history, np.int32)")
     assert not _crossings("np.asarray([1.0, 2.0], np.float32)")
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ROOM = re.compile(r"^\| `(\w+)/?` \| [^|]+ \| ([\w, ]*)\|$", re.MULTILINE)
+
+
+def rooms() -> dict[str, set[str]]:
+    """docs/architecture.md's table: room -> rooms that it may import, in the table's order."""
+    found = ROOM.findall(ARCHITECTURE.read_text(encoding="utf-8"))
+    return {name: {other.strip() for other in others.split(",") if other.strip()} for name, others in found}
+
+
+def room_of(module: str) -> str:
+    return layer_of(module).split(".")[0]
+
+
+def foreign_imports(graph: dict[str, set[str]], allowed: dict[str, set[str]]) -> list[str]:
+    """Imports from one room into another that the table does not allow."""
+    return [
+        f"{module} imports {other}, but docs/architecture.md does not let {room_of(module)} import {room_of(other)}"
+        for module, others in sorted(graph.items())
+        for other in sorted(others)
+        if other != "mlxspec" and room_of(other) not in {room_of(module), *allowed[room_of(module)]}
+    ]
+
+
+def test_the_architecture_lists_every_room() -> None:
+    there = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
+    there |= {p.stem for p in PACKAGE.glob("*.py")}
+    assert set(rooms()) == there
+
+
+def test_rooms_are_listed_from_the_bottom_up() -> None:
+    above: set[str] = set()
+    for name, others in rooms().items():
+        assert others <= above, (
+            f"{name} may import {others - above}, which docs/architecture.md lists below it"
+        )
+        above.add(name)
+
+
+def test_rooms_import_what_the_architecture_allows() -> None:
+    assert not foreign_imports(import_graph(), rooms())
+    planted = {"mlxspec.kernels.flat": {"mlxspec.engine.round"}}
+    assert foreign_imports(planted, rooms())
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    order = re.findall(r"^\d+\. `(mlxspec/[\w/]+\.py)`", text, re.MULTILINE)
+    assert len(order) == len(set(order)) == 10
+    named = {*order, *re.findall(r"`([\w/]+\.py)`", text)}
+    for name in sorted(named):
+        there = (ROOT / name).exists() or (PACKAGE / name).exists()
+        assert there, f"docs/architecture.md names {name}, which is not there"
