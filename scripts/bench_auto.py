@@ -99,14 +99,14 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
 
     device.compile_kernels()
     from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-    from mlxspec.engine import cost_file
+    from mlxspec.policy import cost_file
 
     _keep_costs_in(cost_file, Path(os.environ["MLXSPEC_BENCH_COSTS"]))
     started = time.perf_counter()
     engine = load(options.model, config=EngineConfig(prefix_budget=0))
     loading = time.perf_counter() - started
-    if options.log and engine.chain.auto is not None:
-        engine.chain.auto.log = lambda line: print(line, file=sys.stderr)
+    if options.log and engine.drafting.auto is not None:
+        engine.drafting.auto.log = lambda line: print(line, file=sys.stderr)
     plain, tokens = SpecConfig(), int(options.tokens)
 
     def answer(spec: SpecConfig, turn: int) -> tuple[float, float, list[int], dict[str, int]]:
@@ -139,7 +139,7 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
             ratios.append(off[0] / auto[0])
             cpu.append(off[1] / auto[1])
             calls.append(sum(auto[3].values()))
-    costs = engine.chain.auto.control.costs if engine.chain.auto is not None else None
+    costs = engine.drafting.auto.control.costs if engine.drafting.auto is not None else None
     knots = {} if costs is None else {w: s for w, s in costs.curve(0).knots().items() if w <= 17}
     return {
         "ratios": ratios,

@@ -27,6 +27,7 @@ from mlxspec.platform import device  # noqa: E402  # before mlx: it loads the BL
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
+from simulation.traces import read_traces  # noqa: E402
 
 from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
@@ -38,7 +39,6 @@ from mlxspec.models.assemble import assemble  # noqa: E402
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp  # noqa: E402
 from mlxspec.models.registry import architecture  # noqa: E402
 from mlxspec.sampling.sampler import BatchSampler  # noqa: E402
-from mlxspec.speculation.traces import read_traces  # noqa: E402
 
 TRACES = ROOT / "tests" / "speculation" / "traces.npz"
 BITS, GROUP = 4, 64

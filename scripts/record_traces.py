@@ -19,17 +19,18 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 
 import mlx.core as mx
 import numpy as np
+from simulation.traces import Answer, Said, Workload, distinct_share, matched, write_traces
 
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.demo import WORKLOADS
 from mlxspec.drafters.base import Ask, Draft
-from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
+from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler
-from mlxspec.speculation.traces import Answer, Said, Workload, distinct_share, matched, write_traces
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests" / "speculation" / "traces.npz"
@@ -55,14 +56,14 @@ class Words(NamedTuple):
 
 
 class Recorder:
-    """Stands in for what a chain proposes: asks everybody and lets nobody draft. said: by row, a list a place of what each drafter
+    """Stands in for what policies propose: asks everybody and lets nobody draft. said: by row, a list a place of what each drafter
     says."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, drafting: Drafting) -> None:
         self.said: dict[int, list[dict[str, Words]]] = {}
-        self._chain = chain
-        chain.propose = self._propose  # type: ignore[method-assign]
-        chain.propose_behind = lambda *_: {}  # type: ignore[method-assign]
+        self._chain = drafting.chain
+        drafting.propose = self._propose  # type: ignore[method-assign]
+        drafting.propose_behind = lambda *_: {}  # type: ignore[method-assign]
 
     def _propose(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
@@ -137,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH, policy="fixed")
     engine = load(options.model, draft=DRAFTERS, draft_model=options.draft_model, spec=spec)
-    recorder = Recorder(engine.chain)
+    recorder = Recorder(engine.drafting)
     recorded = []
     with device.private_kernels():
         for workload in read_workloads(engine, WORKLOADS, options.workloads):

@@ -18,9 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from mlxspec.speculation.machines import MACHINES
-from mlxspec.speculation.report import DRAFTERS, Cell, GroupCell, run_cells, run_group_cells, worst
-from mlxspec.speculation.traces import read_traces
+from simulation.machines import MACHINES
+from simulation.report import DRAFTERS, Cell, GroupCell, run_cells, run_group_cells, worst
+from simulation.traces import read_traces
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "speculation" / "traces.npz"
 

@@ -91,7 +91,7 @@ def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> 
     """Each drafter alone, at several depths, on the first prompt of every workload that is not sampled."""
     from mlxspec.bench import plots, tune
     from mlxspec.bench.workloads import read_workloads
-    from mlxspec.engine import calibrate
+    from mlxspec.policy import calibrate
 
     prompts = [w.prompts[0] for w in read_workloads(engine, names) if not w.temperature]
     if not prompts:

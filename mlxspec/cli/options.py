@@ -380,8 +380,8 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
 
     for notice in engine.notices:
         note(notice)
-    if args.trace and engine.chain.auto is not None:
-        engine.chain.auto.log = note
+    if args.trace and engine.drafting.auto is not None:
+        engine.drafting.auto.log = note
     return engine
 
 

@@ -1,6 +1,6 @@
 """`mlxspec tune`: what rounds and drafts cost on this machine with this model, every drafter beside plain decoding, and what follows.
 
-Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and engine.calibrate.
+Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and policy.calibrate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlxspec.errors import ConfigError
 if TYPE_CHECKING:
     from mlxspec.bench.tune import Score
     from mlxspec.engine.engine import Engine
-    from mlxspec.speculation.cost import CostModel
+    from mlxspec.policy.cost import CostModel
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
@@ -48,11 +48,10 @@ def run(args: argparse.Namespace) -> int:
     engine = with_lookups(options.load_engine(args, spec), args.draft == "auto")
     prompts = encoded(engine, texts)
     from mlxspec.bench import tune as bench
-    from mlxspec.engine import calibrate
-    from mlxspec.speculation.controller import Controller
+    from mlxspec.policy import calibrate
 
     costs, path = calibrate.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
-    engine.chain.follow(Controller(costs))
+    engine.follow(costs)
     with counted("measuring") as told:
         plain, scores = bench.compare(
             engine,

@@ -1,9 +1,9 @@
-"""Several drafters as one: facts go to all of them, and for each row the first that proposes anything wins the round, or whom the
-controller chooses (auto.py), as the row's policy has it.
+"""All drafters of an engine, and what each of its rows has to do with them.
 
-Knows the users' limits (n_max, n_min, p_min) and submits by them what is to be verified; knows no verdict. A drafter that fails
-ends for the rows it was asked about, one whose draft is wrong for that draft's row, with a notice that names it; the request goes on
-without it.
+The chain passes known tokens on to the drafters, asks them for drafts, checks the drafts and cuts them to the row's limits (n_max, n_min,
+p_min). It does not choose between drafters: a policy does (mlxspec.policy), and the policy decides who is asked and when. A drafter
+that fails ends for the rows it was asked about; a wrong draft ends its drafter for that draft's row. The row gets a notice with the
+drafter's name, and the request goes on without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
-from mlxspec.drafters.auto import Auto
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.checked import checked
@@ -27,9 +26,8 @@ from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.guarded import DrafterFailed, Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
+from mlxspec.sampling.acceptance import NOTHING, Submission
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.verify import NOTHING, Submission
 
 T = TypeVar("T")
 _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]
@@ -52,39 +50,31 @@ class Chain:
         self.drafters = {d.name: d for d in map(guarded, drafters)}
         self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
-        self.auto: Auto | None = None
 
     @property
     def needs_hidden(self) -> bool:
         """Whether any drafter in use by any row wants hiddens."""
         return any(d.needs.hidden for r in self._rows.values() for d in self.drafters_of(r))
 
-    def follow(self, control: Controller) -> None:
-        """From now on rows whose policy is auto draft as the controller chooses. Without one they draft like all others."""
-        self.auto = Auto(self, control)
-
     def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
+        """A new row, known to its drafters from here on."""
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
-        if self.auto is not None:
-            self.auto.begin(state)
         for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         return state
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> ChainRow:
+        """The row's text goes on with `tokens`. Its drafters hear them at the next `tell`."""
         state = self._rows[row]
         state.unheard.append((tokens, hidden))
-        if self.auto is None or not state.is_auto or not self.auto.advance(row, len(tokens)):
-            self.tell(state)
+        return state
 
-    def tell(self, state: ChainRow) -> None:
-        """A row's drafters hear what they have not: at rest they are told of several rounds at once, which costs little more than one."""
+    def tell(self, state: ChainRow) -> Sequence[int]:
+        """The row's drafters hear what they have not heard. Returns those tokens. Several rounds told at once cost little more than one."""
         unheard, state.unheard = state.unheard, []
         if not unheard:
-            return
+            return ()
         together = unheard[0][0] if len(unheard) == 1 else [t for tokens, _ in unheard for t in tokens]
-        if self.auto is not None and state.is_auto:
-            self.auto.observe(state.row, together)
         for drafter in self.drafters_of(state):
             try:
                 if drafter.needs.hidden:
@@ -93,21 +83,24 @@ class Chain:
                     drafter.observe(state.row, together, None)
             except Exception as error:  # as in `_guard`, which would cost more than most drafters' work
                 self._fail(drafter, [state], error)
+        return together
 
-    def prime(self, row: int) -> None:
-        """The row's answer begins: drafters that are likely to draft for it catch up on its prompt."""
-        state = self._told(row)
+    def prime(self, state: ChainRow, may: Callable[[Drafter], bool]) -> None:
+        """The row's answer begins: those of its drafters that `may` run what they have queued."""
         for drafter in self.drafters_of(state):
-            if self.auto is None or not state.is_auto or self.auto.primes(state, drafter):
-                self._guard(drafter, [state], partial(drafter.prime, row))
+            if may(drafter):
+                self._guard(drafter, [state], partial(drafter.prime, state.row))
 
-    def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
-        """What drafters keep for the row's first `length` tokens, by name. starts: from which token on each, all of them if absent."""
-        state, found = self._told(row), {}
+    def snapshot(
+        self, state: ChainRow, length: int, starts: Mapping[str, int], may: Callable[[Drafter], bool]
+    ) -> dict[str, Snapshot]:
+        """What drafters keep for the row's first `length` tokens, by name, of those that `may`. starts: from which token on each, all of
+        them if absent."""
+        found = {}
         for drafter in self.drafters_of(state):
-            if self.auto is not None and state.is_auto and not self.auto.keeps(state, drafter):
+            if not may(drafter):
                 continue
-            work = partial(drafter.snapshot, row, length, starts.get(drafter.name, 0))
+            work = partial(drafter.snapshot, state.row, length, starts.get(drafter.name, 0))
             kept = self._guard(drafter, [state], work)
             if kept is not None:
                 found[drafter.name] = kept
@@ -115,25 +108,28 @@ class Chain:
 
     def resume(
         self,
-        row: int,
+        state: ChainRow,
         tokens: Sequence[int],
         kept: Mapping[str, Snapshot],
         hiddens: Callable[[int], mx.array | None],
+        may: Callable[[Drafter, int], bool],
     ) -> None:
         """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind all or some of those.
-        hiddens(n): what the tokens behind the first n were sampled from, (len(tokens) - n, H), if that is known."""
-        state = self._rows[row]
+        hiddens(n): what the tokens behind the first n were sampled from, (len(tokens) - n, H), if that is known. may(drafter, n):
+        whether a drafter goes on that has to run n of the tokens; one that does not ends for the row."""
         for drafter in self.drafters_of(state):
             found = kept.get(drafter.name)
             known = 0 if found is None else found.length
-            if (
-                self.auto is not None
-                and state.is_auto
-                and not self.auto.resumes(state, drafter, len(tokens) - known)
-            ):
+            if not may(drafter, len(tokens) - known):
+                self.dismiss(drafter, state)
                 continue
             hidden = hiddens(known) if drafter.needs.every_hidden and known < len(tokens) else None
-            self._guard(drafter, [state], partial(drafter.resume, row, tokens, found, hidden))
+            self._guard(drafter, [state], partial(drafter.resume, state.row, tokens, found, hidden))
+
+    def dismiss(self, drafter: Drafter, state: ChainRow) -> None:
+        """The drafter drafts no more for the row and forgets it."""
+        state.end(drafter.name)
+        drafter.close(state.row)
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
         """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""
@@ -142,9 +138,9 @@ class Chain:
                 drafter.attach(cache, order)
 
     def truncate(self, row: int, length: int) -> None:
-        state = self._told(row)
-        if self.auto is not None and state.is_auto:
-            self.auto.truncate(row)
+        """The row's text is now its first `length` tokens."""
+        state = self._rows[row]
+        self.tell(state)
         for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.truncate, row, length))
 
@@ -152,15 +148,9 @@ class Chain:
         """By drafter: how often it was asked for the row, and seconds."""
         return self._rows[row].asked if row in self._rows else {}
 
-    def plain_seconds(self, row: int) -> float | None:
-        """What a token of the row would have taken without drafts, by what the controller knows; None where it does not choose."""
-        state = self._rows.get(row)
-        return self.auto.plain_seconds(row) if self.auto and state and state.is_auto else None
-
     def close(self, row: int) -> None:
+        """The row is gone."""
         self._rows.pop(row, None)
-        if self.auto is not None:
-            self.auto.close(row)
         for drafter in self.drafters.values():
             with suppress(Exception):  # the row is gone either way
                 drafter.close(row)
@@ -178,71 +168,15 @@ class Chain:
             f"drafts are cut to {limit} token{'s' * (limit > 1)}: rollback by snapshots keeps {limit + 1} states"
         ]
 
-    def propose(
-        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
-    ) -> dict[int, Proposal]:
-        """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
-        won: dict[int, Proposal] = {}
-        chosen = self._auto_rows(rooms)
-        if self.auto is not None and chosen:
-            won = {
-                row: Proposal(drafter=name, draft=draft, submission=submission)
-                for row, (name, draft, submission) in self.auto.propose(
-                    chosen, rooms, histories, vocab_size
-                ).items()
-            }
-        first_wins = rooms.keys() - {s.row for s in chosen}
-        waiting = {row: list(self.drafters_of(self._rows[row])) for row in rooms if row in first_wins}
-        while queues := [(row, queue) for row, queue in waiting.items() if queue and row not in won]:
-            drafter = queues[0][1][0]
-            asks = []
-            for row, queue in queues:
-                if queue[0] is not drafter:
-                    continue
-                queue.pop(0)
-                state = self._rows[row]
-                limit = min(rooms[row], _limit(drafter, state.spec))
-                if limit > 0:
-                    asks.append(Ask(row, histories[row], limit, state.sampler))
-            if asks:
-                won |= self._ask(drafter, asks, vocab_size)
-        return won
-
-    def propose_behind(
-        self,
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        unread: Unread,
-        vocab_size: int,
-        longest: int,
-    ) -> dict[int, Proposal]:
-        """Drafts of one length (the drafter's own, or `longest`) behind tokens that only the device knows, for all rows of an unread round
-        in its order; none where somebody must see those tokens first. rooms: what each may verify, whatever stands of them."""
-        states = [self._rows[r] for r in rooms]
-        ways = {self.drafters_of(s) for s in states}
-        if len(ways) != 1 or self._auto_rows(rooms) or not all(s.is_blind for s in states):
-            return {}
-        drafters = ways.pop()
-        limits = {min(longest, _limit(d, s.spec)) for s in states for d in drafters}
-        if len(drafters) != 1 or len(limits) != 1 or not 1 <= min(limits) <= min(rooms.values()):
-            return {}
-        asks = [Ask(s.row, histories[s.row], min(limits), s.sampler) for s in states]
-        won = self._ask(drafters[0], asks, vocab_size, unread)
-        if 0 < len(won) < len(asks):
-            # a draft was wrong, or empty: all rows are drafted for once their tokens are known
-            self._finish(drafters[0], drafters[0].take_back)
-            return {}
-        return won
-
     def settle(self) -> None:
         """What `propose_behind` drafted behind has been observed."""
         for drafter in self.drafters.values():
             self._finish(drafter, drafter.settle)
 
-    def take_back(self) -> None:
-        """Nobody reads what came of the last `propose_behind`."""
-        for drafter in self.drafters.values():
-            self._finish(drafter, drafter.take_back)
+    def take_back(self, drafter: Drafter | None = None) -> None:
+        """Nobody reads what came of the last `propose_behind` of a drafter, or of all."""
+        for each in self.drafters.values() if drafter is None else (drafter,):
+            self._finish(each, each.take_back)
 
     def _finish(self, drafter: Drafter, work: Callable[[], None]) -> None:
         """Run what concerns all rows of a drafter; if it fails, it ends for all of them."""
@@ -250,35 +184,6 @@ class Chain:
             work()
         except Exception as error:
             self._fail(drafter, [s for s in self._rows.values() if drafter in self.drafters_of(s)], error)
-
-    def is_still(self, rows: Sequence[int]) -> bool:
-        """Whether all these rows, which rested before, rest on, as far as that can be told at a glance. If not, ask `rests`."""
-        states = [self._rows[r] for r in rows]
-        return self.auto is not None and all(s.is_auto for s in states) and self.auto.is_still(states)
-
-    def rests(
-        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
-    ) -> bool:
-        """Whether a plain round is next for all these rows, so that it need not wait for what they say now."""
-        chosen = self._auto_rows(rooms)
-        return (
-            self.auto is not None
-            and len(chosen) == len(rooms)
-            and self.auto.rests(chosen, rooms, histories, vocab_size)
-        )
-
-    def took(
-        self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool
-    ) -> None:
-        """A round over these rows, some of which may be gone or never have drafted, has been read; what it cost teaches the controller.
-        ahead, is_warm: as Auto.took has them."""
-        chosen = self._auto_rows(r for r in rows if r in self._rows)
-        if self.auto is not None and chosen:
-            self.auto.took(chosen, len(rows), num_tokens, seconds, ahead=ahead, is_warm=is_warm)
-
-    def _auto_rows(self, rows: Iterable[int]) -> list[ChainRow]:
-        states = [self._rows[r] for r in rows]
-        return [s for s in states if s.is_auto] if self.auto is not None else []
 
     def state(self, row: int) -> ChainRow:
         """What is known of an open row."""
@@ -290,8 +195,7 @@ class Chain:
         return state.lookups
 
     def may_look_up(self, state: ChainRow) -> bool:
-        """Whether asking those of them could give anything."""
-        self.tell(state)
+        """Whether asking those of them could give anything. They have been told of all the text."""
         for drafter, _ in self.lookups_of(state):
             try:
                 if drafter.may_draft(state.row):
@@ -300,19 +204,15 @@ class Chain:
                 self._fail(drafter, [state], error)
         return False
 
-    def _told(self, row: int) -> ChainRow:
-        state = self._rows[row]
-        self.tell(state)
-        return state
-
     def limit(self, drafter: Drafter, state: ChainRow) -> int:
         """The longest draft the row takes of this drafter."""
         return _limit(drafter, state.spec)
 
-    def _ask(
+    def ask(
         self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int, unread: Unread | None = None
     ) -> dict[int, Proposal]:
-        """Proposals of one drafter, for the rows for which it has any."""
+        """Proposals of one drafter, for the rows for which it has any, cut to what their limits allow. unread: the round behind which it
+        drafts, see `Drafter.propose_behind`."""
         found = self._found(drafter, asks, vocab_size, submitted, unread)
         return {
             ask.row: Proposal(drafter=drafter.name, draft=draft, submission=submission)

@@ -1,4 +1,4 @@
-"""What the chain of drafters remembers of a row, and what the row's policy lets them do. Asks nobody."""
+"""What the chain of drafters remembers of a row, and what the row's options let them do. Asks nobody."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Drafter, Heard
+from mlxspec.sampling.acceptance import Limits
 from mlxspec.sampling.sampler import RowSampler
-from mlxspec.speculation.verify import Limits
 
 
 @dataclass(kw_only=True)
@@ -36,11 +36,6 @@ class ChainRow:
     def rejects(self) -> bool:
         """Whether drafts are accepted by rejection. A greedy row has one token at each place, so matching is the same."""
         return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
-
-    @cached_property
-    def is_auto(self) -> bool:
-        """Whether the controller chooses for it."""
-        return self.spec.policy == "auto"
 
     @property
     def is_blind(self) -> bool:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from mlxspec.drafters.base import Draft
+from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.platform.host import numbers
-from mlxspec.sampling.sampler import RowSampler
-from mlxspec.speculation.verify import (
+from mlxspec.sampling.acceptance import (
     NOTHING,
     DraftOutline,
     Submission,
     submit_for_match,
     submit_for_rejection,
 )
-
-if TYPE_CHECKING:
-    from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.sampling.sampler import RowSampler
 
 Submitted = list[tuple[Draft, Submission]]
 

@@ -46,15 +46,18 @@ from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.platform import device
+from mlxspec.policy.calibrate import guessed_costs
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import CostModel
+from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
-from mlxspec.speculation.controller import Controller
 
 
 class Engine(EngineApi):
     """A loaded model with its drafters.
 
-    Attributes: model, tokenizer (None: token ids only), chain (the drafters), config, spec (default for requests), stats, notices (whole
-    sentences on what was found at loading), memory (its budget), prefix (the prefix store).
+    Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default
+    for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store).
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Engine(EngineApi):
         self.notices = tuple(notices)
         self.config = config or EngineConfig()
         self.chain = Chain(drafters)
+        self.drafting = Drafting(self.chain)
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
@@ -87,7 +91,9 @@ class Engine(EngineApi):
         self._rollback = rollback(self.config.rollback, num_states, exact=by_steps)
         self._widest = self._exact_width() if self.config.exact else None
         # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
-        self._flight = Pipeline(self.chain, self.stats, widest=self._widest, overlaps=not self.config.exact)
+        self._flight = Pipeline(
+            self.drafting, self.stats, widest=self._widest, overlaps=not self.config.exact
+        )
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
@@ -153,7 +159,8 @@ class Engine(EngineApi):
         for request in self._requests():
             self.cancel(request.number)
         self._model, self.chain, self._cache = None, Chain(()), None
-        self._flight = Pipeline(self.chain, self.stats, widest=None, overlaps=False)
+        self.drafting = Drafting(self.chain)
+        self._flight = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
         self.prefix.limit(0)
         self.memory.close()
         device.release(self.memory)
@@ -167,16 +174,9 @@ class Engine(EngineApi):
             raise EngineStoppedError("The engine has been closed.")
         return self._model
 
-    def prepare_auto(self, *, keep: bool = False, seconds: float = 2.0) -> None:
-        """Measure within so many seconds what rounds and drafts cost here, which policy auto decides by; the first such request does it
-        otherwise. keep: use and keep figures in the user's cache folder. Raises EngineBusyError within a step."""
-        if self.chain.auto is None:
-            self._check_outside("prepare_auto")
-            from mlxspec.engine.calibrate import calibrate, kept_costs  # builds on this module
-
-            args = self.model, self.chain.drafters, self.config
-            costs = kept_costs(*args, self.name, seconds) if keep else calibrate(*args, seconds)
-            self.chain.follow(Controller(costs))
+    def follow(self, costs: CostModel) -> None:
+        """Requests with policy auto decide by these costs from now on. Without it they begin with guesses, which answers replace."""
+        self.drafting.follow(Controller(costs))
 
     @property
     def is_idle(self) -> bool:
@@ -270,9 +270,9 @@ class Engine(EngineApi):
             self._queue.remove(request)
             try:
                 if request.spec.drafters:
-                    begun = self.chain.begin(request.number, request.spec, request.sampler)
+                    begun = self.drafting.begin(request.number, request.spec, request.sampler)
                     request.stats.notices = begun.notices
-                prefill = Prefill(request, self.model, self.chain, self.prefix, self._rollback)
+                prefill = Prefill(request, self.model, self.drafting, self.prefix, self._rollback)
                 request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
                 self._prefills.append(prefill)
             except Exception as error:
@@ -364,7 +364,7 @@ class Engine(EngineApi):
         self._charge(time.perf_counter() - started, before)
         if not (flown.ahead and has_read):  # else the device was at it while prompts were read
             current, numbers = flown.round, [r.number for r in flown.round.requests]
-            self.chain.took(
+            self.drafting.took(
                 numbers, current.rows.num_tokens, flown.seconds, ahead=flown.ahead, is_warm=current.is_warm
             )
 
@@ -426,8 +426,8 @@ class Engine(EngineApi):
         self._queue.check_open()
         request = self._intake.make(prompt, params, spec, **more)
         self.memory.check(request)
-        if request.spec.policy == "auto" and request.spec.drafters:
-            self.prepare_auto()
+        if request.spec.policy == "auto" and request.spec.drafters and self.drafting.auto is None:
+            self.follow(guessed_costs(self.model, self.chain.drafters))
         return request
 
     def _retire(self) -> None:
@@ -470,12 +470,12 @@ class Engine(EngineApi):
             tokens = request.tokens_in_cache(cache.lengths[row])
             if request.error is None and tokens is not None and request.tail is not None:
                 hidden, place = request.tail
-                self.prefix.keep(request, tokens, cache, row, self.chain, hidden[place : place + 1])
+                self.prefix.keep(request, tokens, cache, row, self.drafting, hidden[place : place + 1])
 
     def _leave(self, request: Request) -> None:
         """The one place where a request's last event comes from."""
-        request.count_asked(self.chain.asked(request.number), self.chain.plain_seconds(request.number))
-        self.chain.close(request.number)
+        request.count_asked(self.drafting.asked(request.number), self.drafting.plain_seconds(request.number))
+        self.drafting.close(request.number)
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)
         reason = request.finish_reason or "error"

@@ -23,7 +23,6 @@ from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
 from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.drafters.ngram_table import NgramTable
-from mlxspec.engine.calibrate import allowance
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.memory import check_weights
 from mlxspec.errors import ConfigError, ModelError
@@ -42,6 +41,7 @@ from mlxspec.models.assemble import (
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.platform import device
+from mlxspec.policy.calibrate import allowance, kept_costs
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -116,7 +116,8 @@ def load(
     )
     device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
     if names and engine.spec.policy == "auto":
-        engine.prepare_auto(keep=True, seconds=allowance(time.perf_counter() - started))
+        seconds = allowance(time.perf_counter() - started)
+        engine.follow(kept_costs(engine.model, engine.chain.drafters, config, model, seconds))
     return engine
 
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.drafters.chain import Chain
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event
 from mlxspec.models.base import Model
+from mlxspec.policy.drafting import Drafting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class Flown:
 class Pipeline:
     """At most one round. next: it, None where nothing is on its way."""
 
-    def __init__(self, chain: Chain, stats: EngineStats, *, widest: int | None, overlaps: bool) -> None:
+    def __init__(self, drafting: Drafting, stats: EngineStats, *, widest: int | None, overlaps: bool) -> None:
         """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another."""
         self.next: Round | None = None
-        self._chain, self._stats, self._widest, self._overlaps = chain, stats, widest, overlaps
+        self._drafting, self._stats, self._widest, self._overlaps = drafting, stats, widest, overlaps
         self._launching = 0.0  # seconds in which `next` was launched
 
     @property
@@ -47,15 +47,15 @@ class Pipeline:
 
     def advance(self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool) -> Flown:
         """Read the round that is on its way, or one launched now; the next one is put on its way before, where that may be."""
-        stats, chain, ahead = self._stats, self._chain, self.next is not None
+        stats, drafting, ahead = self._stats, self._drafting, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
-        current = self.next or launch(rows, model, cache, chain, stats, widest=self._widest)
+        current = self.next or launch(rows, model, cache, drafting, stats, widest=self._widest)
         self.next = None
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
-            self.next = launch_behind(current, rows, model, cache, chain, stats)
+            self.next = launch_behind(current, rows, model, cache, drafting, stats)
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
-        events = read(current, cache, chain, stats, followed=self.next is not None)
+        events = read(current, cache, drafting, stats, followed=self.next is not None)
         seconds = time.perf_counter() - started - self._launching
         return Flown(round=current, events=events, ahead=ahead, seconds=seconds)
 
@@ -63,11 +63,11 @@ class Pipeline:
         """If it is one with drafts, leave rows and drafters as though it had not been launched."""
         if self.is_open:
             cache.abort()
-            self._chain.take_back()
+            self._drafting.take_back()
             self._stats.num_unread += 1
             self.next = None
 
     def forget(self) -> None:
         """Nothing is known of what the device did with its rows."""
-        self._chain.take_back()
+        self._drafting.take_back()
         self.next = None

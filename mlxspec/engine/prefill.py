@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.rollback import TAPE, Rollback
-from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.prefix_store import TARGET
 from mlxspec.engine.request import Request
@@ -22,6 +22,7 @@ from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.platform import device
+from mlxspec.policy.drafting import Drafting
 
 # Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
 # milliseconds: with two threads 64 tokens of the demo model took ten times as long, 512 the same, and more less.
@@ -35,17 +36,17 @@ class Prefill:
     """
 
     def __init__(
-        self, request: Request, model: Model, chain: Chain, prefix: Prefix, rollback: Rollback = TAPE
+        self, request: Request, model: Model, drafting: Drafting, prefix: Prefix, rollback: Rollback = TAPE
     ) -> None:
         """Begins behind what the prefix store knows of the prompt."""
         self.request = request
-        self._model, self._chain, self._prefix = model, chain, prefix
+        self._model, self._drafting, self._prefix = model, drafting, prefix
         self._stops = prefix.stops(request.marks, len(request.prompt))
         self.cache = model.make_cache(1, rollback)
         self.carry = mx.zeros((1, model.hidden_size))
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
-        hit = prefix.find(request, chain)
+        hit = prefix.find(request, drafting)
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             self.carry, self.num_done = hit.hidden, hit.length
@@ -85,7 +86,7 @@ class Prefill:
         ]
 
     def _read(self, end: int) -> None:
-        request, chain = self.request, self._chain
+        request, drafting = self.request, self._drafting
         piece = request.prompt[self.num_done : end]
         last = end == len(request.prompt)
         tokens = mx.array(np.asarray(piece, np.int32))
@@ -100,11 +101,11 @@ class Prefill:
         self.cache.commit()
         mx.eval(out.logits if last else out.hidden, self.cache.arrays)
         before = None
-        if request.hiddens is not None or chain.needs_hidden:
+        if request.hiddens is not None or drafting.needs_hidden:
             before = mx.concatenate([self.carry.astype(out.hidden.dtype), out.hidden[:-1]])
         request.hear(before)
         if request.spec.drafters:
-            chain.observe(request.number, piece, before)
+            drafting.observe(request.number, piece, before)
         self.carry, self._logits = out.hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
         request.stats.num_read += len(piece)
@@ -113,14 +114,14 @@ class Prefill:
         """Keep the state behind what has been read."""
         if self.num_done:
             tokens = self.request.prompt[: self.num_done]
-            self._prefix.keep(self.request, tokens, self.cache, 0, self._chain, self.carry)
+            self._prefix.keep(self.request, tokens, self.cache, 0, self._drafting, self.carry)
 
     def first_token(self) -> Sequence[Event]:
         """Sample it, once all of the prompt is in."""
         if self._logits is None or not self.is_done:
             raise ValueError("the prompt has not been read yet")
         started = time.perf_counter()
-        request, chain = self.request, self._chain
+        request, drafting = self.request, self._drafting
         place = mx.array(request.prompt[-1:], mx.int32)
         choice = choose([request], [Proposal()], FlatRows((1,)), place, self._logits)
         mx.eval(choice.arrays)
@@ -132,7 +133,7 @@ class Prefill:
             request.fail(failure)
         request.hear(self.carry)
         if request.spec.drafters and request.finish_reason is None:
-            chain.observe(request.number, [first], self.carry if chain.needs_hidden else None)
-            chain.prime(request.number)
+            drafting.observe(request.number, [first], self.carry if drafting.needs_hidden else None)
+            drafting.prime(request.number)
         request.stats.prefill_seconds += time.perf_counter() - started
         return events

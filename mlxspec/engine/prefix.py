@@ -12,10 +12,10 @@ import mlx.core as mx
 
 from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.drafters.chain import Chain
 from mlxspec.engine.hiddens import Hiddens, missing
 from mlxspec.engine.prefix_store import TARGET, Hit, PrefixStore
 from mlxspec.engine.request import Request, described
+from mlxspec.policy.drafting import Drafting
 
 STRIDE = (
     2048  # tokens of a long prompt without marks between two states, or a multiple of it: see `stride_of`
@@ -74,18 +74,18 @@ class Prefix:
         usable = [m for m in request.marks if self.near <= m < len(request.prompt)]
         return bool(usable) and length in (usable[0], usable[-1])
 
-    def find(self, request: Request, chain: Chain) -> Hit | None:
+    def find(self, request: Request, drafting: Drafting) -> Hit | None:
         """The longest beginning of the request's prompt that is known; its drafters are told of it."""
         if not self.is_on:
             return None
         hit = self.store.find(request.prompt)
         known = 0 if hit is None else hit.length
-        if missing(chain.drafters.values(), request.spec):
+        if missing(drafting.chain.drafters.values(), request.spec):
             request.hiddens = Hiddens(known)
         if hit is not None:
             request.stats.num_cached = known
             if request.spec.drafters:
-                chain.resume(request.number, request.prompt[:known], hit.parts, hit.sources_from)
+                drafting.resume(request.number, request.prompt[:known], hit.parts, hit.sources_from)
         return hit
 
     def keep(
@@ -94,7 +94,7 @@ class Prefix:
         tokens: Sequence[int],
         cache: ModelCache,
         row: int,
-        chain: Chain,
+        drafting: Drafting,
         hidden: mx.array,
     ) -> None:
         """Keep the state of a row of `cache`, which stands behind just these tokens. hidden (1, H): the target's, of the last one.
@@ -105,7 +105,7 @@ class Prefix:
             return
         try:
             if len(tokens) - self.store.depth(tokens) >= self.near:
-                self._put(request, tokens, cache, row, chain, copied(hidden))
+                self._put(request, tokens, cache, row, drafting, copied(hidden))
         except Exception as error:
             request.stats.notices.append(f"nothing of this was kept for later prompts: {described(error)}")
 
@@ -115,15 +115,17 @@ class Prefix:
         tokens: Sequence[int],
         cache: ModelCache,
         row: int,
-        chain: Chain,
+        drafting: Drafting,
         hidden: mx.array,
     ) -> None:
         names = [TARGET, *(request.spec.drafters)]
         starts = self.store.starts(tokens, names)
         parts = {TARGET: cache.snapshot(row, starts[TARGET])}
         if request.spec.drafters:
-            parts |= chain.snapshot(request.number, len(tokens), starts)
-        lacking = [d.name for d in chain.drafters.values() if d.needs.every_hidden and d.name not in parts]
+            parts |= drafting.snapshot(request.number, len(tokens), starts)
+        lacking = [
+            d.name for d in drafting.chain.drafters.values() if d.needs.every_hidden and d.name not in parts
+        ]
         heard = request.hiddens
         sources = heard.until(len(tokens)) if heard is not None and lacking else None
         # rather no state than one behind which a drafter could not begin

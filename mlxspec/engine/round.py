@@ -23,7 +23,7 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.base import Unread
-from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import SampledRound, choose_apart
 from mlxspec.engine.stats import EngineStats
@@ -32,7 +32,8 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
-from mlxspec.speculation.verify import match
+from mlxspec.policy.drafting import Drafting
+from mlxspec.sampling.acceptance import match
 
 _PLAIN = Proposal()
 
@@ -64,7 +65,7 @@ def launch(
     requests: Sequence[Request],
     model: Model,
     cache: ModelCache,
-    chain: Chain,
+    drafting: Drafting,
     stats: EngineStats,
     *,
     widest: int | None = None,
@@ -78,8 +79,8 @@ def launch(
     if widest is not None:
         limit = min(limit, (widest - len(requests)) // len(requests))
     rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
-    chain.attach(cache, [r.number for r in requests])
-    won = chain.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
+    drafting.attach(cache, [r.number for r in requests])
+    won = drafting.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
@@ -95,7 +96,7 @@ def launch_behind(
     requests: Sequence[Request],
     model: Model,
     cache: ModelCache,
-    chain: Chain,
+    drafting: Drafting,
     stats: EngineStats,
 ) -> Round | None:
     """A round on the tokens of one that has not been read, see above; None where the host must see those tokens first.
@@ -108,17 +109,19 @@ def launch_behind(
         return None  # what may come there depends on a token that nobody has read
     started = time.perf_counter()
     if last.is_open:
-        return _drafted_behind(last, model, cache, chain, stats) if last.requests == tuple(requests) else None
+        return (
+            _drafted_behind(last, model, cache, drafting, stats) if last.requests == tuple(requests) else None
+        )
     places = {r.number: i for i, r in enumerate(last.requests)}
     if any(r.number not in places for r in requests) or all(r.room == 0 for r in requests):
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
-    drafting = [r.number for r in requests if r.spec.drafters]
-    rests = not drafting or chain.is_still(drafting)
+    may = [r.number for r in requests if r.spec.drafters]
+    rests = not may or drafting.stays_plain(may)
     if not rests:
         rooms = {r.number: r.room for r in requests if r.spec.drafters}
-        rests = chain.rests(rooms, {r.number: r.history for r in requests}, model.vocab_size)
+        rests = drafting.plain(rooms, {r.number: r.history for r in requests}, model.vocab_size)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not rests:
@@ -132,7 +135,7 @@ def launch_behind(
 
 
 def _drafted_behind(
-    last: Round, model: Model, cache: ModelCache, chain: Chain, stats: EngineStats
+    last: Round, model: Model, cache: ModelCache, drafting: Drafting, stats: EngineStats
 ) -> Round | None:
     """Drafts and their verify on whatever stands of `last`."""
     started, requests, width = time.perf_counter(), last.requests, last.rows.max_width
@@ -142,7 +145,7 @@ def _drafted_behind(
         return None
     unread = last.unread
     histories = {r.number: r.history for r in requests}
-    won = chain.propose_behind(rooms, histories, unread, model.vocab_size, limit)
+    won = drafting.propose_behind(rooms, histories, unread, model.vocab_size, limit)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not won:
@@ -157,7 +160,7 @@ def _drafted_behind(
 
 
 def read(
-    round_: Round, cache: ModelCache, chain: Chain, stats: EngineStats, *, followed: bool = False
+    round_: Round, cache: ModelCache, drafting: Drafting, stats: EngineStats, *, followed: bool = False
 ) -> list[Event]:
     """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token, or ends: what goes
     wrong in the host's work for a row ends that row only.
@@ -176,7 +179,7 @@ def read(
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     kept = []
-    wanted = chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
+    wanted = drafting.needs_hidden or any(r.hiddens is not None for r in round_.requests)
     hiddens = _by_row(round_) if wanted else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
@@ -185,7 +188,7 @@ def read(
         if request.finish_reason is None:
             before = len(request.history)
             try:
-                events += _take(request, round_, place, chosen[start : start + stood + 1], chain, hiddens)
+                events += _take(request, round_, place, chosen[start : start + stood + 1], drafting, hiddens)
             except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
                 request.fail(error)
             taken = len(request.history) - before
@@ -195,7 +198,7 @@ def read(
         kept.append(min(stood, taken) + 1)
     if cache.is_unread:
         cache.settle(kept)
-        chain.settle()
+        drafting.settle()
     elif round_.is_open:
         cache.commit(kept)
         if device.backend() == "cpu":
@@ -221,7 +224,7 @@ def _take(
     round_: Round,
     place: int,
     chosen: list[int],
-    chain: Chain,
+    drafting: Drafting,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
     """Give a row its tokens, and the drafters those that count. hiddens: each row's, if anybody wants them."""
@@ -239,7 +242,7 @@ def _take(
         hidden = hidden[: len(heard)]
     request.hear(hidden)
     if request.spec.drafters and request.error is None:
-        chain.observe(request.number, heard, hidden)
+        drafting.observe(request.number, heard, hidden)
     return events
 
 

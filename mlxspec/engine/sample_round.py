@@ -16,13 +16,13 @@ from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform.host import numbers
+from mlxspec.sampling.acceptance import ForRejection
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
 from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
 from mlxspec.sampling.processors import Failure, draw, process
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.sampler import BatchSampler
-from mlxspec.speculation.verify import ForRejection
 
 
 @dataclass(frozen=True, kw_only=True)

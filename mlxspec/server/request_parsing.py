@@ -192,7 +192,7 @@ def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     draft = body.get("draft")
     if draft is not None:
         changes["drafters"] = _drafters(draft, engine)
-    if changes.get("policy") == "auto" and engine.chain.auto is None:
+    if changes.get("policy") == "auto" and engine.drafting.auto is None:
         raise BadField(
             "policy",
             'policy "auto" needs a server that was started with drafters and without --policy fixed: it measures first.',

@@ -82,7 +82,7 @@ def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_costs_on_record_are_completed_not_measured_again(tmp_path, monkeypatch) -> None:
-    from mlxspec.engine import calibrate
+    from mlxspec.policy import calibrate
 
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     engine = equality.engine()

@@ -22,7 +22,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_a_verdict_and_costs_that_are_kept(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxspec.engine import calibrate
+    from mlxspec.policy import calibrate
 
     (tmp_path / "prompts.txt").write_text("what does os.path.join do?\n\n", encoding="utf-8")
     ran = run(

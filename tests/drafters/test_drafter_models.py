@@ -15,6 +15,7 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models
 
@@ -286,16 +287,16 @@ def test_a_cut_history_is_forgotten_by_the_head() -> None:
 
 def test_a_recurrent_draft_model_ends_where_history_is_cut_and_says_so() -> None:
     drafter = make("draft-model")
-    chain = Chain([drafter])
+    drafting = Drafting(Chain([drafter]))
     sampler = RowSampler(SamplingParams(), [], VOCAB)
-    states = [chain.begin(row, SpecConfig(drafters=("draft-model",)), sampler) for row in range(2)]
+    states = [drafting.begin(row, SpecConfig(drafters=("draft-model",)), sampler) for row in range(2)]
     for row in range(2):
-        chain.observe(row, [1, 2, 3, 4], None)
-    chain.propose({0: 2, 1: 2}, {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}, VOCAB)
-    chain.truncate(0, 2)
+        drafting.observe(row, [1, 2, 3, 4], None)
+    drafting.propose({0: 2, 1: 2}, {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}, VOCAB)
+    drafting.chain.truncate(0, 2)
     for row in range(2):
-        chain.observe(row, [5], None)
-    won = chain.propose({0: 2, 1: 2}, {0: [1, 2, 5], 1: [1, 2, 3, 4, 5]}, VOCAB)
+        drafting.observe(row, [5], None)
+    won = drafting.propose({0: 2, 1: 2}, {0: [1, 2, 5], 1: [1, 2, 3, 4, 5]}, VOCAB)
     assert list(won) == [1]
     assert ["cannot go back" in " ".join(s.notices) for s in states] == [True, False]
 

@@ -21,6 +21,7 @@ from mlxspec.drafters.ngram_rows import Follower, NgramDrafter, NgramRow
 from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import make_ngram_drafter
+from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models
 
@@ -270,11 +271,11 @@ def test_p_min_trims_what_knows_probabilities() -> None:
     """Host drafts with confidences pass through the chain's limits."""
     text = [1, 2, 3] * 2 + [1, 2, 4, 5] + [1, 2, 3, 1]
     for p_min, expected in ((0.0, [2, 3, 1, 2]), (0.8, [2]), (0.95, None)):
-        chain = Chain([NgramMapK4v(1, 4)])
+        drafting = Drafting(Chain([NgramMapK4v(1, 4)]))
         spec = SpecConfig(drafters=("ngram-map-k4v",), ngram_m=4, p_min=p_min)
-        chain.begin(0, spec, RowSampler(SamplingParams(), text, 8))
-        chain.observe(0, text, None)
-        won = chain.propose({0: 9}, {0: text}, 8)
+        drafting.begin(0, spec, RowSampler(SamplingParams(), text, 8))
+        drafting.observe(0, text, None)
+        won = drafting.propose({0: 9}, {0: text}, 8)
         assert (won[0].draft.tokens if won else None) == expected, p_min
 
 

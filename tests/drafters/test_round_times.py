@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxspec.drafters.auto_row import AutoRow
-from mlxspec.drafters.round_times import RoundTimes
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.cost import CostModel
+from mlxspec.policy.auto_row import AutoRow
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import CostModel
+from mlxspec.policy.round_times import RoundTimes
 
 PLAIN, WIDE = 1.0, 3.0
 

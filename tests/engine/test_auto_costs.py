@@ -15,13 +15,14 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine import calibrate
-from mlxspec.engine.cost_file import write_followed
 from mlxspec.engine.engine import Engine
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads
-from mlxspec.speculation.cost import Curve
+from mlxspec.policy import calibrate
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import Curve
+from mlxspec.policy.cost_file import write_followed
 from tests import tiny_models
 
 WIDTHS = Curve({1: 1.0, 2: 1.3, 4: 1.6, 8: 2.4, 17: 3.6})  # plain rounds
@@ -107,7 +108,9 @@ def loaded(clock: Clock, load_seconds: float) -> tuple[Engine, float]:
         config=EngineConfig(prefix_budget=0),
     )
     began = clock.spent
-    engine.prepare_auto(keep=True, seconds=calibrate.allowance(load_seconds))
+    seconds = calibrate.allowance(load_seconds)
+    costs = calibrate.kept_costs(target, engine.chain.drafters, engine.config, engine.name, seconds)
+    engine.drafting.follow(Controller(costs))
     return engine, clock.spent - began
 
 
@@ -184,8 +187,8 @@ def test_what_a_process_learned_of_drafts_is_where_the_next_one_begins(
     clock = Clock(plain=0.15, head=0.2, layer=0.1)
     with running(clock, is_sure=False):
         engine, _ = loaded(clock, 2.0)
-        assert engine.chain.auto is not None
-        costs = engine.chain.auto.control.costs
+        assert engine.drafting.auto is not None
+        costs = engine.drafting.auto.control.costs
         assert costs.is_guess("mtp")
         assert not costs.measured
         for _ in range(4):
@@ -194,8 +197,8 @@ def test_what_a_process_learned_of_drafts_is_where_the_next_one_begins(
             costs.curve(0).refine(1, clock.plain)
         write_followed()
         engine, _ = loaded(clock, 2.0)
-    assert engine.chain.auto is not None
-    kept = engine.chain.auto.control.costs
+    assert engine.drafting.auto is not None
+    kept = engine.drafting.auto.control.costs
     assert not kept.is_guess("mtp")
     assert kept.draft("mtp").seconds(1, 1) == pytest.approx(0.6 * clock.plain)
     assert kept.curve(0).seconds(1) == pytest.approx(clock.plain)

@@ -11,14 +11,14 @@ import pytest
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine import calibrate, cost_file
-from mlxspec.engine.cost_file import write_followed
-from mlxspec.engine.engine import Engine
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import reads
 from mlxspec.models.registry import architecture
-from mlxspec.speculation.cost import DraftCost
+from mlxspec.policy import calibrate, cost_file
+from mlxspec.policy.bare_rounds import BareRounds
+from mlxspec.policy.cost import DraftCost
+from mlxspec.policy.cost_file import write_followed
 from tests import tiny_models
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -37,15 +37,15 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found, step, propose, head = Clock(), Engine.step, Mtp.propose, Qwen35.head
+    found, run, propose, head = Clock(), BareRounds.run, Mtp.propose, Qwen35.head
     read = reads(tiny_models.target())
 
-    def slow_step(self: Engine) -> list:
+    def slow_run(self: BareRounds, width: int) -> float:
         before = found.spent
-        events = step(self)
-        found.spent = before + found.plain * (0.9 + 0.1 * self.chain.drafters["ngram-simple"].width[0])
+        run(self, width)
+        found.spent = before + found.plain * (0.9 + 0.1 * width)
         found.rounds += 1
-        return events
+        return found.spent - before
 
     def slow_propose(self: Mtp, asks, sampler) -> list:
         before = found.spent
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     monkeypatch.setattr(Qwen35, "head", slow_head)
     monkeypatch.setattr(time, "perf_counter", lambda: found.spent)
-    monkeypatch.setattr(Engine, "step", slow_step)
+    monkeypatch.setattr(BareRounds, "run", slow_run)
     monkeypatch.setattr(Mtp, "propose", slow_propose)
     return found
 
@@ -159,16 +159,16 @@ def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
     clock: Clock, parts: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A third of the rounds takes three times as long, in stretches longer than a width's own rounds."""
-    clock.plain, step = 0.001, Engine.step
+    clock.plain, run = 0.001, BareRounds.run
 
-    def step_(self: Engine) -> list:
-        before = clock.spent
-        events = step(self)
+    def run_(self: BareRounds, width: int) -> float:
+        seconds = run(self, width)
         if clock.rounds % 60 < 20:
-            clock.spent += 2 * (clock.spent - before)
-        return events
+            clock.spent += 2 * seconds
+            seconds *= 3
+        return seconds
 
-    monkeypatch.setattr(Engine, "step", step_)
+    monkeypatch.setattr(BareRounds, "run", run_)
     curve = calibrate.calibrate(*parts, 60.0).curve(0)
     for width in (1, *calibrate.WIDTHS):
         assert curve.seconds(width) / curve.seconds(1) == pytest.approx(0.9 + 0.1 * width, rel=0.05)

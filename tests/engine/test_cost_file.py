@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec.engine.cost_file import CostFile, write_followed
-from mlxspec.speculation.cost import CostModel, DraftCost
+from mlxspec.policy.cost import CostModel, DraftCost
+from mlxspec.policy.cost_file import CostFile, write_followed
 
 
 @pytest.fixture

@@ -13,17 +13,18 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
-from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import choose
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import CostModel, DraftCost
+from mlxspec.policy.drafting import Drafting, Proposal
+from mlxspec.sampling.acceptance import ForMatch
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.cost import CostModel, DraftCost
-from mlxspec.speculation.verify import ForMatch
 from tests import tiny_models
 from tests.engine.table import Table
 from tests.tiny_models import EOS, VOCAB
@@ -268,7 +269,7 @@ def test_under_rejection_p_min_goes_by_the_likeliest_token(p_min: float) -> None
     draft = (np.random.default_rng(2).standard_normal((size, size)) * 1.8).astype(np.float32)
     q = softmax(draft)
     unlikely = shorter = 0
-    chain = Chain([DraftModel(Table(draft), size)])
+    drafting = Drafting(Chain([DraftModel(Table(draft), size)]))
     spec = SpecConfig(
         drafters=("draft-model",), n_max=depth, acceptance="rejection", p_min=p_min, policy="fixed"
     )
@@ -276,10 +277,10 @@ def test_under_rejection_p_min_goes_by_the_likeliest_token(p_min: float) -> None
         params = SamplingParams(temperature=1.0, seed=row)
         sampler = RowSampler(params, [0], size, drafts_by=spec.drafts_by, keeps_drafts=True)
         first = row % size
-        chain.begin(row, spec, sampler)
-        chain.observe(row, [first], None)
-        proposal = chain.propose({row: depth}, {row: [first]}, size).get(row, Proposal())
-        chain.close(row)
+        drafting.begin(row, spec, sampler)
+        drafting.observe(row, [first], None)
+        proposal = drafting.propose({row: depth}, {row: [first]}, size).get(row, Proposal())
+        drafting.close(row)
         tokens = np.asarray(proposal.draft.tokens).astype(int).tolist()
         before = [first, *tokens]
         for place, token in enumerate(tokens):
@@ -325,16 +326,16 @@ class Sure(ModelDrafter):
 
 def width_of(curve: dict[int, float], confidences: Sequence[float], acceptance: str) -> int:
     """Tokens of a draft that a row verifies which follows the controller, asked as a model drafter is when it promises much."""
-    chain = Chain([Sure(confidences)])
+    drafting = Drafting(Chain([Sure(confidences)]))
     costs = CostModel({0: curve}, {"mtp": DraftCost(step=0.001)})
-    chain.follow(Controller(costs))
+    drafting.follow(Controller(costs))
     spec = SpecConfig(drafters=("mtp",), policy="auto", acceptance=acceptance, n_max=8)
     sampler = RowSampler(
         SamplingParams(temperature=1.0, seed=0), [1], SIZE, keeps_drafts=acceptance == "rejection"
     )
-    chain.begin(0, spec, sampler)
-    chain.observe(0, [1], None)
-    found = chain.propose({0: 8}, {0: [1]}, SIZE)
+    drafting.begin(0, spec, sampler)
+    drafting.observe(0, [1], None)
+    found = drafting.propose({0: 8}, {0: [1]}, SIZE)
     return found[0].submission.length if found else 0
 
 

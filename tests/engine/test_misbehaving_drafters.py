@@ -27,9 +27,10 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import CostModel
+from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.cost import CostModel
 from tests import tiny_models
 from tests.engine import equality
 from tests.tiny_models import VOCAB
@@ -178,7 +179,7 @@ def same(found: Sequence[Result], wanted: Sequence[Result], scene: str) -> None:
 def made(drafter: Own, policy: str) -> Engine:
     engine = equality.engine([drafter, NgramSimple(3, 12)])
     if policy == "auto":
-        engine.chain.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {})))
+        engine.drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {})))
     drafter.engine = engine
     return engine
 
@@ -672,13 +673,13 @@ class Drawn(Own):
 
 def submitted(drafter: Drafter, policy: str, **limits) -> int:
     """Tokens of its draft that a row verifies by rejection."""
-    chain = Chain([drafter])
-    chain.follow(Controller(CostModel({0: {1: 1.0, 2: 1.3, 9: 2.0}}, {})))
+    drafting = Drafting(Chain([drafter]))
+    drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.3, 9: 2.0}}, {})))
     spec = SpecConfig(drafters=("own",), policy=policy, acceptance="rejection", **limits)
     sampler = RowSampler(SamplingParams(temperature=1.0, seed=0), [1], 4, keeps_drafts=True)
-    chain.begin(0, spec, sampler)
-    chain.observe(0, [1], None)
-    found = chain.propose({0: 6}, {0: [1]}, 4)
+    drafting.begin(0, spec, sampler)
+    drafting.observe(0, [1], None)
+    found = drafting.propose({0: 6}, {0: [1]}, 4)
     return found[0].submission.length if found else 0
 
 

@@ -15,8 +15,8 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix import NEAR, STRIDE, Prefix, stride_of
 from mlxspec.engine.prefix_store import TARGET
 from mlxspec.events import PrefillEvent
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.cost import CostModel, DraftCost
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import CostModel, DraftCost
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, asked, same, spec
@@ -173,7 +173,7 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
 
 def test_hiddens_are_kept_where_a_head_may_miss_them_only() -> None:
     warm = engine()
-    warm.chain.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {"mtp": DraftCost(step=0.1)})))
+    warm.drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {"mtp": DraftCost(step=0.1)})))
     for wish, kept in ((spec("mtp"), False), (spec(), True), (spec("mtp", policy="auto"), True)):
         request = warm.submit(words(40, 5), GREEDY, spec=wish)
         warm.step()

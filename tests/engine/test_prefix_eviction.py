@@ -22,6 +22,7 @@ from mlxspec.drafters.chain import Chain
 from mlxspec.engine import prefix_store
 from mlxspec.engine.prefix import STRIDE, Prefix, stride_of
 from mlxspec.engine.prefix_store import TARGET, PrefixStore
+from mlxspec.policy.drafting import Drafting
 
 MB = 1 << 20
 TOKEN_BYTES = 64 << 10  # keys and values of a 27B model's token
@@ -319,12 +320,12 @@ def read(prefix: Prefix, prompt: list[int], marks: tuple[int, ...] = (), answer:
     stats = SimpleNamespace(notices=[], num_cached=0)
     spec = SimpleNamespace(drafters=(), policy="fixed")
     request = SimpleNamespace(number=0, prompt=prompt, marks=marks, spec=spec, stats=stats, hiddens=None)
-    hit = prefix.find(request, Chain(()))
+    hit = prefix.find(request, Drafting(Chain(())))
     known = 0 if hit is None else hit.length
     text = [*prompt, *range(10**6, 10**6 + answer)]
     ends = [*(s for s in prefix.stops(marks, len(prompt)) if s > known), len(prompt), len(text)]
     for end in ends:
-        prefix.keep(request, text[:end], Row(end), 0, Chain(()), declared(1, HIDDEN_BYTES // 4))
+        prefix.keep(request, text[:end], Row(end), 0, Drafting(Chain(())), declared(1, HIDDEN_BYTES // 4))
         prefix.store.check()
     assert stats.notices == []
     return known

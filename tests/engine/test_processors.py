@@ -19,7 +19,7 @@ from mlxspec.engine.sample_round import choose
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.events import FinishEvent, TokensEvent
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.speculation.verify import ForMatch
+from mlxspec.sampling.acceptance import ForMatch
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, prompts, same, spec

@@ -16,8 +16,8 @@ from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for
 from mlxspec.engine.worker import Worker
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.cost import CostModel
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import CostModel
 from tests import tiny_models
 
 LONG = 120.0
@@ -42,7 +42,9 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     engine = make()
     runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
     monkeypatch.setattr(engine.model, "_runners", runners)  # others have used this model
-    engine.chain.follow(Controller(CostModel({0: {1: 0.01, 2: 0.01}}, {})))  # drafting and verifying are free
+    engine.drafting.follow(
+        Controller(CostModel({0: {1: 0.01, 2: 0.01}}, {}))
+    )  # drafting and verifying are free
     engine.generate([PROMPT], SamplingParams(max_tokens=1))  # prompts compile by their own length
     if is_rehearsed:
         for _ in rehearse(engine):

@@ -9,13 +9,13 @@ import sys
 import bench_gate
 import numpy as np
 import pytest
+from simulation.requests import Request, fixed
+from simulation.traces import Answer, Said, read_traces
 
 from mlxspec import load
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.demo import WORKLOADS
-from mlxspec.speculation.simulate import Request, fixed
-from mlxspec.speculation.traces import Answer, Said, read_traces
 
 TOKENS, ITEMS = 32, 2
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from mlxspec.config import SamplingParams
 from mlxspec.sampling import bits
+from mlxspec.sampling.acceptance import DraftOutline, Limits, submit_for_match, submit_for_rejection
 from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence
-from mlxspec.speculation.verify import DraftOutline, Limits, submit_for_match, submit_for_rejection
 from tests.sampling.test_sampler import probabilities
 
 VOCAB, LENGTH, START, STRIDE = 16, 3, 0, 64

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlxspec.speculation.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
-from mlxspec.speculation.cost import CostModel, DraftCost
-from mlxspec.speculation.row import RowControl
-from mlxspec.speculation.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE, within_stake
+from mlxspec.policy.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
+from mlxspec.policy.cost import CostModel, DraftCost
+from mlxspec.policy.row import RowControl
+from mlxspec.policy.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE, within_stake
 
 FLAT = {1: 1.0, 2: 1.0}
 LINEAR = {1: 1.0, 2: 2.0}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxspec.errors import ConfigError
-from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve, DraftCost, bucket, read_costs, write_costs
+from mlxspec.policy.cost import MAX_TOKENS, CostModel, Curve, DraftCost, bucket, read_costs, write_costs
 
 points = st.dictionaries(st.integers(2, 40), st.floats(0.5, 20.0), max_size=6)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxspec.speculation.estimate import Calibration, RowEstimate
+from mlxspec.policy.estimate import Calibration, RowEstimate
 
 
 def test_before_anything_is_known_a_confidence_is_taken_at_its_word() -> None:

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from mlxspec.errors import ConfigError
-from mlxspec.speculation.cost import Curve, DraftCost
-from mlxspec.speculation.machines import MACHINES
-from mlxspec.speculation.replay import Auto
-from mlxspec.speculation.report import Cell, GroupCell, run_cells, run_group_cells
-from mlxspec.speculation.simulate import (
+from simulation.machines import MACHINES
+from simulation.replay import Auto
+from simulation.report import Cell, GroupCell, run_cells, run_group_cells
+from simulation.requests import (
     Machine,
     Request,
     first,
@@ -25,7 +22,10 @@ from mlxspec.speculation.simulate import (
     plain_group_seconds,
     plain_seconds,
 )
-from mlxspec.speculation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
+from simulation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
+
+from mlxspec.errors import ConfigError
+from mlxspec.policy.cost import Curve, DraftCost
 
 TRACES = Path(__file__).parent / "traces.npz"
 HELD = TRACES.with_name("held_traces.npz")  # of prompts that nothing was tuned on

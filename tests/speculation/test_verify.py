@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxspec.speculation.verify import match, trim
+from mlxspec.sampling.acceptance import match, trim
 
 tokens = st.integers(0, 3)
 confidences = st.lists(st.floats(0, 1), max_size=10)

@@ -1,30 +1,26 @@
-"""Drafting as the controller chooses: asks lookups, asks a model where that promises to pay, cuts, and tells the controller what came
-of it.
+"""Policy auto: asks lookups, asks a model where the controller expects a gain, cuts drafts, and tells the controller what came of them.
 
-The controller thinks in numbers; here are the drafters, tokens and rows those numbers stand for. Every offer is compared with the text
-that comes, whoever drafted it. While nothing promises to pay the rows are at rest: plain rounds may then run ahead of the host, and
-only lookups are asked in passing. Rows that do not follow the controller are left out of its sums. Knows no target model and no clock but
-that of drafting.
+The controller works with numbers; this module holds the drafters, tokens and rows behind those numbers. Every offer is compared with the
+text that comes, whoever drafted it. While no draft is expected to gain anything the rows are at rest: plain rounds run ahead of the
+host, and only lookups are asked now and then. Rows of other policies do not count. The only clock read here is that of drafting.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from mlxspec.drafters.auto_row import AutoRow, Picked, Said
 from mlxspec.drafters.base import Ask, Draft, Drafter
+from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.round_times import CALM, RoundTimes
-from mlxspec.speculation.controller import PLAIN, Controller, Offer
-from mlxspec.speculation.cost import bucket
-from mlxspec.speculation.row import RowControl
-from mlxspec.speculation.verify import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
-
-if TYPE_CHECKING:
-    from mlxspec.drafters.chain import Chain
-    from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.policy.auto_row import AutoRow, Picked, Said
+from mlxspec.policy.base import Policy
+from mlxspec.policy.controller import PLAIN, Controller, Offer
+from mlxspec.policy.cost import bucket
+from mlxspec.policy.round_times import CALM, RoundTimes
+from mlxspec.policy.row import RowControl
+from mlxspec.sampling.acceptance import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
 # rounds at rest for which what models promise one row, or several, is not weighed anew: it changes slowly, and weighing takes the host's
 # time. So many at first, twice as many each time that nothing pays, LONGER times as many at most
@@ -37,11 +33,12 @@ _LITTLE = 64  # tokens
 _CATCH_UP = 512  # tokens a model drafter runs by itself
 
 
-class Auto:
-    """Drafts for the rows of a chain whose policy is auto. log: gets a line a row and round, if set."""
+class Auto(Policy):
+    """Drafts as a controller chooses. log: gets a line a row and round, if set."""
 
     def __init__(self, chain: Chain, control: Controller) -> None:
-        self._chain, self.control = chain, control
+        super().__init__(chain)
+        self.control = control
         self.log: Callable[[str], None] | None = None
         self._rows: dict[int, AutoRow] = {}
         self._drafting = 0.0  # seconds of this round so far
@@ -51,17 +48,13 @@ class Auto:
         self._seen: set[tuple[object, ...]] = set()  # shapes that have run: the first run of a shape compiles
 
     def begin(self, state: ChainRow) -> None:
-        """A new row, whatever its policy: none rests unseen beside it."""
-        self.wake()
-        if not state.is_auto:
-            return
         kind = "greedy" if state.sampler.is_greedy else "rejected" if state.rejects else "sampled"
-        models = [d.name for d in self._chain.drafters_of(state) if isinstance(d, ModelDrafter)]
+        models = [d.name for d in self.chain.drafters_of(state) if isinstance(d, ModelDrafter)]
         self._times.settle()
         self._rows[state.row] = AutoRow(control=self.control.open(kind, 0), queued=dict.fromkeys(models, 0))
 
     def wake(self) -> None:
-        """Rows have changed, or somebody may draft: who rests is found out anew."""
+        """Rows have changed, of this policy or another, or somebody may draft: whether rows rest is found out anew."""
         self._still, self._longer = 0, 1
 
     def primes(self, state: ChainRow, drafter: Drafter) -> bool:
@@ -102,11 +95,7 @@ class Auto:
             row.queued[drafter.name] = num_tokens
             return True
         row.queued[drafter.name] = 1  # it runs them at once
-        if state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name):
-            return True
-        state.ended.add(drafter.name)
-        drafter.close(state.row)
-        return False
+        return state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name)
 
     def close(self, row: int) -> None:
         self._times.settle()
@@ -114,19 +103,18 @@ class Auto:
         if found is not None:
             self.control.close(found.control)
 
-    def truncate(self, row: int) -> None:
-        """The text was cut: drafts waiting for it have lost their place."""
-        self._rows[row].said.clear()
+    def observe(self, state: ChainRow, num_tokens: int) -> None:
+        """At rest the row's drafters need not hear tokens at once."""
+        row = self._rows[state.row]
+        row.emitted = num_tokens
+        if not (self._still > 0 and row.calm >= CALM and not row.said):
+            self.tell(state)
 
-    def advance(self, row: int, num_tokens: int) -> bool:
-        """The row says so many tokens more. Returns whether it is at rest, so that its drafters need not hear them at once."""
-        state = self._rows[row]
-        state.emitted = num_tokens
-        return self._still > 0 and state.calm >= CALM and not state.said
-
-    def observe(self, row: int, tokens: Sequence[int]) -> None:
-        """The text goes on: drafts that waited for it are judged."""
-        self._rows[row].observe(tokens, self.control, _CATCH_UP)
+    def tell(self, state: ChainRow) -> None:
+        """The row's drafters hear what waits for them, and drafts that waited for the text are judged."""
+        tokens = self.chain.tell(state)
+        if tokens:
+            self._rows[state.row].observe(tokens, self.control, _CATCH_UP)
 
     def propose(
         self,
@@ -134,8 +122,7 @@ class Auto:
         rooms: Mapping[int, int],
         histories: Mapping[int, Sequence[int]],
         vocab_size: int,
-    ) -> dict[int, tuple[str, Draft, Submission]]:
-        """What each row submits to the round. Rows that submit nothing are absent. rooms: how many tokens each may."""
+    ) -> dict[int, Proposal]:
         started = time.perf_counter()
         self._times.settle()
         rows = [self._rows[s.row] for s in states]
@@ -153,23 +140,26 @@ class Auto:
             if state.rejects and pick.draft is not None and _is_drawn(pick):
                 row.forget_behind(pick, width)
             if width and pick.draft is not None and pick.offer is not None:
-                out[state.row] = (
-                    pick.offer.drafter,
-                    pick.draft.cut(width),
-                    _submission(state, pick.offer, width),
+                out[state.row] = Proposal(
+                    drafter=pick.offer.drafter,
+                    draft=pick.draft.cut(width),
+                    submission=_submission(state, pick.offer, width),
                 )
             if self.log is not None:
                 self.log(_line(state.row, len(histories[state.row]), pick, width))
         self._drafting = time.perf_counter() - started
         return out
 
-    def is_still(self, states: Sequence[ChainRow]) -> bool:
-        """Whether the next round of the rows that rested before may be launched as a plain one without asking further: models are not
-        weighed anew yet, and the row whose turn it is to be looked up for has no place to draft from."""
-        if not self._still or (
-            self._looks_up(states) and self._chain.may_look_up(states[self._turn(states)])
-        ):
+    def stays_plain(self, states: Sequence[ChainRow]) -> bool:
+        """Rows at rest go on so while models are not weighed anew yet and the row whose turn it is to be looked up for has no place to
+        draft from."""
+        if not self._still:
             return False
+        if self._looks_up(states):
+            turn = states[self._turn(states)]
+            self.tell(turn)
+            if self.chain.may_look_up(turn):
+                return False
         self._still -= 1
         return True
 
@@ -181,14 +171,14 @@ class Auto:
         """For which of these rows."""
         return self._still // 2 % len(states)
 
-    def rests(
+    def plain(
         self,
         states: Sequence[ChainRow],
         rooms: Mapping[int, int],
         histories: Mapping[int, Sequence[int]],
         vocab_size: int,
     ) -> bool:
-        """Whether the next round may be launched as a plain one before this one is read.
+        """See `Policy.plain`.
 
         Between two weighings of what models promise lookups are asked for a row alone each round, for one of several every second round, in
         turns: asking for all of them would cost the host as many times what it costs one row alone, and a text that begins to repeat itself
@@ -254,18 +244,18 @@ class Auto:
         asks: dict[Drafter, list[Ask]] = {}
         for state in states:
             row = state.row
-            self._chain.tell(state)
+            self.tell(state)
             room, history = rooms[row], histories[row]
-            for drafter, longest in self._chain.lookups_of(state):
+            for drafter, longest in self.chain.lookups_of(state):
                 limit = min(room, longest)
                 if limit > 0:
                     asks.setdefault(drafter, []).append(Ask(row, history, limit, state.sampler))
         offered: dict[int, list[tuple[Offer, Draft]]] = {}
         for drafter, wanted in asks.items():
-            for ask, draft in zip(wanted, self._chain.ask_all(drafter, wanted, vocab_size), strict=True):
+            for ask, draft in zip(wanted, self.chain.ask_all(drafter, wanted, vocab_size), strict=True):
                 if draft.length:
                     offer = _offer(drafter.name, draft)
-                    if draft.scores is not None and self._chain.state(ask.row).rejects:
+                    if draft.scores is not None and self.chain.state(ask.row).rejects:
                         # later confidences depend on tokens drawn before them, which must have no say in what is verified
                         offer = offer._replace(confidences=None)
                     offered.setdefault(ask.row, []).append((offer, draft))
@@ -299,8 +289,8 @@ class Auto:
         for state, row, found in zip(states, rows, models, strict=True):
             self.control.move(row.control, bucket(len(histories[state.row])))
             for name, queued in row.queued.items():
-                drafter = self._chain.drafters[name]
-                limit = min(rooms[state.row], self._chain.limit(drafter, state))
+                drafter = self.chain.drafters[name]
+                limit = min(rooms[state.row], self.chain.limit(drafter, state))
                 if limit < 1 or name in state.ended or not isinstance(drafter, ModelDrafter):
                     continue
                 if not self._sleeps(state, drafter, queued, controls):
@@ -329,11 +319,11 @@ class Auto:
                 for i in places
             ]
             depth, queued = max(a.limit for a in asks), sum(rows[i].queued[name] for i in places)
-            drafter = self._chain.drafters[name]
+            drafter = self.chain.drafters[name]
             if isinstance(drafter, ModelDrafter):
                 drafter.is_warm = True
             started = time.perf_counter()
-            drafts = self._chain.ask_all(drafter, asks, vocab_size)
+            drafts = self.chain.ask_all(drafter, asks, vocab_size)
             seconds = time.perf_counter() - started
             is_warm = not isinstance(drafter, ModelDrafter) or drafter.is_warm
             has_run = any(d.length for d in drafts)
@@ -358,8 +348,7 @@ class Auto:
             return False
         if self.control.can_afford(rows, self.control.costs.draft(drafter.name).seconds(1, queued)):
             return False
-        state.end(drafter.name)
-        drafter.close(state.row)
+        self.chain.dismiss(drafter, state)
         return True
 
     def _is_new(self, *shape: object) -> bool:

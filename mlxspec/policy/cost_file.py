@@ -1,7 +1,7 @@
 """What rounds and drafts cost on this machine, kept in the user's cache folder: written when it was measured and, with what rounds have
 taught since, when the process ends. A load beside other work measures badly; so what it keeps is put right by later rounds.
 
-One file a model, machine, version and code of the rounds. Knows files and what they are named by; measures nothing.
+One file for each model, machine and code of the rounds. Knows files and what they are named by; measures nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from mlx.utils import tree_flatten
 
-from mlxspec import __version__, kernels, models
 from mlxspec import cache as caches
+from mlxspec import kernels, models
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.base import Model
 from mlxspec.platform import device, folders
-from mlxspec.speculation.cost import CostModel, read_costs, write_costs
+from mlxspec.policy.cost import CostModel, read_costs, write_costs
 
 _ENOUGH = 8  # rounds, or drafts: fewer teach nothing
 _followed: dict[Path, tuple[int, CostFile, CostModel, frozenset[str]]] = {}
@@ -86,7 +86,6 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
     report = device.report()
     parameters: object = getattr(model, "parameters", dict)()
     described = [
-        __version__,
         _code(),
         version("mlx"),
         report.backend,
@@ -103,9 +102,9 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
 
 @cache
 def _code() -> str:
-    """Of the code that rounds run: between two releases it changes what they cost."""
+    """Of the code that rounds run: whatever changes what they cost changes it, releases included."""
     found = hashlib.sha256()
     for package in (kernels, caches, models):
-        for file in sorted(Path(package.__path__[0]).glob("*.py")):
+        for file in sorted(Path(package.__path__[0]).rglob("*.py")):
             found.update(file.read_bytes())
     return found.hexdigest()

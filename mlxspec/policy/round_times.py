@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxspec.drafters.auto_row import AutoRow
-from mlxspec.speculation.controller import Controller
-from mlxspec.speculation.cost import Curve
+from mlxspec.policy.auto_row import AutoRow
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.cost import Curve
 
 CALM = 1  # plain rounds in a row before rounds run ahead
 _AT_ONCE = 16  # plain rounds

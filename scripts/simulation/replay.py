@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlxspec.speculation.controller import Choice, Controller, Offer
-from mlxspec.speculation.cost import CostModel, Curve, DraftCost
-from mlxspec.speculation.row import RowControl
-from mlxspec.speculation.simulate import MODELS, Machine, Request, forward_seconds, moods
+from mlxspec.policy.controller import Choice, Controller, Offer
+from mlxspec.policy.cost import CostModel, Curve, DraftCost
+from mlxspec.policy.row import RowControl
+
+from .requests import MODELS, Machine, Request, forward_seconds, moods
 
 
 class Auto:

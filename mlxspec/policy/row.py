@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mlxspec.speculation.estimate import RowEstimate
+from mlxspec.policy.estimate import RowEstimate
 
 FIRST_GAP = 8  # tokens before the first probe; the gap doubles while probes show nothing
 HORIZON = 8.0  # most drafts that share what catching up costs

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mlxspec.speculation.cost import MAX_TOKENS, Curve
-from mlxspec.speculation.row import RowControl
+from mlxspec.policy.cost import MAX_TOKENS, Curve
+from mlxspec.policy.row import RowControl
 
 PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 # lengths a draft is cut to: each width a round may have is compiled once

@@ -1,7 +1,7 @@
-"""Measures at load what rounds cost here: real rounds of every width with worthless drafts, and what each model drafter takes.
+"""Measures what rounds cost here: bare rounds of every width with worthless drafts, and what each model drafter takes.
 
-Whole rounds are timed, host work included, because whole rounds are what the controller weighs. Kept in a file (cost_file.py), so that
-the next load starts from them. Knows the engine and clocks; decides nothing.
+`load` calls it. What was measured is kept in a file (cost_file.py), so that the next load starts from it. Knows a model, its drafters and
+clocks; knows no engine and decides nothing.
 
 What measuring may take. Measuring gets a budget of seconds: READY less the time the load took, or SHARE of the load where that is more.
 Nothing begins that is not expected to end within it. The first expectation of all comes from bytes: the language-model head is timed by
@@ -25,12 +25,12 @@ import mlx.core as mx
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.engine.cost_file import CostFile, models_of
-from mlxspec.engine.rehearsal import PROMPT, WARM, WIDTHS, Drafts, Rounds
 from mlxspec.models.base import Model
 from mlxspec.models.reads import reads
 from mlxspec.platform import device
-from mlxspec.speculation.cost import CostModel, Curve, DraftCost
+from mlxspec.policy.bare_rounds import PROMPT, WARM, WIDTHS, BareDrafts, BareRounds
+from mlxspec.policy.cost import CostModel, Curve, DraftCost
+from mlxspec.policy.cost_file import CostFile, models_of
 
 READY = 2.0  # seconds in which a small model is loaded and measured
 SHARE = 0.05  # of the time it took to load, for larger ones
@@ -54,7 +54,7 @@ def allowance(load_seconds: float) -> float:
     return max(READY - load_seconds, SHARE * load_seconds)
 
 
-class Budget:
+class _Budget:
     """Seconds that may be spent on measuring. What is begun cannot be stopped, so nothing is begun that is not expected to end in time."""
 
     def __init__(self, seconds: float) -> None:
@@ -63,9 +63,9 @@ class Budget:
     def allows(self, seconds: float) -> bool:
         return time.perf_counter() + seconds <= self._ends
 
-    def part(self, share: float) -> Budget:
+    def part(self, share: float) -> _Budget:
         """That share of what is left, beginning now."""
-        return Budget(share * (self._ends - time.perf_counter()))
+        return _Budget(share * (self._ends - time.perf_counter()))
 
 
 def calibrate(
@@ -73,7 +73,12 @@ def calibrate(
 ) -> CostModel:
     """Costs of this model on this machine, for short contexts, measured within `seconds` as far as they go. What they do not reach is
     guessed, and learned when it is met."""
-    return _with_guesses(_measure(model, drafters, config, Budget(seconds), None), drafters, model)
+    return _with_guesses(_measure(model, drafters, config, _Budget(seconds), None), drafters, model)
+
+
+def guessed_costs(model: Model, drafters: Mapping[str, Drafter]) -> CostModel:
+    """Costs of a model that nobody has calibrated, guessed from bytes and from how long its head takes. Answers replace them."""
+    return _with_guesses(_measure(model, drafters, EngineConfig(), _Budget(0.0), None), drafters, model)
 
 
 def kept_costs(
@@ -85,7 +90,7 @@ def kept_costs(
     known = file.read()
     missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
     if known is None or missing or not set(_widths(model)) <= known.measured:
-        known = _measure(model, drafters, config, Budget(seconds), known)
+        known = _measure(model, drafters, config, _Budget(seconds), known)
         file.write(known)
     file.follow(known)
     return _with_guesses(known, drafters, model)
@@ -96,7 +101,7 @@ def measured_costs(
 ) -> tuple[CostModel, Path]:
     """Costs measured now, in place of what the cache folder has; and the file they are in."""
     file = CostFile.of(model, drafters, config, name)
-    found, before = _measure(model, drafters, config, Budget(_PATIENT), None), file.read()
+    found, before = _measure(model, drafters, config, _Budget(_PATIENT), None), file.read()
     if before is not None:
         found.drafts = before.drafts | found.drafts
     file.write(found)
@@ -136,7 +141,7 @@ def _measure(
     model: Model,
     drafters: Mapping[str, Drafter],
     config: EngineConfig,
-    budget: Budget,
+    budget: _Budget,
     known: CostModel | None,
 ) -> CostModel:
     """What `known` lacks, as far as the budget goes, in its measure of a plain round."""
@@ -221,7 +226,7 @@ class _Expected:
 def _rounds(
     model: Model,
     config: EngineConfig,
-    budget: Budget,
+    budget: _Budget,
     done: Collection[int],
     plain_seconds: float,
     likely: Curve,
@@ -237,7 +242,7 @@ def _rounds(
     if not budget.allows(expected.seconds(PROMPT) + 2 * first):  # the prompt comes with a round
         return {}, set()
     began = time.perf_counter()
-    plain = Rounds(model, config, drafts=False)
+    plain = BareRounds(model, config, drafts=False)
     beginning = time.perf_counter() - began
     taken = _run(plain, 1, budget, expected, WARM + _PLAIN)
     if not taken:
@@ -248,7 +253,7 @@ def _rounds(
     expected.plain = plains[0]
     if not wanted or not budget.allows(beginning + expected.seconds(wanted[0])):
         return found, warm
-    drafted = Rounds(model, config, drafts=True)
+    drafted = BareRounds(model, config, drafts=True)
     costs: dict[int, list[float]] = {}  # in plain rounds
     for turn in range(_MOST):
         if turn:
@@ -266,7 +271,7 @@ def _rounds(
     return _rising(found), warm | set(costs)
 
 
-def _run(rounds: Rounds, width: int, budget: Budget, expected: _Expected, most: int) -> list[float]:
+def _run(rounds: BareRounds, width: int, budget: _Budget, expected: _Expected, most: int) -> list[float]:
     """Seconds of up to so many rounds: fewer where the next one is not expected to end in time."""
     taken: list[float] = []
     while len(taken) < most and not rounds.is_over and budget.allows(expected.seconds(width)):
@@ -288,7 +293,7 @@ def _rising(found: Mapping[int, float]) -> dict[int, float]:
     return out
 
 
-def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: Budget) -> DraftCost | None:
+def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: _Budget) -> DraftCost | None:
     """By drafting for a row of its own: a single token first, which scales the guess, then more where there is time. None where there is no
     time for that, or the drafter cannot. plain: seconds of a plain round."""
     drafts = None
@@ -297,7 +302,7 @@ def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: Budge
         first = likely.seconds(1, 1)
         if not budget.allows(2 * first + first):  # one that compiles, and one that does not
             return None
-        drafts = Drafts(drafter, model)
+        drafts = BareDrafts(drafter, model)
         cold = drafts.run(1, 1)
         if not budget.allows(cold):
             return None

@@ -7,8 +7,9 @@ a 27B model in 4 bit, and that is taken for all Macs; a small draft model is tak
 
 from __future__ import annotations
 
-from mlxspec.speculation.cost import DraftCost
-from mlxspec.speculation.simulate import Machine
+from mlxspec.policy.cost import DraftCost
+
+from .requests import Machine
 
 _MAC = {
     "mtp": DraftCost(step=0.085, queued=0.01),

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxspec.speculation.cost import Curve, DraftCost
-from mlxspec.speculation.traces import Answer, Said, join
+from mlxspec.policy.cost import Curve, DraftCost
+
+from .traces import Answer, Said, join
 
 MODELS = ("mtp", "draft-model")  # drafters that run a model; all others look up
 _SPIKE = 0.005  # of forwards take twice as long

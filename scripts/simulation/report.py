@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxspec.speculation.replay import Auto
-from mlxspec.speculation.simulate import (
+from .replay import Auto
+from .requests import (
     MODELS,
     Machine,
     Request,
@@ -25,7 +25,7 @@ from mlxspec.speculation.simulate import (
     plain_group_seconds,
     plain_seconds,
 )
-from mlxspec.speculation.traces import Answer, Workload
+from .traces import Answer, Workload
 
 MODEL_DEPTHS = (1, 2, 3, 4, 6, 8)
 LOOKUP_DEPTHS = (1, 2, 4, 8, 16)

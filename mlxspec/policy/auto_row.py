@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlxspec.drafters.base import Draft
-from mlxspec.speculation.controller import PLAIN, Choice, Controller, Offer
-from mlxspec.speculation.row import RowControl
+from mlxspec.policy.controller import PLAIN, Choice, Controller, Offer
+from mlxspec.policy.row import RowControl
 
 
 @dataclass(kw_only=True)

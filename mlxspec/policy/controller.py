@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mlxspec.speculation.cost import MAX_TOKENS, CostModel, Curve
-from mlxspec.speculation.estimate import Calibration, RowEstimate
-from mlxspec.speculation.row import FIRST_GAP, Bursts, Promise, RowControl
-from mlxspec.speculation.widths import (
+from mlxspec.policy.cost import MAX_TOKENS, CostModel, Curve
+from mlxspec.policy.estimate import Calibration, RowEstimate
+from mlxspec.policy.row import FIRST_GAP, Bursts, Promise, RowControl
+from mlxspec.policy.widths import (
     DEPTHS,
     PRUDENCE,
     SHARED_DEPTHS,

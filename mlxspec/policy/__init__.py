@@ -1,0 +1,3 @@
+"""How much to draft and what of it to verify. Knows drafters and costs; knows no target model's forward and no requests."""
+
+from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)

@@ -1,0 +1,109 @@
+"""What a policy is: it decides for its rows who drafts, how much of a draft is verified, and when a plain round may run ahead.
+
+A policy sees rows of a chain of drafters. For each row `begin` comes first and `close` last. In between, every round is
+
+    propose | plain     drafts for the round; `plain` tells that the round needs none, so that it can be launched early
+    observe             the row's text goes on, drafted or not
+    took                what the round cost
+
+Invariants: whatever a policy proposes, the text stays that of plain decoding, because the target decides what is accepted. `observe` is
+called once for every token of a row, prompt included, in order. A policy may delay telling its drafters, never skip it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from mlxspec.drafters.base import Drafter, Unread
+from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain_row import ChainRow
+
+
+class Policy(ABC):
+    """Chooses for the rows that follow it. rows: chain rows, in the order of the round."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+
+    def begin(self, row: ChainRow) -> None:  # noqa: B027
+        """A new row. Its drafters have begun it."""
+
+    def observe(self, row: ChainRow, num_tokens: int) -> None:
+        """The row's text has gone on by so many tokens, which wait for the row's drafters."""
+        self.tell(row)
+
+    def tell(self, row: ChainRow) -> None:
+        """The row's drafters hear what waits for them."""
+        self.chain.tell(row)
+
+    def primes(self, row: ChainRow, drafter: Drafter) -> bool:
+        """Whether a drafter runs the prompt before the answer begins."""
+        return True
+
+    def keeps(self, row: ChainRow, drafter: Drafter) -> bool:
+        """Whether a drafter runs what it has queued so that its state can be kept for later prompts."""
+        return True
+
+    def resumes(self, row: ChainRow, drafter: Drafter, num_tokens: int) -> bool:
+        """Whether a drafter goes on behind a kept beginning of which it has to run so many tokens. If not, it ends for the row."""
+        return True
+
+    @abstractmethod
+    def propose(
+        self,
+        rows: Sequence[ChainRow],
+        rooms: Mapping[int, int],
+        histories: Mapping[int, Sequence[int]],
+        vocab_size: int,
+    ) -> dict[int, Proposal]:
+        """What each row submits to the round, by the row's number; rows that submit nothing are absent. rooms: how many drafted tokens
+        each row may verify."""
+
+    def propose_behind(
+        self,
+        rows: Sequence[ChainRow],
+        rooms: Mapping[int, int],
+        histories: Mapping[int, Sequence[int]],
+        unread: Unread,
+        vocab_size: int,
+        longest: int,
+    ) -> dict[int, Proposal]:
+        """Drafts of one length (the drafter's own, or `longest`) behind tokens that only the device knows, for all rows of an unread
+        round in its order; empty where somebody must see those tokens first. rooms: what each may verify, however many tokens of
+        the unread round are accepted."""
+        return {}
+
+    def stays_plain(self, rows: Sequence[ChainRow]) -> bool:
+        """Whether the next round is plain again, as far as that is known without looking at texts. If not, ask `plain`."""
+        return False
+
+    def plain(
+        self,
+        rows: Sequence[ChainRow],
+        rooms: Mapping[int, int],
+        histories: Mapping[int, Sequence[int]],
+        vocab_size: int,
+    ) -> bool:
+        """Whether the next round is plain, so that it may be launched before this one is read."""
+        return False
+
+    def took(  # noqa: B027
+        self,
+        rows: Sequence[ChainRow],
+        num_rows: int,
+        num_tokens: int,
+        seconds: float,
+        *,
+        ahead: bool,
+        is_warm: bool,
+    ) -> None:
+        """A round over these rows and others, `num_rows` in all, verified `num_tokens` tokens in so many seconds. ahead: it was launched
+        before the round in front of it was read. is_warm: nothing was compiled in it."""
+
+    def plain_seconds(self, row: int) -> float | None:
+        """What a token of the row would have taken without drafts; None where that is not known."""
+        return None
+
+    def close(self, row: int) -> None:  # noqa: B027
+        """The row is gone."""

@@ -1,0 +1,158 @@
+"""Drafting as the engine sees it: one chain of drafters, and for each row the policy that its options name.
+
+Rows of several policies may share a round. Each policy sees its own rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import mlx.core as mx
+
+from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.config import SpecConfig
+from mlxspec.drafters.base import Unread
+from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.policy.auto import Auto
+from mlxspec.policy.base import Policy
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.fixed import Fixed
+from mlxspec.sampling.sampler import RowSampler
+
+
+class Drafting:
+    """See above. auto: the policy of that name, None until `follow` gives it a controller: its rows are drafted for as fixed ones then."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.auto: Auto | None = None
+        self._fixed = Fixed(chain)
+        self._policies: dict[int, Policy] = {}
+
+    def follow(self, control: Controller) -> None:
+        """Rows that begin from now on and whose policy is auto draft as the controller chooses."""
+        self.auto = Auto(self.chain, control)
+
+    def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
+        """A new row, which its options' drafters draft for."""
+        state = self.chain.begin(row, spec, sampler)
+        if self.auto is not None:
+            self.auto.wake()
+        follows = self.auto is not None and spec.policy == "auto"
+        policy = self._policies[row] = self.auto if self.auto is not None and follows else self._fixed
+        policy.begin(state)
+        return state
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether a drafter in use wants to see hiddens."""
+        return self.chain.needs_hidden
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        """The row's text goes on. hidden: as `Drafter.observe` has it."""
+        self._policies[row].observe(self.chain.hear(row, tokens, hidden), len(tokens))
+
+    def prime(self, row: int) -> None:
+        """The row's answer begins: drafters that are likely to draft for it run its prompt."""
+        state, policy = self._told(row)
+        self.chain.prime(state, lambda drafter: policy.primes(state, drafter))
+
+    def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
+        """What drafters keep for the row's first `length` tokens, by name. starts: see `Chain.snapshot`."""
+        state, policy = self._told(row)
+        return self.chain.snapshot(state, length, starts, lambda drafter: policy.keeps(state, drafter))
+
+    def resume(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        kept: Mapping[str, Snapshot],
+        hiddens: Callable[[int], mx.array | None],
+    ) -> None:
+        """The row begins with `tokens`, which its drafters have not heard. kept, hiddens: see `Chain.resume`."""
+        state, policy = self.chain.state(row), self._policies[row]
+        self.chain.resume(state, tokens, kept, hiddens, lambda d, num: policy.resumes(state, d, num))
+
+    def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
+        """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""
+        self.chain.attach(cache, order)
+
+    def propose(
+        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
+    ) -> dict[int, Proposal]:
+        """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
+        won: dict[int, Proposal] = {}
+        for policy, rows in self._by_policy(rooms):
+            won |= policy.propose(rows, rooms, histories, vocab_size)
+        return won
+
+    def propose_behind(
+        self,
+        rooms: Mapping[int, int],
+        histories: Mapping[int, Sequence[int]],
+        unread: Unread,
+        vocab_size: int,
+        longest: int,
+    ) -> dict[int, Proposal]:
+        """Drafts behind a round that has not been read, see `Policy.propose_behind`; empty for rows of several policies."""
+        found = self._by_policy(rooms)
+        if len(found) != 1:
+            return {}
+        policy, rows = found[0]
+        return policy.propose_behind(rows, rooms, histories, unread, vocab_size, longest)
+
+    def stays_plain(self, rows: Sequence[int]) -> bool:
+        """Whether the next round of all these rows is plain again, as far as that can be told at a glance. If not, ask `plain`."""
+        found = self._by_policy(rows)
+        return len(found) == 1 and found[0][0].stays_plain(found[0][1])
+
+    def plain(
+        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
+    ) -> bool:
+        """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one."""
+        found = self._by_policy(rooms)
+        return len(found) == 1 and found[0][0].plain(found[0][1], rooms, histories, vocab_size)
+
+    def settle(self) -> None:
+        """What `propose_behind` drafted behind has been observed."""
+        self.chain.settle()
+
+    def take_back(self) -> None:
+        """Nobody reads what came of the last `propose_behind`."""
+        self.chain.take_back()
+
+    def took(
+        self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool
+    ) -> None:
+        """A round over these rows has been read; some may be gone or never have drafted. ahead, is_warm: see `Policy.took`."""
+        for policy, some in self._by_policy([r for r in rows if r in self._policies]):
+            policy.took(some, len(rows), num_tokens, seconds, ahead=ahead, is_warm=is_warm)
+
+    def asked(self, row: int) -> Mapping[str, tuple[int, float]]:
+        """By drafter: how often it was asked for the row, and seconds."""
+        return self.chain.asked(row)
+
+    def plain_seconds(self, row: int) -> float | None:
+        """What a token of the row would have taken without drafts, by what its policy knows."""
+        return self._policies[row].plain_seconds(row) if row in self._policies else None
+
+    def close(self, row: int) -> None:
+        """The row is gone."""
+        policy = self._policies.pop(row, None)
+        if policy is not None:
+            policy.close(row)
+        self.chain.close(row)
+
+    def _by_policy(self, rows: Sequence[int] | Mapping[int, int]) -> list[tuple[Policy, list[ChainRow]]]:
+        """Each policy with those of the rows that follow it, in their order."""
+        found: dict[Policy, list[ChainRow]] = {}
+        for row in rows:
+            found.setdefault(self._policies[row], []).append(self.chain.state(row))
+        return list(found.items())
+
+    def _told(self, row: int) -> tuple[ChainRow, Policy]:
+        """A row whose drafters have heard all of its text, and its policy."""
+        state, policy = self.chain.state(row), self._policies[row]
+        policy.tell(state)
+        return state, policy
