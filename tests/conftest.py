@@ -25,6 +25,8 @@ if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
 
 from mlxspec.platform import device, folders
 
+os.environ["MLXSPEC_CONFIG"] = ""  # no user's settings
+
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # what rounds cost beside other tests is nothing that later loads should start from: only libraries are kept for them
     _users, _own = folders.wanted_cache_folder(), Path(tempfile.mkdtemp(prefix="mlxspec-tests-"))

@@ -41,7 +41,6 @@ FREE_OF_ARRAYS = ("errors", "config", "events", *(name for names in LAYERS[3:5] 
 # Modules that still import each other in a circle, and class names that still mean two things. Both are to become empty.
 KNOWN_CYCLES = {
     frozenset({"mlxspec.loading.download", "mlxspec.loading.hub"}),
-    frozenset({"mlxspec.cli.options", "mlxspec.cli.tool_options"}),
 }
 KNOWN_TWICE: set[str] = set()
 MACHINE_PATHS = re.compile(r"/(?:work|root|farm)/|/tmp/[a-z]")

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mlxspec.cli.interrupt import Interrupt
-from mlxspec.cli.progress import PrefillProgress
-from mlxspec.cli.stats_line import Finished
+from mlxspec.cli.progress_bar import Waiting
 from mlxspec.errors import ConfigError, MlxspecError
-from mlxspec.events import Event, FinishEvent
+from mlxspec.events import Event, FinishEvent, PrefillEvent
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -46,26 +45,25 @@ def encode(engine: Engine, text: str, *, system: str | None = None, plain: bool 
 
 
 def follow(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> Iterator[Event]:
-    """Events of submitted requests until all have ended, or Ctrl-C ends them between two rounds. A long prompt shows how far it is read.
+    """Events of submitted requests until all have ended, or Ctrl-C ends them between two rounds. Reading a long prompt is shown.
 
     Raises MlxspecError where one of them fails.
     """
     mine = {r.number for r in requests}
-    reading = PrefillProgress()
+    reading = Waiting("reading the prompt", unit="tokens")
     try:
-        while any(r.finish_reason is None for r in requests) and not interrupt.asked:
-            for event in engine.step():
-                if event.request in mine:
-                    reading.take(event)
+        with reading:
+            while any(r.finish_reason is None for r in requests) and not interrupt.asked:
+                for event in engine.step():
+                    if event.request not in mine:
+                        continue
+                    if isinstance(event, PrefillEvent):
+                        reading.tell(event.num_done, event.num_total)
+                    else:
+                        reading.end()
                     yield event
                     if isinstance(event, FinishEvent) and event.reason == "error":
                         raise MlxspecError(event.error or "The answer could not be finished.")
     finally:
-        reading.end()
         for request in requests:
             engine.cancel(request.number)
-
-
-def finished(request: Request) -> Finished:
-    """What the statistics say of a request that has ended."""
-    return Finished(stats=request.stats, reason=request.finish_reason or "cancelled")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.counting import counted
+from mlxspec.cli.parser import declare, near
+from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import check_number
-from mlxspec.demo import WORKLOADS
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +23,36 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        metavar="mtp",
+        type=_suite,
+        help="the nine tasks of llama.cpp's MTP benchmark instead of recorded prompts",
+    )
+    options.add_model(parser)
+    options.add_drafting(parser)
+    declare(
+        parser,
+        ("--workloads", str, "LIST", "which recorded prompts, separated by commas (default: all)"),
+        ("--items", int, "N", "at most so many prompts of each (default 1000)", 1000),
+        ("--rows", int, "N", "prompts answered together (default 1)", 1),
+        ("--repeat", int, "N", "measured pairs of each (default 3)", 3),
+        ("--max-tokens", int, "N", "longest answer in tokens (default 192)", 192),
+        ("--url", str, "URL", "with mtp: ask this OpenAI-compatible server, of --model if that is given"),
+        options.PLOT,
+        options.JSON,
+    )
+    options.add_debug(parser)
+
+
+def _suite(text: str) -> str:
+    if text != "mtp":
+        raise ConfigError(f"There is no benchmark {text!r}; there is `bench mtp`, and `bench` alone.")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,10 +67,13 @@ def run(args: argparse.Namespace) -> int:
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     check_number("--rows", args.rows, 1, 64, integer=True)
     check_number("--items", args.items, 1, 1000, integer=True)
+    from mlxspec.demo import WORKLOADS
+
     names = args.workloads.split(",") if args.workloads else list(WORKLOADS)
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:
-        raise ConfigError(f"There is no workload {unknown[0]!r}; there are: {', '.join(WORKLOADS)}.")
+        tip = near(unknown[0], WORKLOADS) or f"there are: {', '.join(WORKLOADS)}."
+        raise ConfigError(f"There is no workload {unknown[0]!r}; {tip}")
     if args.plot is not None:
         from mlxspec.bench import plots
 
@@ -59,14 +92,15 @@ def run(args: argparse.Namespace) -> int:
 
     outcomes = []
     for workload in read_workloads(engine, names):
-        outcome = run_workload(
-            engine,
-            replace(workload, prompts=workload.prompts[: args.items]),
-            engine.spec,
-            num_rows=args.rows,
-            repeat=args.repeat,
-            max_tokens=args.max_tokens,
-        )
+        with Waiting(f"measuring {workload.name}"):
+            outcome = run_workload(
+                engine,
+                replace(workload, prompts=workload.prompts[: args.items]),
+                engine.spec,
+                num_rows=args.rows,
+                repeat=args.repeat,
+                max_tokens=args.max_tokens,
+            )
         outcomes.append(outcome)
         if not args.json:
             terminal.say(line(outcome) + "\n")
@@ -97,9 +131,9 @@ def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> 
     if not prompts:
         raise ConfigError("--plot needs a workload that is not sampled.")
     costs, _ = calibrate.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
-    with counted("plotting") as told:
+    with Waiting("plotting") as wait:
         _, scores = tune.compare(
-            engine, prompts, tune.contestants(engine), repeat=2, max_tokens=max_tokens, told=told
+            engine, prompts, tune.contestants(engine), repeat=2, max_tokens=max_tokens, told=wait.tell
         )
     title = f"{engine.name}, {len(prompts)} recorded prompts, {stats_line.computer()}"
     plots.draw(path, title, costs.curve(0).knots_until(_WIDEST), scores)

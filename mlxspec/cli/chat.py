@@ -1,4 +1,4 @@
-"""`mlxspec chat`: a conversation at a terminal, out of a pipe (a line is a turn), or from `-p`.
+"""`mlxspec chat`: a conversation at a terminal, out of a pipe (a line is a turn), or from prompts on the command line.
 
 Knows lines, turns and streams; the conversation is conversation.py, commands are chat_commands.py. Only answers go to a stdout that is no
 terminal.
@@ -10,32 +10,58 @@ import argparse
 import copy
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from mlxspec import __version__
-from mlxspec.cli import chat_commands, header, line_editor, options, stats_line, terminal
+from mlxspec.cli import chat_commands, header, line_editor, options, saved, stats_line, terminal
 from mlxspec.cli.chat_commands import Session
 from mlxspec.cli.conversation import Conversation
-from mlxspec.cli.generate import INTERRUPTED, read_prompts
+from mlxspec.cli.generate import INTERRUPTED, STATS, SYSTEM, add_prompts, read_prompts
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.keys import no_echo
 from mlxspec.cli.line_editor import LineEditor, PlainReader, Typed
+from mlxspec.cli.parser import declare
+from mlxspec.cli.progress_bar import Waiting
+from mlxspec.cli.recommended import recommended
 from mlxspec.cli.view import View, best_view
-from mlxspec.errors import CacheError, MlxspecError
+from mlxspec.errors import CacheError, ConfigError, MlxspecError
 
+MAX_TOKENS = 1024
 _REHEARSING = 0.5  # seconds before a person may type: the first answer waits for less then
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_prompts(parser, "the next turn")
+    options.add_model(parser)
+    options.add_sampling(parser, MAX_TOKENS, recommended=True)
+    options.add_drafting(parser)
+    declare(
+        parser,
+        SYSTEM,
+        (
+            "--show-thinking",
+            bool,
+            "",
+            "show thinking as it comes instead of folding it into a line",
+        ),
+        ("--resume", bool, "", "go on with the last conversation held at a terminal"),
+        ("--no-history", bool, "", "keep neither what is typed nor the conversation"),
+        STATS,
+    )
+    options.add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Hold the conversation. Returns 0, or 130 where Ctrl-C ended an answer nobody was there to continue from."""
-    params, spec = (
-        options.sampling_params(args, max_tokens=options.CHAT_MAX_TOKENS),
-        options.spec_config(args),
-    )
-    system = None if args.system_prompt is None else terminal.checked(args.system_prompt, "--system-prompt")
-    given = None if args.prompt is None else read_prompts(args.prompt)
+    spec = options.spec_config(args)
+    options.sampling_params(args)  # what is wrong with it is said before a model is looked for
+    options.engine_config(args)
+    system = None if args.system is None else terminal.checked(args.system, "--system")
+    given = read_prompts(args) if args.prompt or args.words else None
     at_terminal = given is None and terminal.is_terminal(sys.stdin)
+    keeps = at_terminal and not args.no_history
 
-    def load(model: str):  # type: ignore[no-untyped-def]  # an Engine
+    def load(model: str):  # type: ignore[no-untyped-def]  # an Engine and what its model recommends
         chosen = copy.copy(args)
         chosen.model = model
         chosen.revision = args.revision if model == args.model else None
@@ -43,18 +69,37 @@ def run(args: argparse.Namespace) -> int:
         if at_terminal:
             from mlxspec.engine.rehearsal import rehearse_for
 
-            rehearse_for(engine, _REHEARSING)
-        return engine
+            with Waiting("getting ready"):
+                rehearse_for(engine, _REHEARSING)
+        found, notice = recommended(model, chosen.revision)
+        if notice is not None:
+            terminal.note(notice)
+        return engine, found
 
-    engine = load(args.model)
-    talk = Conversation(engine=engine, params=params, spec=engine.spec, system=system)
-    session = Session(talk=talk, view=best_view() if at_terminal else View(), load=load)
+    engine, found = load(args.model)
+    talk = Conversation(
+        engine=engine,
+        params=options.sampling_params(args, max_tokens=MAX_TOKENS, **found),
+        spec=engine.spec,
+        system=system,
+        recommended=found,
+    )
+    session = Session(
+        talk=talk,
+        view=best_view("show" if args.show_thinking else "hide") if at_terminal else View(),
+        load=load,
+        ask=_turn,
+        all_figures=args.stats,
+    )
+    if args.resume:
+        chat_commands.resume(session, "")
     if given is not None:
         return _answer_all(session, (Typed(text, may_command=False) for text in given))
     if not at_terminal:
         return _answer_all(session, _piped_lines())
+    session.kept = saved.new_file() if keeps else None
     _greet(talk)
-    _converse(session, line_editor.best_reader(chat_commands.completions(session)))
+    _converse(session, line_editor.best_reader(chat_commands.completions(session), keeps=keeps))
     return 0
 
 
@@ -93,8 +138,7 @@ def _take(session: Session, line: Typed) -> bool:
     """Obey a command or answer a line; returns whether Ctrl-C stopped the answer."""
     text = line.text
     if line.may_command and text.startswith("/") and not text.startswith("//"):
-        chat_commands.obey(session, text)
-        return False
+        return chat_commands.obey(session, text)
     return _turn(session, text[1:] if line.may_command and text.startswith("//") else text)
 
 
@@ -107,7 +151,7 @@ def _piped_lines() -> Iterator[Typed]:
 
 
 def _turn(session: Session, text: str) -> bool:
-    """Stream one answer and its statistics; returns whether Ctrl-C stopped it."""
+    """Stream one answer and its statistics, and keep the conversation; returns whether Ctrl-C stopped it."""
     talk, view = session.talk, session.view
     with Interrupt() as interrupt, no_echo(sys.stdin):
         begun = False
@@ -123,17 +167,17 @@ def _turn(session: Session, text: str) -> bool:
         finally:
             if begun:
                 view.end()
-    _tell(talk)
-    return interrupt.asked
-
-
-def _tell(talk: Conversation) -> None:
-    """The line of statistics below an answer, and what a person should know."""
     last = talk.answers[-1]
-    terminal.note(stats_line.turn(last))
+    terminal.note(stats_line.line([last]))
+    if session.all_figures:
+        terminal.note(stats_line.details([last]))
     # what the machine lacks is said once, what became of a drafter with each answer
     for notice in stats_line.notices([last.stats]) if len(talk.answers) == 1 else last.stats.notices:
         terminal.note(notice)
+    if session.kept is not None:
+        with suppress(ConfigError):  # a full disk does not end a conversation
+            saved.save(session.kept, talk.saved())
+    return interrupt.asked
 
 
 def _greet(talk: Conversation) -> None:

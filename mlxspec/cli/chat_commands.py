@@ -5,13 +5,14 @@ Knows the conversation and how answers are shown; knows no keys and no stream bu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlxspec.cli import header, saved, stats_line, terminal
-from mlxspec.config import DRAFTER_NAMES
+from mlxspec.cli import clipboard, header, options, saved, stats_line, terminal
+from mlxspec.cli.parser import CommandParser, near
+from mlxspec.config import DRAFTER_NAMES, SamplingParams
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Session:
-    """What commands act on. load: a model's name to an engine, as the options at the start would have it."""
+    """What commands act on. load: a model's name to an engine, as the options at the start would have it, and the sampling that it
+    recommends. ask: answers a question; True where Ctrl-C stopped it. kept: the file that this conversation is kept in, None where none is.
+    all_figures: of an answer are told, not only three.
+    """
 
     talk: Conversation
     view: View
-    load: Callable[[str], Engine]
+    load: Callable[[str], tuple[Engine, Mapping[str, Any]]]
+    ask: Callable[[Session, str], bool] = lambda session, text: False
+    kept: Path | None = None
+    all_figures: bool = False
+    stopped: bool = field(default=False, init=False)
     leaving: bool = field(default=False, init=False)
 
 
@@ -41,14 +49,18 @@ class Command:
     words: Callable[[Session], tuple[str, ...]] = lambda session: ()
 
 
-def obey(session: Session, line: str) -> None:
-    """Do what a line asks for. Raises MlxspecError where that cannot be; nothing has changed then."""
+def obey(session: Session, line: str) -> bool:
+    """Do what a line asks for; returns whether Ctrl-C stopped an answer. Raises MlxspecError where that cannot be; nothing has changed
+    then."""
     name, _, rest = line[1:].strip().partition(" ")
     command = COMMANDS.get({"quit": "exit", "bye": "exit", "?": "help"}.get(name, name))
     if command is None:
-        terminal.note(f"There is no command /{name}; /help lists them.")
-    else:
-        command.do(session, rest.strip())
+        tip = near(name, COMMANDS).replace("mean ", "mean /") or "/help lists them."
+        terminal.note(f"There is no command /{name}; {tip}")
+        return False
+    session.stopped = False
+    command.do(session, rest.strip())
+    return session.stopped
 
 
 def completions(session: Session) -> Completions:
@@ -124,12 +136,83 @@ def _draft(session: Session, rest: str) -> None:
     terminal.note(f"Drafting: {', '.join(session.talk.spec.drafters) or 'off'}.")
 
 
+def _set(session: Session, rest: str) -> None:
+    """Any option of sampling, read as the command line reads it."""
+    talk, known = session.talk, {flag[2:]: name for name, flag in options.SAMPLING.items()}
+    name, _, value = rest.replace("=", " ", 1).partition(" ")
+    if name not in known:
+        if name:
+            tip = near(name, known) or f"there are: {', '.join(known)}."
+            raise ConfigError(f"There is no option {name}; {tip}")
+        for word, own in known.items():
+            terminal.note_as_is(f"{word:<20} {_told(getattr(talk.params, own))}")
+        return
+    if value in ("off", "default"):
+        talk.params = replace(talk.params, **{known[name]: getattr(SamplingParams(), known[name])})
+    elif value:
+        reader = CommandParser(prog="/set")
+        options.add_sampling(reader, talk.params.max_tokens)
+        given = options.sampling_params(reader.parse_args([f"--{name}={value}"]))
+        with options.named_by_flags():
+            talk.params = replace(talk.params, **{known[name]: getattr(given, known[name])})
+    terminal.note(f"{name}: {_told(getattr(talk.params, known[name]))}")
+
+
+def _told(value: object) -> str:
+    return "not set" if value in (None, ()) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _retry(session: Session, rest: str) -> None:
+    """The last question again; where it cannot be asked, the turn is as it was."""
+    talk, before = session.talk, session.talk.turns
+    question = talk.undo()
+    if talk.params.temperature == 0 or talk.params.seed is not None:
+        terminal.note(
+            "The same answer comes again unless something is changed, like /temp 0.8 or /set seed 2."
+        )
+    try:
+        session.stopped = session.ask(session, question)
+    except BaseException:
+        if len(talk.turns) < len(before):
+            talk.turns = before
+        raise
+
+
+def _undo(session: Session, rest: str) -> None:
+    question = terminal.sentence(session.talk.undo())
+    terminal.note(f"Taken back: {question if len(question) <= 60 else question[:57] + '...'}")
+
+
+def _copy(session: Session, rest: str) -> None:
+    if not session.talk.turns:
+        raise ConfigError("There is no answer to copy.")
+    text = session.talk.turns[-1]["content"]
+    clipboard.copy(text)
+    terminal.note(f"Copied the last answer, {len(text):,} characters.")
+
+
+def resume(session: Session, rest: str) -> None:
+    """Earlier conversations are numbered, 1 the newest."""
+    earlier = [path for path in saved.kept_files() if path != session.kept]
+    if rest == "list":
+        for i, path in enumerate(earlier, 1):
+            terminal.note_as_is(f"{i:>3}  {path.stem[:16]}  {saved.title(path)}")
+        if earlier:
+            return
+    if not earlier:
+        raise ConfigError("No earlier conversation is kept.")
+    if rest and rest != "list" and not (rest.isdecimal() and 1 <= int(rest[:6]) <= len(earlier)):
+        raise ConfigError(f"/resume takes a number from 1, the newest, to {len(earlier)}, or list.")
+    _load(session, str(earlier[int(rest or 1) - 1]))
+
+
 def _stats(session: Session, rest: str) -> None:
     answers = session.talk.answers
     if not answers:
         terminal.note("There was no answer yet.")
         return
-    terminal.note(f"{stats_line.summary(answers)} · {stats_line.machine()}")
+    terminal.note(stats_line.line(answers))
+    terminal.note(stats_line.details(answers))
 
 
 def _save(session: Session, rest: str) -> None:
@@ -163,7 +246,7 @@ def _path(command: str, rest: str) -> Path:
 def _model(session: Session, rest: str) -> None:
     """Both models are in memory until the new one is known to be good."""
     if rest:
-        session.talk.go_on_with(session.load(rest))
+        session.talk.go_on_with(*session.load(rest))
         _release()
     for line in header.lines(session.talk):
         terminal.note_as_is(line)
@@ -183,39 +266,53 @@ def _exit(session: Session, rest: str) -> None:
     session.leaving = True
 
 
-COMMANDS: dict[str, Command] = {
-    "help": Command(usage="", about="this list", do=_help),
-    "clear": Command(usage="", about="forget the conversation (the system prompt stays)", do=_clear),
-    "system": Command(
-        usage="[TEXT]", about="show or set what stands before the conversation; - takes it away", do=_system
+def _named(*words: str) -> Callable[[Session], tuple[str, ...]]:
+    return lambda session: words
+
+
+# name: usage, what it does, function, words for completion
+_ROWS: tuple[
+    tuple[str, str, str, Callable[[Session, str], None], Callable[[Session], tuple[str, ...]]], ...
+] = (
+    ("help", "", "this list", _help, _named()),
+    ("retry", "", "ask the last question again", _retry, _named()),
+    ("undo", "", "take the last question and its answer back", _undo, _named()),
+    ("copy", "", "put the last answer on the clipboard", _copy, _named()),
+    ("clear", "", "forget the conversation (the system prompt stays)", _clear, _named()),
+    (
+        "system",
+        "[TEXT]",
+        "show or set what stands before the conversation; - takes it away",
+        _system,
+        _named(),
     ),
-    "think": Command(
-        usage="[show|hide|on|off|budget N]",
-        about="fold or show the model's thinking, ask for it or not, limit it to N tokens",
-        do=_think,
-        words=lambda s: ("show", "hide", "on", "off", "budget ", "budget off"),
+    (
+        "think",
+        "[show|hide|on|off|budget N]",
+        "show or fold the model's thinking, ask for it or not, limit it to N tokens",
+        _think,
+        _named("show", "hide", "on", "off", "budget ", "budget off"),
     ),
-    "temp": Command(usage="[T]", about="show or set the temperature; 0 takes the likeliest token", do=_temp),
-    "draft": Command(
-        usage="[LIST]",
-        about="show or choose who drafts: off, auto, or names separated by commas",
-        do=_draft,
-        words=lambda s: (
-            "off",
-            "auto",
-            *(n for n in DRAFTER_NAMES if n in s.talk.engine.chain.drafters),
-        ),
+    ("temp", "[T]", "show or set the temperature; 0 takes the likeliest token", _temp, _named()),
+    (
+        "set",
+        "[NAME [VALUE|off]]",
+        "show or set any option of sampling, like top-p 0.9",
+        _set,
+        lambda s: tuple(f"{flag[2:]} " for flag in options.SAMPLING.values()),
     ),
-    "stats": Command(usage="", about="what drafting did in all answers so far", do=_stats),
-    "save": Command(
-        usage="FILE", about="keep the conversation in a file", do=_save, words=lambda s: ("path",)
+    (
+        "draft",
+        "[LIST]",
+        "show or choose who drafts: off, auto, or names separated by commas",
+        _draft,
+        lambda s: ("off", "auto", *(n for n in DRAFTER_NAMES if n in s.talk.engine.chain.drafters)),
     ),
-    "load": Command(usage="FILE", about="take up a saved conversation", do=_load, words=lambda s: ("path",)),
-    "model": Command(
-        usage="[MODEL]",
-        about="show the model, or go on with another one",
-        do=_model,
-        words=lambda s: ("demo", "path"),
-    ),
-    "exit": Command(usage="", about="leave", do=_exit),
-}
+    ("stats", "", "all figures of the answers so far", _stats, _named()),
+    ("save", "FILE", "keep the conversation in a file", _save, _named("path")),
+    ("load", "FILE", "take up a saved conversation", _load, _named("path")),
+    ("resume", "[N|list]", "take up an earlier conversation, 1 is the newest", resume, _named("list")),
+    ("model", "[MODEL]", "show the model, or go on with another one", _model, _named("demo", "path")),
+    ("exit", "", "leave", _exit, _named()),
+)
+COMMANDS = {row[0]: Command(usage=row[1], about=row[2], do=row[3], words=row[4]) for row in _ROWS}

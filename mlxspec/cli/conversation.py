@@ -7,14 +7,14 @@ and no signal but the one that ends an answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlxspec.cli.answer import Message, finished, follow
+from mlxspec.cli.answer import Message, follow
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
-from mlxspec.cli.stats_line import Finished
+from mlxspec.cli.stats_line import Finished, PlainRounds, finished
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.events import TokensEvent
@@ -39,7 +39,8 @@ class Piece(NamedTuple):
 class Conversation:
     """Turns held with one engine. `system` stands before all of them and may change at any time; `spec` says who drafts.
 
-    thinking: True or False is told to the template, None leaves it to it.
+    thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
+    of SamplingParams.
     """
 
     engine: Engine
@@ -47,11 +48,13 @@ class Conversation:
     spec: SpecConfig
     system: str | None = None
     thinking: bool | None = None
+    recommended: Mapping[str, Any] = field(default_factory=dict)
     turns: list[Message] = field(default_factory=list)
     answers: list[Finished] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _template(self.engine)  # there is one
+        self._plain = PlainRounds(self.engine)
 
     def ask(self, text: str, interrupt: Interrupt) -> Iterator[Piece]:
         """Pieces of the answer to `text`. Both become part of the conversation, the answer as far as it came.
@@ -77,7 +80,7 @@ class Conversation:
                 if parts[True]:
                     answer["reasoning_content"] = "".join(parts[True])
                 self.turns = [*turns, answer]
-                self.answers.append(finished(request))
+                self.answers.append(finished(request, self._plain.speed(request.stats)))
 
     def _messages(self, turns: Sequence[Message]) -> list[Message]:
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -125,14 +128,31 @@ class Conversation:
             )
         self.spec = spec
 
+    def undo(self) -> str:
+        """Take the last question and its answer back; returns the question. Raises ConfigError where there is none."""
+        if not self.turns:
+            raise ConfigError("There is no turn to take back.")
+        question = self.turns[-2]["content"]
+        self.turns = self.turns[:-2]
+        return question
+
     def clear(self) -> None:
         """Forget all turns; system prompt, drafters and statistics stay."""
         self.turns = []
 
-    def go_on_with(self, engine: Engine) -> None:
-        """The same conversation with another model; statistics begin anew. Raises ConfigError, and nothing has changed then."""
+    def go_on_with(self, engine: Engine, recommended: Mapping[str, Any]) -> None:
+        """The same conversation with another model and what that one recommends, where the last recommendation was not changed; statistics
+        begin anew. Raises ConfigError, and nothing has changed then."""
         _template(engine)  # there is one
+        default = SamplingParams()
+        changed = {
+            name: recommended.get(name, getattr(default, name))
+            for name in (*self.recommended, *recommended)
+            if getattr(self.params, name) == self.recommended.get(name, getattr(default, name))
+        }
+        self.params, self.recommended = replace(self.params, **changed), recommended
         self.engine, self.spec, self.thinking, self.answers = engine, engine.spec, None, []
+        self._plain = PlainRounds(engine)
 
     def saved(self) -> Saved:
         return Saved(model=self.engine.name, system=self.system, messages=[dict(t) for t in self.turns])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.demo_prompts import PROMPTS
 from mlxspec.cli.demo_runs import Comparison, DemoOutcome, outcome_data, run_prompt
+from mlxspec.cli.parser import declare
+from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import SpecConfig, check_number
 from mlxspec.errors import ConfigError
 
@@ -28,6 +31,19 @@ _SHOWN_LINES, _SHOWN_WIDTH = 4, 96
 _NO_TERMINAL_WIDTH = 110
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    declare(
+        parser,
+        ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
+        ("--draft", list, "LIST", "drafters to compare with plain decoding; given again, compared too"),
+        options.DRAFT_MODEL,
+        ("--repeat", int, "N", "measured runs of each, medians count (default 3)", 3),
+        options.JSON,
+    )
+    options.add_debug(parser)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run all prompts. Returns 0 only if every answer was identical, else 1."""
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
@@ -38,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
         _introduce(engine, choices)
     outcomes = []
     for i, prompt in enumerate(PROMPTS):
-        _progress(f"{i + 1} of {len(PROMPTS)}: {prompt.what} ...")
-        outcomes.append(run_prompt(engine, prompt, choices, max_tokens=args.max_tokens, repeat=args.repeat))
-        _progress("")
+        with Waiting(f"{i + 1} of {len(PROMPTS)}: {prompt.what}"):
+            outcomes.append(
+                run_prompt(engine, prompt, choices, max_tokens=args.max_tokens, repeat=args.repeat)
+            )
         if not args.json:
             _show_answer(outcomes[-1])
     seconds = time.perf_counter() - started
@@ -83,12 +100,6 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
 def _introduce(engine: Engine, choices: Sequence[tuple[str, ...]]) -> None:
     ways = ", then with ".join(" + ".join(c) for c in choices)
     terminal.say(f"{len(PROMPTS)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
-
-
-def _progress(text: str) -> None:
-    """A line that is overwritten; only where a person looks on."""
-    if terminal.use_colour(sys.stderr):
-        print(f"\r\x1b[2K\x1b[2m{text}\x1b[0m", end="", file=sys.stderr, flush=True)
 
 
 def _show_answer(outcome: DemoOutcome) -> None:
@@ -161,6 +172,21 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
         )
     for line in lines:
         console.print(line, markup=False, highlight=False)
+    if engine.name in options.DEMO_FAMILY:
+        terminal.say(f"\n{_next_steps()}\n")
+
+
+def _next_steps() -> str:
+    """What to type next, with the command as it was called."""
+    own = terminal.sentence(os.environ.get("MLXSPEC_COMMAND", "")) or "mlxspec"
+    steps = (
+        ("chat", "a conversation with this model"),
+        ('generate "what does os.path.join do?"', "one answer"),
+        ("inspect mlx-community/Qwen3.5-4B-4bit", "what a real model needs, once it has been pulled"),
+    )
+    return "\n".join(
+        ["Go on with:", *(f"  {f'{own} {words}':<64} {about}".rstrip() for words, about in steps)]
+    )
 
 
 def _flip(outcome: DemoOutcome, c: Comparison) -> str:

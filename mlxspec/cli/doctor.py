@@ -6,19 +6,31 @@ import argparse
 import json
 from dataclasses import asdict
 
-from mlxspec.cli import terminal
+from mlxspec.cli import options, terminal
 from mlxspec.cli.checkup import Finding, examine
+from mlxspec.cli.parser import declare
+from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_pairs
 from mlxspec.errors import ConfigError
 
 _MARKS = {"ok": "", "note": "(!) ", "wrong": "WRONG: "}
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    declare(
+        parser,
+        ("--model", str, "M", f"the model that is probed: {options.MODEL}", "demo"),
+        options.JSON,
+        options.DEBUG,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if nothing is wrong, else 1."""
     if not args.model:
         raise ConfigError("--model must not be empty.")
-    findings = list(examine(args.model))
+    with Waiting("looking at this machine"):
+        findings = list(examine(args.model))
     wrong = [f for f in findings if f.status == "wrong"]
     if args.json:
         data = {"ok": not wrong, "findings": [asdict(f) for f in findings]}

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.answer import encode, finished, follow
+from mlxspec.cli.answer import encode, follow
 from mlxspec.cli.interrupt import Interrupt
+from mlxspec.cli.parser import declare
+from mlxspec.cli.progress_bar import Waiting
+from mlxspec.config import SamplingParams, shown
 from mlxspec.errors import ConfigError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 
@@ -21,17 +25,46 @@ if TYPE_CHECKING:
     from mlxspec.engine.request import Request
 
 INTERRUPTED = 130
+STATS = ("--stats", bool, "", "tell all figures of an answer, not only its length, speed and acceptance")
+SYSTEM = ("--system", str, "TEXT", "what stands before the conversation")
+
+
+def add_prompts(parser: argparse.ArgumentParser, again: str) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="PROMPT", help="the prompt, in quotes; a piped text goes below it"
+    )
+    declare(parser, ("-p --prompt", list, "TEXT", f"a prompt, - to read stdin; given again: {again}"))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_prompts(parser, "answered together")
+    options.add_model(parser)
+    options.add_sampling(parser, SamplingParams.max_tokens)
+    options.add_drafting(parser)
+    declare(
+        parser,
+        SYSTEM,
+        ("--ignore-chat-template", bool, "", "continue the prompt as it stands instead of answering it"),
+        ("--json", bool, "", "one JSON object an answer, on a line of its own"),
+        ("--show-draft", bool, "", "colour what was drafted and stood (on a terminal)"),
+        STATS,
+    )
+    options.add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer the prompts. Returns 0, or 130 after Ctrl-C."""
     params, spec = options.sampling_params(args), options.spec_config(args)
-    if args.system_prompt is not None and args.ignore_chat_template:
-        raise ConfigError("--system-prompt needs the chat template that --ignore-chat-template leaves out.")
-    prompts = read_prompts(args.prompt)
-    system = None if args.system_prompt is None else terminal.checked(args.system_prompt, "--system-prompt")
+    if args.system is not None and args.ignore_chat_template:
+        raise ConfigError("--system needs the chat template that --ignore-chat-template leaves out.")
+    options.engine_config(args)  # what is wrong with it is said before stdin is read
+    prompts = read_prompts(args)
+    if not prompts:
+        raise ConfigError('There is no prompt: `mlxspec generate "TEXT"`, or pipe one in.')
+    system = None if args.system is None else terminal.checked(args.system, "--system")
     engine = options.load_engine(args, spec)
     encoded = [encode(engine, text, system=system, plain=args.ignore_chat_template) for text in prompts]
+    plain = stats_line.PlainRounds(engine)
     requests = [engine.submit(tokens, params) for tokens in encoded]
     with Interrupt() as interrupt:
         events = follow(engine, requests, interrupt)
@@ -40,24 +73,40 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_text(events, requests, prompts, show_draft=args.show_draft)
     if not args.json:
-        _print_statistics(engine, requests)
+        answers = [stats_line.finished(r, plain.speed(r.stats)) for r in requests]
+        terminal.note(stats_line.line(answers, engine.stats.round_seconds if len(requests) > 1 else None))
+        if args.stats:
+            terminal.note(stats_line.details(answers))
+        for notice in stats_line.notices(r.stats for r in requests):
+            terminal.note(notice)
     return INTERRUPTED if interrupt.asked else 0
 
 
-def read_prompts(given: Sequence[str] | None) -> list[str]:
-    """What `-p` named, stdin read for `-`. Raises ConfigError for none, an empty one, or stdin named twice."""
-    if not given:
-        raise ConfigError(
-            "There is no prompt: give one with -p TEXT, or -p - to read it from the standard input."
-        )
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """Prompts from the words of the command line or `-p`; stdin for `-`, for no prompt at all, and below a word where something is piped.
+    Empty where there is none. Raises ConfigError for an empty one, or stdin named twice."""
+    words, given = args.words, args.prompt or []
+    if words and given:
+        raise ConfigError(f"{shown(words[0])} stands beside -p; give every prompt with -p, or one without.")
+    if len(words) > 1:
+        raise ConfigError(f"{shown(words[1])} stands behind the prompt; put the whole prompt in quotes.")
     if given.count("-") > 1:
         raise ConfigError("-p - was given twice, but the standard input can be read only once.")
-    prompts = [
-        terminal.read_stdin() if text == "-" else terminal.checked(text, "The prompt") for text in given
-    ]
+    if not given and not words and not terminal.is_terminal(sys.stdin):
+        words = ["-"]
+    prompts = [_stdin() if text == "-" else terminal.checked(text, "The prompt") for text in (*given, *words)]
     if not all(prompts):
         raise ConfigError("The prompt is empty.")
+    if words and words != ["-"] and terminal.stdin_is_piped() and (piped := _stdin()):
+        prompts[0] += f"\n\n{piped}"
     return prompts
+
+
+def _stdin() -> str:
+    if terminal.is_terminal(sys.stdin):
+        return terminal.read_stdin()
+    with Waiting("reading the standard input"):
+        return terminal.read_stdin()
 
 
 class _InOrder:
@@ -123,8 +172,8 @@ def _header(index: int, prompts: Sequence[str]) -> str:
     if len(prompts) == 1:
         return ""
     first = terminal.sentence(prompts[index])
-    shown = first if len(first) <= 60 else first[:57] + "..."
-    return f"{chr(10) if index else ''}=== {index + 1} of {len(prompts)}: {shown}\n"
+    text = first if len(first) <= 60 else first[:57] + "..."
+    return f"{chr(10) if index else ''}=== {index + 1} of {len(prompts)}: {text}\n"
 
 
 def _print_json(
@@ -143,11 +192,3 @@ def _print_json(
             "device": stats_line.device_data(),
         }
         terminal.say(json.dumps(record) + "\n")
-
-
-def _print_statistics(engine: Engine, requests: Sequence[Request]) -> None:
-    answers = [finished(r) for r in requests]
-    shared = engine.stats.round_seconds if len(requests) > 1 else None
-    terminal.note(f"{stats_line.summary(answers, shared)} · {stats_line.machine()}")
-    for notice in stats_line.notices(r.stats for r in requests):
-        terminal.note(notice)

@@ -23,9 +23,14 @@ def lines(talk: Conversation) -> list[str]:
     engine, spec = talk.engine, talk.spec
     drafters = ", ".join(spec.drafters)
     policy = "where it pays" if spec.policy == "auto" else "always"
+    params, chosen = talk.params, ", the model's recommendation" if talk.recommended else ""
+    more = f", top-p {params.top_p:g}" * (params.top_p < 1) + f", top-k {params.top_k}" * (params.top_k > 0)
     rows = {
         "model": f"{engine.name} · {weights(engine)}",
         "drafting": f"{drafters} ({policy})" if drafters else "off",
+        "sampling": f"temperature {params.temperature:g}{more}{chosen}"
+        if params.temperature
+        else "always the most likely token",
         "context": f"{engine.max_context:,} tokens",
     }
     return [f"{name:<9} {text}" for name, text in rows.items()]

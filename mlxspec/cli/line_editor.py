@@ -190,8 +190,8 @@ def history_file() -> Path | None:
     return None if notice else folder / "chat"
 
 
-def best_reader(completions: Completions) -> PlainReader | LineEditor:
-    """The editor where stdin and stdout are one good terminal, else plain lines."""
+def best_reader(completions: Completions, *, keeps: bool = True) -> PlainReader | LineEditor:
+    """The editor where stdin and stdout are one good terminal, else plain lines. keeps: what is typed, for later chats."""
     if terminal.can_move(sys.stdin) and terminal.can_move(sys.stdout):
-        return LineEditor(completions, history_file())
+        return LineEditor(completions, history_file() if keeps else None)
     return PlainReader()

@@ -1,6 +1,7 @@
-"""The options of every command, the same words everywhere, and the way from them to the checked options of `mlxspec.config`.
+"""The options that several commands share, and the way from them to the checked options of `mlxspec.config`.
 
-Knows flags and argparse; knows no terminal. A default stands in one place only, the config class: an option not given is not passed on.
+Each command's own options are in its file (`add_options`). A default stands in one place only, the config class: an option that is not
+given is not passed on. Knows flags and argparse; knows no terminal.
 """
 
 from __future__ import annotations
@@ -9,11 +10,21 @@ import argparse
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
-from mlxspec.cli import checkpoint_options, serve_options, tool_options
-from mlxspec.cli.parser import CommandParser, aliases_of, choice, number, numbers, refuse, spelled
+from mlxspec.cli import checkpoint_options
+from mlxspec.cli.parser import (
+    CommandParser,
+    aliases_of,
+    declare,
+    near,
+    refuse,
+    spelled,
+    text_or_file,
+)
 from mlxspec.config import (
     AUTO_DEPTH,
     DRAFTER_NAMES,
@@ -35,15 +46,18 @@ COMMANDS = {
     "chat": "hold a conversation",
     "demo": "show drafting at work on the built-in model, off and on",
     "serve": "answer OpenAI-style requests over HTTP",
-    **tool_options.COMMANDS,
+    "bench": "measure drafting against plain decoding on recorded prompts",
+    "tune": "measure what rounds cost here and who drafts well, and keep it for policy auto",
+    "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
+    "completion": "print a script that completes commands and options in a shell",
 }
 DEMO = "demo"
 DEMO_FAMILY = (DEMO, "demo-gemma")
-_DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16")
 
 # Fields of the config classes, and what they are called here.
-_SAMPLING = {
+SAMPLING = {
     "max_tokens": "--max-tokens",
     "temperature": "--temp",
     "top_p": "--top-p",
@@ -68,29 +82,46 @@ _SPEC = {
     "ngram_m": "--ngram-m",
     "acceptance": "--acceptance",
 }
-_ENGINE = {"max_context": "--max-context", "max_rows": "--max-rows", "prefill_chunk": "--prefill-chunk"}
-_ENGINE |= serve_options.BUDGETS
-_FLAGS = {**_SAMPLING, **_SPEC, **_ENGINE, **serve_options.FLAGS}
+_ENGINE = {
+    "max_context": "--max-context",
+    "max_rows": "--max-rows",
+    "prefill_chunk": "--prefill-chunk",
+    "memory_budget": "--memory-budget",
+    "prefix_budget": "--prefix-budget",
+}
+_SERVER = {"host": "--host", "port": "--port", "idle_unload": "--idle-unload"}
+_FLAGS = {**SAMPLING, **_SPEC, **_ENGINE, **_SERVER}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command and its options. Raises ConfigError, or SystemExit after --help and --version."""
+    """The command and its options, those of the user's config file among them. Raises ConfigError, or SystemExit after --help and
+    --version."""
     parser = CommandParser(
         prog="mlxspec", description="Speculative decoding on MLX that never changes the text."
     )
     parser.add_argument("--version", action="version", version=f"mlxspec {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     parsers = {
-        name: commands.add_parser(name, help=what, description=_about(name))
+        name: commands.add_parser(name, help=what, description=f"{what[:1].upper()}{what[1:]}.")
         for name, what in COMMANDS.items()
     }
     first = next((a for a in arguments if not a.startswith("-")), None)
+    if first is not None and arguments[0] != first and arguments[0] not in ("-h", "--help", "--version"):
+        raise ConfigError(f"The command comes before {arguments[0]}; there are: {', '.join(COMMANDS)}.")
     if first is not None and first not in COMMANDS:
-        raise ConfigError(f"There is no command {first!r}; there are: {', '.join(COMMANDS)}.")
+        _refuse_command(first)
     if first is not None:
-        _BUILDERS[first](parsers[first])
+        builder(first)(parsers[first])
         parsers[first].epilog = aliases_of(parsers[first])
-        arguments = spelled(arguments, parsers[first])
+        place = arguments.index(first) + 1
+        given = spelled(arguments[place:], parsers[first])
+        from mlxspec.cli.settings import arguments_from_file
+
+        arguments = [
+            *arguments[:place],
+            *arguments_from_file(first, {name: partial(parser_of, name) for name in COMMANDS}, given),
+            *given,
+        ]
     args, extra = parser.parse_known_args(arguments)
     if args.command is None:
         raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
@@ -99,209 +130,100 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _about(command: str) -> str:
-    return f"{COMMANDS[command][:1].upper()}{COMMANDS[command][1:]}."
+def parser_of(command: str) -> CommandParser:
+    """A parser of one command's options."""
+    made = CommandParser(prog=command)
+    builder(command)(made)
+    return made
 
 
-def _generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-p",
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="the prompt, - to read stdin; given again, answered together",
-    )
-    add_model(parser)
-    _add_sampling(parser, SamplingParams.max_tokens)
-    add_drafting(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what stands before the conversation")
-    parser.add_argument(
-        "--ignore-chat-template",
-        action="store_true",
-        help="continue the prompt as it stands instead of answering it",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object an answer, on a line of its own")
-    parser.add_argument(
-        "--show-draft", action="store_true", help="colour what was drafted and stood (on a terminal)"
-    )
-    add_debug(parser)
+def builder(command: str) -> Callable[[argparse.ArgumentParser], None]:
+    """What adds the options of a command to its parser."""
+    found = checkpoint_options.BUILDERS.get(command)
+    if found is not None:
+        return found
+    add: Callable[[argparse.ArgumentParser], None] = import_module(f"mlxspec.cli.{command}").add_options
+    return add
 
 
-def _chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-p",
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="say this, print the answer and end; given again: the next turn",
-    )
-    add_model(parser)
-    _add_sampling(parser, CHAT_MAX_TOKENS)
-    add_drafting(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what stands before the conversation")
-    add_debug(parser)
+def _refuse_command(word: str) -> None:
+    if " " in word.strip():
+        raise ConfigError('There was no command before the text; `mlxspec generate "TEXT"` answers it.')
+    tip = near(word, COMMANDS) or f"there are: {', '.join(COMMANDS)}."
+    raise ConfigError(f"There is no command {word!r}; {tip}")
 
 
-CHAT_MAX_TOKENS = 1024
-
-
-def _demo(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    add = parser.add_argument
-    add(
-        "--max-tokens",
-        type=number("--max-tokens", int),
-        default=96,
-        metavar="N",
-        help="longest answer in tokens (default 96)",
-    )
-    add(
-        "--draft",
-        action="append",
-        metavar="LIST",
-        help="drafters to compare with plain decoding, separated by commas; given again, compared too",
-    )
-    _add_draft_model(parser)
-    add(
-        "--repeat",
-        type=number("--repeat", int),
-        default=3,
-        metavar="N",
-        help="measured runs of each, medians count (default 3)",
-    )
-    add("--json", action="store_true", help="everything as one JSON object")
-    add_debug(parser)
-
-
-def _serve(parser: argparse.ArgumentParser) -> None:
-    add_model(parser, several=True)
-    serve_options.add(parser)
-    _add_sampling(parser, serve_options.MAX_TOKENS)
-    add_drafting(parser)
-    add_debug(parser)
-
-
-_BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "generate": _generate,
-    "chat": _chat,
-    "demo": _demo,
-    "serve": _serve,
-    **tool_options.BUILDERS,
-    **checkpoint_options.BUILDERS,
-}
+MODEL = "demo (the default), demo-gemma, a folder, or a Hugging Face id like owner/name"
 
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    group = parser.add_argument_group("model")
-    text = "demo (the default), demo-gemma, a folder, or a Hugging Face id like owner/name"
-    if several:
-        text += "; NAME=M serves it under another name; given again: another model, loaded when asked for"
-        group.add_argument("--model", action="append", metavar="M", help=text)
-    else:
-        group.add_argument("--model", default=DEMO, metavar="M", help=text)
-    group.add_argument(
-        "--revision", metavar="R", help="branch, tag or commit of a Hugging Face id (default: the newest)"
-    )
-    group.add_argument(
-        "--max-context",
-        type=number("--max-context", int),
-        metavar="N",
-        help="tokens of context (default: the model's)",
-    )
-    group.add_argument(
-        "--dtype",
-        type=choice("--dtype", _DTYPES),
-        metavar="TYPE",
-        help=f"{', '.join(_DTYPES)} (default: what fits)",
-    )
-    group.add_argument(
-        "--exact",
-        action="store_true",
-        help="only rounds of widths that give the very bits of plain steps on this machine; may cost all drafting",
-    )
-    group.add_argument(
-        "--rollback",
-        default=EngineConfig.rollback,
-        type=choice("--rollback", ROLLBACKS),
-        metavar="NAME",
-        help=f"how recurrent layers undo a rejected draft: {', '.join(ROLLBACKS)} (default {EngineConfig.rollback})",
+    more = "; NAME=M serves it under another name; given again: another model, loaded when asked for"
+    declare(
+        parser.add_argument_group("model"),
+        ("--model", list, "M", MODEL + more) if several else ("--model", str, "M", MODEL, DEMO),
+        ("--revision", str, "R", "branch, tag or commit of a Hugging Face id (default: the newest)"),
+        ("--preset", str, "NAME", "options kept under this name in the config file (docs/commands.md)"),
+        ("--max-context", int, "N", "tokens of context (default: the model's)"),
+        ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
+        ("--exact", bool, "", "only rounds with the very bits of plain steps here; may cost all drafting"),
+        ("--rollback", ROLLBACKS, "NAME", f"how rejected drafts are undone: {_UNDO}", EngineConfig.rollback),
     )
 
 
-def _add_sampling(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    group = parser.add_argument_group("sampling")
-    add = numbers(group)
-    add("--max-tokens", int, "N", f"longest answer in tokens (default {max_tokens})")
-    add("--temp", float, "T", "temperature; 0, the default, always takes the most likely token")
-    add("--top-p", float, "P", "keep the most likely tokens up to this probability (default 1: off)")
-    add("--top-k", int, "K", "keep the K most likely tokens (default 0: off)")
-    add("--min-p", float, "P", "keep tokens at least P times as likely as the likeliest (default 0: off)")
-    add(
-        "--repetition-penalty",
-        float,
-        "R",
-        "above 1: tokens of prompt and answer become less likely (default 1)",
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommended: bool = False) -> None:
+    """recommended: what is not given is the model's own recommendation."""
+    default = "the model's recommendation, else 0" if recommended else "0"
+    declare(
+        parser.add_argument_group("sampling"),
+        ("--max-tokens", int, "N", f"longest answer in tokens (default {max_tokens})"),
+        ("--temp", float, "T", f"temperature; 0 always takes the most likely token (default: {default})"),
+        ("--top-p", float, "P", "keep the most likely tokens up to this probability (default 1: off)"),
+        ("--top-k", int, "K", "keep the K most likely tokens (default 0: off)"),
+        ("--min-p", float, "P", "keep tokens at least P times as likely as the likeliest (default 0: off)"),
+        ("--repetition-penalty", float, "R", "above 1: tokens that occurred become less likely (default 1)"),
+        ("--presence-penalty", float, "R", "above 0: tokens of the answer become less likely (default 0)"),
+        ("--frequency-penalty", float, "R", "the same for each time a token occurred (default 0)"),
+        ("--seed", int, "S", "the same seed gives the same text, with drafting and without"),
+        ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
+        ("--bad-word", list, "TEXT", "never say this text; may be given again"),
+        ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
+        ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
+        ("--regex", text_or_file, "REGEX", "the answer matches it; @FILE reads it, [@] begins one with @"),
+        ("--lark", text_or_file, "GRAMMAR", "the answer is of this Lark grammar; @FILE reads it"),
     )
-    add("--presence-penalty", float, "R", "above 0: tokens of the answer become less likely (default 0)")
-    add("--frequency-penalty", float, "R", "the same for each time a token occurred (default 0)")
-    add("--seed", int, "S", "the same seed gives the same text, with drafting and without")
-    group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end the answer before this text; may be given again"
-    )
-    group.add_argument(
-        "--bad-word", action="append", metavar="TEXT", help="never say this text; may be given again"
-    )
-    add("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)")
-    group.add_argument("--json-schema", metavar="JSON", help="the answer is JSON of this schema")
-    group.add_argument("--regex", metavar="REGEX", help="the answer matches this regular expression")
-    group.add_argument("--lark", metavar="GRAMMAR", help="the answer is of this grammar, in Lark's notation")
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("drafting")
-    add = numbers(group)
-    group.add_argument(
-        "--draft",
-        default="auto",
-        metavar="LIST",
-        help=f"off, auto (the default), or names in order: {', '.join(DRAFTER_NAMES)}",
-    )
-    group.add_argument(
-        "--policy",
-        type=choice("--policy", get_args(Policy)),
-        help="auto drafts where it pays, fixed always in the order of --draft (default: auto)",
-    )
-    group.add_argument(
-        "--acceptance",
-        type=choice("--acceptance", get_args(Acceptance)),
-        help="match keeps drafts equal to the model's own choice; rejection keeps more of them and the distribution, not the seed's text",
-    )
-    _add_draft_model(group)
-    add(
-        "--draft-max",
-        int,
-        "N",
-        f"most tokens a model drafts at once (default {AUTO_DEPTH}, policy fixed {FIXED_DEPTH})",
-    )
-    add("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})")
-    add("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)")
-    add("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})")
-    add("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})")
-
-
-def _add_draft_model(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--draft-model",
-        metavar="D",
-        help="folder or id of a small model with the same vocabulary, of an MTP head, or of a Gemma 4 assistant",
+    declare(
+        parser.add_argument_group("drafting"),
+        ("--draft", str, "LIST", f"off, auto (the default), or in order: {', '.join(DRAFTER_NAMES)}", "auto"),
+        ("--policy", get_args(Policy), None, "auto (the default) drafts where it pays, fixed always"),
+        ("--acceptance", get_args(Acceptance), None, _ACCEPTANCE),
+        DRAFT_MODEL,
+        ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
+        ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),
+        ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),
+        ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
+        ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
     )
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trace", action="store_true", help="tell for each round who drafted and why (policy auto)"
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback when something goes wrong")
+    declare(parser, ("--trace", bool, "", "tell for each round who drafted and why (policy auto)"), DEBUG)
+
+
+_UNDO = f"{', '.join(ROLLBACKS)} (default {EngineConfig.rollback})"
+_FIXED = f"policy fixed {FIXED_DEPTH}"
+_ACCEPTANCE = (
+    "match keeps drafts equal to the model's own choice; rejection keeps more, but not the seed's text"
+)
+_DRAFT_MODEL = (
+    "a small model of the same vocabulary, an MTP head or a Gemma 4 assistant that drafts: folder or id"
+)
+DRAFT_MODEL = ("--draft-model", str, "D", _DRAFT_MODEL)
+DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")
+JSON = ("--json", bool, "", "everything as one JSON object")
+PLOT = ("--plot", str, "FILE", "draw costs, speed by depth, acceptance by position (.png, .svg, .pdf)")
 
 
 @contextmanager
@@ -325,18 +247,12 @@ def _budget_by_flag() -> Iterator[None]:
 
 def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams:
     """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
-    given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SAMPLING.items()}
-    stop = tuple(checked_stop(s) for s in given.pop("stop") or ())
-    bad_words = tuple(given.pop("bad_words") or ())
-    with named_by_flags():
-        return SamplingParams(**{**defaults, **_given(given)}, stop=stop, bad_words=bad_words)
-
-
-def checked_stop(text: str) -> str:
-    """A stop string. Raises ConfigError for an empty one."""
-    if not text:
+    given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in SAMPLING.items()}
+    stop, bad_words = given.pop("stop") or (), given.pop("bad_words") or ()
+    if "" in stop:
         raise ConfigError("--stop must not be empty.")
-    return text
+    with named_by_flags():
+        return SamplingParams(**{**defaults, **_given(given)}, stop=tuple(stop), bad_words=tuple(bad_words))
 
 
 def spec_config(args: argparse.Namespace) -> SpecConfig:
@@ -355,6 +271,13 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     for flag in ("--model", "--draft-model"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
+    listed = args.draft.split(",") if isinstance(args.draft, str) else ()
+    for name in () if args.draft in ("off", "auto") else listed:
+        known = (*DRAFTER_NAMES, "off", "auto")
+        if name.strip() not in known and (tip := near(name.strip(), known)):
+            raise ConfigError(
+                f"There is no drafter {name.strip()!r}; {tip} All are: {', '.join(DRAFTER_NAMES)}."
+            )
     with named_by_flags():
         sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
         return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
@@ -363,10 +286,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None) -> Engine:
     """The engine these options ask for. Raises MlxspecError subclasses."""
     config = engine_config(args)
-    from mlxspec.cli.progress_bar import shown_progress
-    from mlxspec.engine.load import load
+    from mlxspec.cli.progress_bar import Waiting, shown_progress
+    from mlxspec.cli.terminal import note, trace
 
-    with shown_progress(), _budget_by_flag():  # of a download, if there is one
+    with Waiting(f"loading {args.model}"), shown_progress(), _budget_by_flag():
+        from mlxspec.engine.load import load
+
         engine = load(
             args.model,
             revision=args.revision,
@@ -376,12 +301,15 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
             config=config,
             dtype=args.dtype,
         )
-    from mlxspec.cli.terminal import note
-
+    own = engine.model.max_context
+    if config.max_context is not None and config.max_context > own:
+        note(
+            f"--max-context {config.max_context:,} is more than the model's {own:,} tokens of context, which hold."
+        )
     for notice in engine.notices:
         note(notice)
     if args.trace and engine.drafting.auto is not None:
-        engine.drafting.auto.log = note
+        engine.drafting.auto.log = trace
     return engine
 
 

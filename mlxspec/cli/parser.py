@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 
 _LONGEST_NUMBER = 40  # characters
+_LARGEST_FILE = 1 << 20  # bytes of a value that is read from a file
 
 
-# What people know from mlx-lm and llama.cpp, and what it is called here. Understood wherever a command has the flag.
+# What people know from mlx-lm, llama.cpp and Ollama, and what it is called here. Understood wherever a command has the flag.
 ALIASES = {
     "-m": "--model",
     "-n": "--max-tokens",
@@ -28,6 +30,7 @@ ALIASES = {
     "-s": "--seed",
     "-c": "--max-context",
     "--ctx-size": "--max-context",
+    "--max-kv-size": "--max-context",
     "-md": "--draft-model",
     "--model-draft": "--draft-model",
     "--spec-draft-model": "--draft-model",
@@ -38,6 +41,20 @@ ALIASES = {
     "--draft-n-min": "--draft-min",
     "--spec-draft-n-min": "--draft-min",
     "--spec-draft-p-min": "--draft-p-min",
+    "--system-prompt": "--system",
+    "--verbose": "--stats",
+}
+
+# Flags of those programs that have no counterpart here, and why none is needed.
+_ELSEWHERE = {
+    "--stream": "answers always stream",
+    "--no-stream": "answers always stream; --json prints them whole",
+    "--threads": "MLX chooses the number of threads",
+    "--n-gpu-layers": "every layer runs on the device that MLX finds",
+    "--gpu-layers": "every layer runs on the device that MLX finds",
+    "--trust-remote-code": "code of a model is never run",
+    "--flash-attn": "MLX's fused attention is always used",
+    "--batch-size": "`mlxspec serve` has --max-rows and --prefill-chunk",
 }
 
 
@@ -56,6 +73,29 @@ class CommandParser(argparse.ArgumentParser):
                 f"{missing[1]} needs a value (one that begins with a dash is written {last}=VALUE)."
             )
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
+
+
+def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
+    """Options as rows of a table: (names, kind, metavar, help, default=None). names: "-p --prompt"; the last one is its name in messages.
+
+    kind: int or float, str, bool (a switch), list (a text that may be given again), `size` (bytes), `text_or_file`, or a tuple of choices.
+    """
+    for names, kind, metavar, text, *default in rows:
+        flags = names.split()
+        settings: dict[str, Any] = {"help": text}
+        if kind is bool:
+            settings["action"] = "store_true"
+        else:
+            settings |= {"metavar": metavar, "default": default[0] if default else None}
+        if kind is list:
+            settings["action"] = "append"
+        elif kind in (int, float):
+            settings["type"] = number(flags[-1], kind)
+        elif kind in (size, text_or_file):
+            settings["type"] = kind(flags[-1])
+        elif isinstance(kind, tuple):
+            settings["type"] = choice(flags[-1], kind)
+        group.add_argument(*flags, **settings)
 
 
 def spelled(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
@@ -77,7 +117,7 @@ def aliases_of(parser: argparse.ArgumentParser) -> str:
         if own in known and alias not in known:
             found.setdefault(own, []).append(alias)
     lines = [f"  {own:<21} {', '.join(others)}" for own, others in found.items()]
-    return "\n".join(["also understood, as in mlx-lm and llama.cpp:", *lines]) if lines else ""
+    return "\n".join(["also understood, as in mlx-lm, llama.cpp and Ollama:", *lines]) if lines else ""
 
 
 def flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -85,15 +125,27 @@ def flags(parser: argparse.ArgumentParser) -> list[str]:
     return [s for action in parser._actions for s in action.option_strings]
 
 
+def near(word: str, known: Collection[str]) -> str:
+    """What `word` was probably meant to be, as a question: `did you mean chat?`; empty where nothing is near."""
+    plain = word.lower().replace("_", "-")
+    found = [k for k in known if plain == k or (len(plain.strip("-")) > 1 and k.startswith(plain))]
+    found = found or difflib.get_close_matches(plain, list(known), 1, 0.65)
+    return f"did you mean {' or '.join(found[:3])}?" if found else ""
+
+
 def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
     """Raise ConfigError for a word that no option took."""
     if not extra.startswith("-"):
-        raise ConfigError(f"{extra!r} belongs to no option; `mlxspec {command} --help` lists the options.")
+        raise ConfigError(
+            f"{shown(extra)} belongs to no option; `mlxspec {command} --help` lists the options."
+        )
     flag = extra.split("=", 1)[0]
+    reason = _ELSEWHERE.get(flag.replace("_", "-"))
+    reason = reason and f"{reason}."
     known = flags(parser)
-    near = [k for k in known if k.startswith(flag)] or difflib.get_close_matches(flag, known, 1)
+    aliases = [alias for alias, own in ALIASES.items() if own in known]
     tip = (
-        f"did you mean {' or '.join(near[:3])}?" if near else f"`mlxspec {command} --help` lists the options."
+        reason or near(flag, known) or near(flag, aliases) or f"`mlxspec {command} --help` lists the options."
     )
     raise ConfigError(f"There is no option {flag}; {tip}")
 
@@ -113,15 +165,6 @@ def number(flag: str, kind: type) -> Callable[[str], int | float]:
     return read
 
 
-def numbers(group: argparse._ActionsContainer) -> Callable[[str, type, str, str], None]:
-    """What adds an option that takes a number to `group`: flag, int or float, metavar, help."""
-
-    def add(flag: str, kind: type, metavar: str, text: str) -> None:
-        group.add_argument(flag, type=number(flag, kind), metavar=metavar, help=text)
-
-    return add
-
-
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of two
 
 
@@ -137,12 +180,38 @@ def size(flag: str) -> Callable[[str], int]:
     return read
 
 
+def text_or_file(flag: str) -> Callable[[str], str]:
+    """Reads a text, or `@FILE`: what stands in that file; ConfigError names the flag."""
+
+    def read(text: str) -> str:
+        if not text.startswith("@"):
+            return text
+        path = Path(text[1:])
+        try:
+            path = path.expanduser()
+            if path.stat().st_size > _LARGEST_FILE:
+                raise ConfigError(f"{flag}: {path} is larger than {_LARGEST_FILE >> 20} MiB.")
+            found = path.read_text(encoding="utf-8").removesuffix("\n")
+        except OSError as error:
+            raise ConfigError(f"{flag}: the file {path} cannot be read: {error.strerror}.") from error
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"{flag}: the file {shown(text[1:])} cannot be read as UTF-8 text.") from error
+        if not found:
+            raise ConfigError(f"{flag}: the file {path} is empty.")
+        return found
+
+    return read
+
+
 def choice(flag: str, choices: Sequence[str]) -> Callable[[str], str]:
     """Reads one of `choices`; ConfigError names the flag."""
 
     def read(text: str) -> str:
         if text not in choices:
-            raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {text!r}.")
+            tip = near(text, choices) if text else ""
+            said = f"{flag} must be one of {', '.join(choices)}, not {text!r}"
+            raise ConfigError(f"{said}; {tip}" if tip else f"{said}.")
         return text
 
+    read.choices = tuple(choices)  # type: ignore[attr-defined]  # for shell completion
     return read

@@ -1,71 +1,148 @@
-"""A bar on stderr for work that says how far it has come; nothing where nobody looks on. Knows rich; knows no work."""
+"""What is being waited for, said on stderr once a wait has lasted a second, and gone when it is over; nothing where no terminal shows it.
+
+Knows rich and stderr; knows no work.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import terminal
-from mlxspec.loading import progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
-_PATIENCE = 1.0  # seconds without a bar
+    from mlxspec.loading.progress import Step
+
+_PATIENCE = 1.0  # seconds without a word
+
+
+class Waiting:
+    """One wait: enter it, `tell` how far it has come, leave it. Several may be open, one within the other: each has a line.
+
+    total: how much there is to do, None where nobody knows. unit: what is counted; "bytes" are shown as sizes.
+    """
+
+    _board: Progress | None = None  # shared by all that are shown
+    _num_shown = 0
+    _lock = threading.RLock()
+
+    def __init__(self, what: str, total: int | None = None, unit: str = "") -> None:
+        self._what, self._total, self._unit = what, total, unit
+        self._done = 0
+        self._task: TaskID | None = None
+        self._since = 0.0
+        self._timer: threading.Timer | None = None
+        self._is_over = False
+
+    def __enter__(self) -> Waiting:
+        self._since = time.monotonic()
+        if terminal.can_move(sys.stderr):
+            self._timer = threading.Timer(max(_PATIENCE, 0.0), self._show)
+            self._timer.daemon = True
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def tell(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
+        """What has changed."""
+        with Waiting._lock:
+            self._done = self._done if done is None else done
+            self._total = self._total if total is None else total
+            self._what = self._what if what is None else what
+            if self._task is not None and Waiting._board is not None:
+                Waiting._board.update(self._task, **self._state())
+            elif _PATIENCE < 0 and self._timer is not None:
+                self._show()
+
+    def end(self) -> None:
+        """The wait is over: its line goes away. May be called twice."""
+        with Waiting._lock:
+            self._is_over = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._task is None or Waiting._board is None:
+                return
+            Waiting._board.remove_task(self._task)
+            self._task = None
+            Waiting._num_shown -= 1
+            if not Waiting._num_shown:
+                Waiting._board.stop()
+                Waiting._board = None
+
+    def _show(self) -> None:
+        with Waiting._lock:
+            if self._is_over or self._task is not None:
+                return
+            if Waiting._board is None:
+                Waiting._board = _made()
+                Waiting._board.start()
+            self._task = Waiting._board.add_task(**self._state())
+            Waiting._num_shown += 1
+
+    def _state(self) -> dict[str, Any]:
+        """The fields of rich's task."""
+        counts = ""
+        if self._total and self._unit == "bytes":
+            from mlxspec.loading.progress import amount
+
+            seconds = max(time.monotonic() - self._since, 1e-3)
+            speed, left = self._done / seconds, self._total - self._done
+            rest = f", {left / speed:.0f} s left" if speed else ""
+            counts = f"{amount(self._done)} of {amount(self._total)}{rest}"
+        elif self._total:
+            counts = f"{self._done:,} of {self._total:,} {self._unit}".rstrip()
+        return {
+            "description": terminal.sentence(self._what),
+            "completed": self._done,
+            "total": self._total,
+            "counts": counts,
+        }
 
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[None]:
-    """Inside, long work is shown while it runs, if stderr is a terminal."""
-    if not terminal.use_colour(sys.stderr):
-        yield
-        return
-    with progress.watched_by(_bar):
+    """Inside, work that says how far it has come (downloads, conversions) is shown while it runs."""
+    from mlxspec.loading import progress
+
+    with progress.watched_by(_watched):
         yield
 
 
 @contextlib.contextmanager
-def _bar(what: str, total: int) -> Iterator[progress.Step]:
-    """The bar comes when a second has passed: what is quicker needs none."""
-    started, done = time.monotonic(), 0
-    bar: Progress | None = None
+def _watched(what: str, total: int) -> Iterator[Step]:
+    done = 0
 
     def step(amount: int) -> None:
-        nonlocal bar, done
+        nonlocal done
         done += amount
-        if bar is None and time.monotonic() - started > _PATIENCE:
-            bar = _made()
-            bar.add_task(terminal.sentence(what), total=total)
-            bar.start()
-        if bar is not None:
-            bar.update(bar.task_ids[0], completed=done)
+        wait.tell(done)
 
-    try:
+    with Waiting(what, total, "bytes") as wait:
         yield step
-    finally:
-        if bar is not None:
-            bar.stop()
 
 
 def _made() -> Progress:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.text import Text
+
+    class Bar(BarColumn):
+        def render(self, task: Any) -> Any:
+            return super().render(task) if task.total else Text()
 
     columns = (
+        SpinnerColumn("line"),
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        Bar(24),
+        TextColumn("{task.fields[counts]}", markup=False),
     )
-    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
+    console = Console(file=sys.stderr, highlight=False)
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)

@@ -3,7 +3,7 @@
     {"format": "mlxspec-conversation", "version": 1, "model": "...", "system": null or "...",
      "messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "...", "reasoning_content": "..."}]}
 
-Knows files and messages; knows no engine.
+Conversations at a terminal are kept in the cache folder by themselves, the newest KEPT of them. Knows files and messages; knows no engine.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxspec.cli import terminal
 from mlxspec.errors import ConfigError
+from mlxspec.platform import folders
 
 FORMAT = "mlxspec-conversation"
 VERSION = 1
 _LARGEST = 64 << 20  # bytes
 _ROLES = ("user", "assistant")
+KEPT = 20  # conversations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,34 @@ def save(path: Path, saved: Saved) -> None:
             raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be written: {_why(error)}.") from error
+
+
+def new_file() -> Path | None:
+    """Where the conversation that begins now is kept; None where the cache folder cannot be used. Older ones than KEPT are removed."""
+    folder, notice = folders.private_folder("chats")
+    if notice:
+        return None
+    for old in kept_files()[KEPT - 1 :]:
+        with suppress(OSError):
+            old.unlink()
+    return folder / f"{time.strftime('%Y-%m-%d %H.%M.%S')} {os.getpid()}.json"
+
+
+def kept_files() -> list[Path]:
+    """Conversations that were kept by themselves, the newest first."""
+    folder, notice = folders.private_folder("chats")
+    return [] if notice else sorted(folder.glob("*.json"), reverse=True)
+
+
+def title(path: Path) -> str:
+    """The beginning of a conversation's first question, and how many turns it has."""
+    try:
+        messages = load(path).messages
+    except ConfigError:
+        return "cannot be read"
+    first = terminal.sentence(messages[0]["content"])[:60] if messages else "empty"
+    turns = len(messages) // 2
+    return f"{first} ({turns} turn{'' if turns == 1 else 's'})"
 
 
 def load(path: Path) -> Saved:

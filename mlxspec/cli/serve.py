@@ -8,20 +8,82 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlxspec.cli import options, serve_options, terminal
-from mlxspec.config import SpecConfig
+from mlxspec.cli import options, terminal
+from mlxspec.cli.parser import declare, near, size
+from mlxspec.config import SpecConfig, shown
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
+    from mlxspec.server.limits import ServerLimits
     from mlxspec.server.models import Loaded
 
 KEY_VARIABLE = "MLXSPEC_API_KEY"
+MAX_TOKENS = 4096
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser, several=True)
+    key = f"what clients must send, @FILE to read it from a file (default: {KEY_VARIABLE} of the environment)"
+    bound = (
+        "a bound of a client's work, like max_grammar=256K; may be given again; GET /limits lists all names"
+    )
+    declare(
+        parser.add_argument_group("server"),
+        (
+            "--host",
+            str,
+            "ADDRESS",
+            "address to listen on; all but 127.0.0.1 (the default) need a key",
+            "127.0.0.1",
+        ),
+        ("--port", int, "N", "port to listen on, 0 for any that is free (default 8080)", 8080),
+        ("--api-key", str, "KEY", key),
+        (
+            "--allowed-origins",
+            list,
+            "ORIGIN",
+            "an origin that may call, like https://example.com; may be given again",
+        ),
+        (
+            "--allowed-hosts",
+            list,
+            "NAME",
+            "another name under which this machine is asked; may be given again",
+        ),
+        (
+            "--idle-unload",
+            float,
+            "SECONDS",
+            "free the memory after so long without a request (default: never)",
+        ),
+        ("--limit", list, "NAME=VALUE", bound),
+    )
+    declare(
+        parser.add_argument_group("rows and memory"),
+        ("--max-rows", int, "N", "answers that grow side by side (default 8)"),
+        ("--prefill-chunk", int, "N", "tokens of prompts that are read between two rounds (default 512)"),
+        (
+            "--memory-budget",
+            size,
+            "SIZE",
+            "memory in all, weights included, like 6G (default: what is there)",
+        ),
+        (
+            "--prefix-budget",
+            size,
+            "SIZE",
+            "of that, what is kept of earlier texts; 0 keeps nothing (default: a share)",
+        ),
+    )
+    options.add_sampling(parser, MAX_TOKENS)
+    options.add_drafting(parser)
+    options.add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
             api_key=_key(args.api_key),
             allowed_origins=tuple(args.allowed_origins or ()),
             allowed_hosts=tuple(args.allowed_hosts or ()),
-            limits=serve_options.limits(args.limit or ()),
+            limits=limits(args.limit or ()),
             idle_unload=args.idle_unload,
-            params=options.sampling_params(args, max_tokens=serve_options.MAX_TOKENS),
+            params=options.sampling_params(args, max_tokens=MAX_TOKENS),
         )
     makers = _makers(args, spec)
 
@@ -88,6 +150,25 @@ def _key(given: str | None) -> str | None:
         return Path(given[1:]).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"The file {given[1:]} with the API key cannot be read.") from error
+
+
+def limits(given: Sequence[str]) -> ServerLimits:
+    """Those of `--limit NAME=VALUE`. Raises ConfigError."""
+    from mlxspec.server.limits import KINDS, ServerLimits
+
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        kind = KINDS.get(name.replace("-", "_"))
+        if kind is None:
+            tip = near(name, KINDS) or f"it knows {', '.join(KINDS)}."
+            raise ConfigError(f"--limit knows no {shown(name)}; {tip}")
+        try:
+            parse = size("--limit") if kind == "bytes" else float if kind == "seconds" else int
+            found[name.replace("-", "_")] = parse(value)
+        except ValueError as error:
+            raise ConfigError(f"--limit {name} needs a number, not {shown(value)}.") from error
+    return ServerLimits(**found)
 
 
 def _tell(url: str, loaded: Loaded, has_key: bool) -> None:

@@ -1,4 +1,4 @@
-"""What drafting did, in one line for a person and as plain data for a program.
+"""What drafting did: three numbers below an answer, all figures where they are asked for, and plain data for a program.
 
 Knows request statistics and the device report; knows no stream and no colour.
 """
@@ -7,94 +7,101 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-from mlxspec.events import FinishReason
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+    from mlxspec.engine.request import Request
     from mlxspec.engine.stats import DrafterStats, RequestStats
     from mlxspec.kernels.launch import KernelReport
+
+Ending = Literal["", "stopped", "cut at the token limit", "cut at the end of the context"]
+_PLAIN_ROUNDS = 4  # so many must have been timed
+_LATELY = 4  # answers that such a measurement is believed for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One answer that has ended: its statistics and why it ended."""
+    """One answer that has ended: its statistics, how it was cut short if it was, and tokens a second of plain decoding if known."""
 
     stats: RequestStats
-    reason: FinishReason
+    ending: Ending = ""
+    plain_speed: float | None = None
 
 
-def summary(answers: Sequence[Finished], decode_seconds: float | None = None) -> str:
-    """One line on one answer or several. `decode_seconds`: wall time of rounds that several rows shared; None adds the rows' own."""
+def finished(request: Request, plain_speed: float | None = None) -> Finished:
+    """What the statistics say of a request that has ended."""
+    reason, limit = request.finish_reason or "cancelled", request.params.max_tokens
+    cut: Ending = (
+        "cut at the token limit" if request.num_generated >= limit else "cut at the end of the context"
+    )
+    ending: Ending = cut if reason == "length" else "stopped" if reason == "cancelled" else ""
+    return Finished(stats=request.stats, ending=ending, plain_speed=plain_speed)
+
+
+class PlainRounds:
+    """Whether an estimate of plain decoding's speed rests on plain rounds that this process has timed lately."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._seen, self._age = engine, engine.stats.num_plain_rounds, _LATELY
+
+    def speed(self, stats: RequestStats) -> float | None:
+        """Tokens a second that plain decoding would have had for the answer that has just ended; None where nothing has measured it."""
+        now = self._engine.stats.num_plain_rounds
+        if now - self._seen >= _PLAIN_ROUNDS:
+            self._seen, self._age = now, 0
+        else:
+            self._age += 1
+        return stats.plain_speed if self._age < _LATELY else None
+
+
+def line(answers: Sequence[Finished], decode_seconds: float | None = None) -> str:
+    """`34 tokens · 189 tok/s (plain about 120) · 58 % of 43 drafted tokens accepted`. `decode_seconds`: wall time of rounds that several
+    answers shared; None adds their own."""
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
-    decoded = sum(s.num_decoded for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
-    prompt, prompt_seconds = sum(s.num_prompt for s in all_stats), sum(s.prefill_seconds for s in all_stats)
-    read = sum(s.num_read for s in all_stats)
-    rounds = sum(s.num_rounds for s in all_stats)
-    parts = [
-        _ending(answers) + f"{_count(tokens, 'token')}{_speed(decoded, seconds)}",
-        f"prompt {_count(prompt, 'token')}{_speed(read, prompt_seconds)}",
-        _count(rounds, "round") + (f", {decoded / rounds:.2f} tokens a round" if rounds else ""),
-        *drafting(all_stats),
-        *_shares(answers),
-    ]
-    return " · ".join(parts)
-
-
-def _shares(answers: Sequence[Finished]) -> list[str]:
-    """`drafting 9 %, verifying 83 % of the time` and `plain decoding would be at 210 tok/s`, of one answer for which somebody drafted."""
-    stats = answers[0].stats
-    if len(answers) > 1 or not stats.drafters or not stats.decode_seconds:
-        return []
-    parts = [
-        f"drafting {_percent(stats.draft_seconds, stats.decode_seconds)}, "
-        f"verifying {_percent(stats.verify_seconds, stats.decode_seconds)} of the time"
-    ]
-    if stats.plain_speed:  # unknown where nothing has measured plain rounds
-        parts.append(f"plain decoding would be at {stats.plain_speed:.0f} tok/s")
-    return parts
-
-
-def turn(answer: Finished) -> str:
-    """One short line below an answer in a chat: speed, who drafted how deep and how much of it stood, the prompt, memory."""
-    import mlx.core as mx
-
-    stats = answer.stats
-    speed = f", {stats.decode_speed:.1f} tok/s" if stats.decode_speed else ""
-    plain = getattr(stats, "plain_speed", None)  # where something has measured plain rounds
-    if speed and plain:
-        speed += f" (plain about {plain:.0f})"
-    methods = [
-        f"{name} {work.num_drafted / work.num_rounds:.1f} deep {_percent(work.num_accepted, work.num_drafted)} accepted"
-        for name, work in stats.drafters.items()
-        if work.num_drafted
-    ]
-    rounds = [f"{stats.tokens_per_round:.2f} tokens a round"] if methods and stats.num_rounds else []
-    parts = [
-        f"{_ending([answer])}{_count(stats.num_generated, 'token')}{speed}",
-        *rounds,
-        ", ".join(methods) or "nothing drafted",
-        f"prompt {stats.num_prompt:,} ({stats.num_cached:,} cached) {stats.prefill_seconds:.1f} s",
-        size(mx.get_peak_memory()),
-    ]
-    return " · ".join(parts)
-
-
-def drafting(all_stats: Sequence[RequestStats]) -> list[str]:
-    """`drafted 120, accepted 86 (72 %)` and one part a drafter; ["nothing drafted"] where nothing was."""
+    speed = _speed(sum(s.num_decoded for s in all_stats), seconds)
+    plain = answers[0].plain_speed if len(answers) == 1 and speed else None
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)
-    if not drafted:
-        return ["nothing drafted"]
-    parts = [f"drafted {drafted}, accepted {accepted} ({_percent(accepted, drafted)})"]
+    parts = [
+        _ending(answers) + _count(tokens, "token"),
+        *([speed + (f" (plain about {plain:.0f})" if plain else "")] if speed else []),
+        f"{_percent(accepted, drafted)} of {_count(drafted, 'drafted token')} accepted"
+        if drafted
+        else "nothing drafted",
+    ]
+    return " · ".join(parts)
+
+
+def details(answers: Sequence[Finished]) -> str:
+    """All other figures: the prompt, rounds, each drafter, where the time went, the machine."""
+    all_stats = [a.stats for a in answers]
+
+    def total(name: str) -> float:
+        return sum(getattr(s, name) for s in all_stats)
+
+    prompt, cached, rounds = (int(total(f"num_{name}")) for name in ("prompt", "cached", "rounds"))
+    read = _speed(int(total("num_read")), total("prefill_seconds"))
+    parts = [
+        f"prompt {_count(prompt, 'token')}"
+        + (f" ({cached} cached)" if cached else "")
+        + (f", {read}" if read else ""),
+        _count(rounds, "round") + (f", {total('num_decoded') / rounds:.2f} tokens a round" if rounds else ""),
+    ]
     for name, works in by_drafter(all_stats).items():
-        tried, stood, rounds = (
+        tried, stood, num = (
             sum(getattr(w, f) for w in works) for f in ("num_drafted", "num_accepted", "num_rounds")
         )
         if tried:
-            parts.append(f"{name} {stood}/{tried} ({stood / rounds:.2f} a draft)")
-    return parts
+            parts.append(f"{name} {stood}/{tried} ({tried / num:.1f} deep, {stood / num:.2f} accepted)")
+    if total("num_drafted") and (seconds := total("decode_seconds")):
+        shares = (
+            f"{what} {_percent(total(f'{name}_seconds'), seconds)}"
+            for what, name in (("drafting", "draft"), ("verifying", "verify"))
+        )
+        parts.append(f"{', '.join(shares)} of the time")
+    return " · ".join([*parts, machine()])
 
 
 def by_drafter(all_stats: Iterable[RequestStats]) -> dict[str, list[DrafterStats]]:
@@ -184,31 +191,28 @@ def _kernels() -> tuple[KernelReport, ...]:
 
 
 def size(num_bytes: float) -> str:
-    """`28 MB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
+    """`28 MB`, `1.5 GB`, in powers of 1000."""
+    from mlxspec.loading.progress import amount
+
+    return amount(int(num_bytes))
 
 
 def _ending(answers: Sequence[Finished]) -> str:
     """What to say in front when an answer was cut."""
-    cut = sum(a.reason == "length" for a in answers)
-    stopped = sum(a.reason == "cancelled" for a in answers)
     if len(answers) == 1:
-        return "cut at the token limit: " if cut else "stopped: " if stopped else ""
-    parts = [f"{cut} cut at the token limit"] * bool(cut) + [f"{stopped} stopped"] * bool(stopped)
+        return f"{answers[0].ending}: " if answers[0].ending else ""
+    cuts = {a.ending: sum(b.ending == a.ending for b in answers) for a in answers if a.ending}
+    parts = [f"{number} {ending}" for ending, number in cuts.items()]
     return f"{len(answers)} answers{' (' + ', '.join(parts) + ')' if parts else ''}: "
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _speed(number: int, seconds: float) -> str:
     return (
-        f", {number / seconds:.{1 if number < 100 * seconds else 0}f} tok/s" if number and seconds > 0 else ""
+        f"{number / seconds:.{1 if number < 100 * seconds else 0}f} tok/s" if number and seconds > 0 else ""
     )
 
 

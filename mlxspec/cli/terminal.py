@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from mlxspec.errors import ConfigError
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # all but newline and tab
 _LONGEST = 1500  # characters of one sentence
+_held: list[str] = []  # lines of a trace that wait for the end of an answer's line
+_is_open = False  # whether a line of an answer on stdout has not ended
 
 
 def clean(text: str) -> str:
@@ -58,6 +61,26 @@ def say(text: str, *, raw: bool = False) -> None:
     """A piece of an answer to stdout, at once. raw: it is our own, escapes included."""
     sys.stdout.write(text if raw or not is_terminal(sys.stdout) else clean(text))
     sys.stdout.flush()
+    if text:
+        line_is_open(not text.endswith("\n"))
+
+
+def line_is_open(is_open: bool) -> None:
+    """Whether stdout stands in the middle of a line from now on. Where it does not, lines of a trace that waited are written."""
+    global _is_open
+    _is_open = is_open
+    if not is_open:
+        waiting, _held[:] = list(_held), []
+        for text in waiting:
+            note(text)
+
+
+def trace(text: str) -> None:
+    """A line of a trace, to stderr. Where answer and trace share a terminal it waits until the answer's line has ended."""
+    if _is_open and is_terminal(sys.stdout) and is_terminal(sys.stderr):
+        _held.append(text)
+    else:
+        note(text)
 
 
 def say_drafted(text: str, num_chars: int) -> None:
@@ -109,9 +132,22 @@ def discard_output() -> None:
         pass
 
 
+def stdin_is_piped() -> bool:
+    """Whether stdin is a pipe or a file, so that what somebody put there is to be read."""
+    if is_terminal(sys.stdin):
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # no file at all, as in a test
+        return True
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
 def read_stdin() -> str:
     """All of stdin. The newline an editor or `echo` puts at the end is not part of it. Raises ConfigError unless it is UTF-8."""
     raw = getattr(sys.stdin, "buffer", None)
+    if is_terminal(sys.stdin):
+        note("Type the prompt; Ctrl-D at the beginning of a line ends it.")
     try:
         text = checked(sys.stdin.read() if raw is None else raw.read().decode("utf-8"), "The standard input")
     except UnicodeDecodeError as error:

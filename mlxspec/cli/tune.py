@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.counting import counted
+from mlxspec.cli.parser import declare
+from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_table
 from mlxspec.config import DRAFTER_NAMES, check_number
 from mlxspec.errors import ConfigError
@@ -26,6 +27,20 @@ _WIDEST = 17  # tokens of a round, as far as a plot goes
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
 _MOST_BYTES = 1 << 24  # of a file of prompts
 _LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_drafting(parser)
+    declare(
+        parser,
+        ("--prompts", str, "FILE", "your own prompts, one a line, or .jsonl objects with prompt or messages"),
+        ("--repeat", int, "N", "measured answers of each drafter to each prompt (default 2)", 2),
+        ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
+        options.PLOT,
+        options.JSON,
+    )
+    options.add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,16 +65,19 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.bench import tune as bench
     from mlxspec.policy import calibrate
 
-    costs, path = calibrate.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
+    with Waiting("measuring what rounds cost here"):
+        costs, path = calibrate.measured_costs(
+            engine.model, engine.chain.drafters, engine.config, engine.name
+        )
     engine.follow(costs)
-    with counted("measuring") as told:
+    with Waiting("measuring") as wait:
         plain, scores = bench.compare(
             engine,
             prompts,
             bench.contestants(engine),
             repeat=args.repeat,
             max_tokens=args.max_tokens,
-            told=told,
+            told=wait.tell,
         )
     winner = bench.best(scores)
     if args.plot is not None:

@@ -10,7 +10,7 @@ import time
 from typing import Literal
 
 from mlxspec.cli import terminal
-from mlxspec.cli.progress import StatusLine
+from mlxspec.cli.progress_bar import Waiting
 
 Show = Literal["show", "hide"]
 # rich's own assume a dark background
@@ -39,7 +39,7 @@ class View:
         self.thought = ""
         self._thought_since = 0.0
         self._is_thinking = False
-        self._status = StatusLine()
+        self._waiting = Waiting("")
 
     def begin(self) -> None:
         self.thought, self._is_thinking = "", False
@@ -47,11 +47,14 @@ class View:
     def think(self, text: str) -> None:
         if not self._is_thinking:
             self._is_thinking, self._thought_since = True, time.monotonic()
+            self._waiting = Waiting("thinking")
+            if self.show == "hide":
+                self._waiting.__enter__()
         self.thought += text
         if self.show == "show":
             self.write_thought(text)
         else:
-            self._status.show(f"thinking ... {_words(self.thought)}")
+            self._waiting.tell(what=f"thinking: {_words(self.thought)}")
 
     def say(self, text: str) -> None:
         self._close_thought()
@@ -73,7 +76,7 @@ class View:
         if not self._is_thinking:
             return
         self._is_thinking = False
-        self._status.clear()
+        self._waiting.end()
         if self.show == "show":
             self.end_thought()
         else:
@@ -134,6 +137,7 @@ class MarkdownView(View):
     def begin(self) -> None:
         super().begin()
         terminal.say("\n")
+        terminal.line_is_open(True)
 
     def write(self, text: str) -> None:
         if self._stream is None:
@@ -144,6 +148,7 @@ class MarkdownView(View):
         if self._stream is not None:
             self._stream.end()
             self._stream = None
+        terminal.line_is_open(False)
 
     def write_thought(self, text: str) -> None:
         terminal.say(terminal.dim(terminal.clean(text), sys.stdout), raw=True)
@@ -152,11 +157,11 @@ class MarkdownView(View):
         terminal.say("\n\n")
 
 
-def best_view() -> View:
+def best_view(show: Show = "show") -> View:
     """The view that suits stdout."""
     if not terminal.is_terminal(sys.stdout):
-        return View()
-    return MarkdownView() if terminal.can_move(sys.stdout) else PlainView()
+        return View(show)
+    return MarkdownView(show) if terminal.can_move(sys.stdout) else PlainView(show)
 
 
 def _words(text: str) -> str:

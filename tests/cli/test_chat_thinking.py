@@ -54,7 +54,7 @@ def test_a_turn_behind_an_opened_tag_is_thinking(talk: Conversation) -> None:
 
 
 def test_commands_on_thinking(talk: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
-    session = Session(talk=talk, view=View(), load=lambda name: talk.engine)
+    session = Session(talk=talk, view=View(), load=lambda name: (talk.engine, {}))
     obey(session, "/think off")
     assert talk.thinking is False
     with Interrupt() as interrupt:
@@ -86,10 +86,10 @@ def test_commands_on_thinking(talk: Conversation, capsys: pytest.CaptureFixture[
 
 
 def test_a_model_or_file_that_is_refused_changes_nothing(talk: Conversation, tmp_path: Path) -> None:
-    def load(name: str) -> Engine:
+    def load(name: str) -> tuple[Engine, dict[str, object]]:
         if name == "bad":
             raise ConfigError("There is no bad.")
-        return mlxspec.load(str(write_checkpoint(tmp_path / name)))
+        return mlxspec.load(str(write_checkpoint(tmp_path / name))), {}
 
     session = Session(talk=talk, view=View(), load=load)
     with Interrupt() as interrupt:

@@ -28,20 +28,23 @@ RIGHT: dict[str, list[str]] = {
     "inspect": [NOWHERE],
     "convert": [NOWHERE, "-o", "/there-is-no-folder-here/out"],
     "serve": ["--model", NOWHERE],
+    "completion": ["bash"],
 }
 # Values that a text option may have although they look wrong; and flags whose text means something only to a model or a hub.
-MAY_BE_EMPTY = {"--system-prompt", "--prompt"}
-TEXT_OF_A_MODEL = {"--system-prompt", "--prompt", "--stop", "--bad-word", "--model", "--draft-model"}
+MAY_BE_EMPTY = {"--system", "--prompt"}
 NUMBERS_TOO_LARGE = "9" * 30
 PAIRS: list[tuple[list[str], list[str]]] = [
     (["generate", "-p", "x", "--draft-min", "9", "--draft-max", "2"], ["--draft-min", "--draft-max"]),
     (["generate", "-p", "x", "--regex", "a", "--lark", "b"], ["--regex", "--lark"]),
     (["generate", "-p", "x", "--json-schema", "{}", "--regex", "a"], ["--json-schema", "--regex"]),
     (["generate", "-p", "-", "-p", "-"], ["-p -"]),
-    (["generate"], ["-p"]),
+    (["generate"], ["empty"]),
+    (["generate", "x", "-p", "y"], ["'x'", "-p"]),
+    (["generate", "x", "y"], ["'y'", "quotes"]),
+    (["chat", "-p", "x", "y"], ["'y'", "-p"]),
     (
         ["generate", "-p", "x", "--system-prompt", "a", "--ignore-chat-template"],
-        ["--system-prompt", "--ignore-chat-template"],
+        ["--system", "--ignore-chat-template"],
     ),
     (["generate", "-p", "x", "--acceptance", "rejection", "--draft-min", "1"], ["--draft-min"]),
     (["generate", "-p", "x", "--draft", "off,mtp"], ["off"]),
@@ -70,7 +73,7 @@ PAIRS: list[tuple[list[str], list[str]]] = [
 def parsers() -> dict[str, argparse.ArgumentParser]:
     made = {name: CommandParser(prog=name) for name in options.COMMANDS}
     for name, parser in made.items():
-        options._BUILDERS[name](parser)
+        options.builder(name)(parser)
     return made
 
 

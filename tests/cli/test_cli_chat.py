@@ -156,7 +156,7 @@ def test_ctrl_c_keeps_what_came(talk: Conversation) -> None:
                 signal.raise_signal(signal.SIGINT)
     assert interrupt.asked
     assert talk.turns[-1] == {"role": "assistant", "content": "".join(pieces)}
-    assert talk.answers[-1].reason == "cancelled"
+    assert talk.answers[-1].ending == "stopped"
     assert talk.engine.is_idle
     assert say(talk, "and on")
 
@@ -173,7 +173,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[str | Typed | BaseException]:
                 raise key
             return key if isinstance(key, Typed) else Typed(key)
 
-    monkeypatch.setattr(line_editor, "best_reader", lambda completions: Reader())
+    monkeypatch.setattr(line_editor, "best_reader", lambda completions, keeps: Reader())
     monkeypatch.setattr(chat, "best_view", View)
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is not None)
     return keys

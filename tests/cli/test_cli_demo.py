@@ -64,7 +64,13 @@ def test_the_family_without_options(run: Run, as_demo: None) -> None:
     check_table(ran, 4)
     assert "draft-model" in ran.out
     assert "mtp" in ran.out
-    assert "tiny" in ran.out.splitlines()[-1] + ran.out.splitlines()[-2]
+    told, steps = ran.out.split("\nGo on with:\n")
+    assert "tiny" in "".join(told.splitlines()[-2:])
+    assert [line.split()[:2] for line in steps.splitlines()] == [
+        ["mlxspec", "chat"],
+        ["mlxspec", "generate"],
+        ["mlxspec", "inspect"],
+    ]
 
 
 def test_another_model(run: Run, quick: None, roomy: tuple[Path, Path]) -> None:

@@ -21,9 +21,11 @@ from mlxspec.events import TokensEvent
 
 PROMPT = "abcabcabcabcab"
 LINE = re.compile(
-    r"^(.*: )?\d+ tokens?(, [\d.]+ tok/s)? · prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?"
-    r" · (nothing drafted|drafted \d+, accepted \d+ \(\d+ %\)( · [a-z-]+ \d+/\d+ \([\d.]+ a draft\))+)"
-    r"( · drafting \d+ %, verifying \d+ % of the time)?( · plain decoding would be at \d+ tok/s)? · peak memory \d+ [kM]B"
+    r"^(.*: )?\d+ tokens?( · [\d.]+ tok/s( \(plain about \d+\))?)? · (nothing drafted|\d+ % of \d+ drafted tokens? accepted)$"
+)
+DETAILS = re.compile(
+    r"^prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?( · [a-z-]+ \d+/\d+ \([\d.]+ deep, [\d.]+ accepted\))*"
+    r"( · drafting \d+ %, verifying \d+ % of the time)? · peak memory [\d.]+ [kM]B"
 )
 
 
@@ -56,28 +58,29 @@ def test_text_to_stdout_and_statistics_to_stderr(
         PROMPT,
         "--model",
         model,
-        "--draft-model",
-        draft_model,
+        *(("--draft-model", draft_model) if "draft-model" in " ".join(drafting) or not drafting else ()),
         "--max-tokens",
         40,
+        "--stats",
         *drafting,
     )
     assert (ran.code, ran.out) == (0, plain + "\n")
     lines = ran.err.splitlines()
     assert LINE.match(lines[0]), lines[0]
+    assert DETAILS.match(lines[1]), lines[1]
     assert lines[0].startswith("cut at the token limit: 40 tokens")
     assert "\x1b" not in ran.err
     if drafting == ["--draft", "off"]:
         assert "nothing drafted" in lines[0]
-        assert "39 rounds, 1.00 tokens a round" in lines[0]
+        assert "39 rounds, 1.00 tokens a round" in lines[1]
     if "mtp" in drafting:
-        assert re.search(r" mtp \d+/\d+", lines[0])
+        assert re.search(r" mtp \d+/\d+", lines[1])
 
 
 def test_statistics_name_the_blas_on_linux(run: Run, model: Path) -> None:
     from mlxspec.platform import device
 
-    ran = run("generate", "-p", "x", "--model", model, "--max-tokens", 3)
+    ran = run("generate", "-p", "x", "--model", model, "--max-tokens", 3, "--stats")
     assert (device.report().blas in ran.err) == (sys.platform == "linux" and device.backend() == "cpu")
     for notice in device.report().notices:
         assert terminal.sentence(notice) in ran.err.splitlines()

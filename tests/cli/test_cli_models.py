@@ -128,7 +128,7 @@ def test_an_empty_prompt(run: Run, model: Path, arguments: list[str]) -> None:
 
 
 def test_no_prompt(run: Run, model: Path) -> None:
-    refused(run("generate", "--model", model), "-p")
+    refused(run("generate", "--model", model), "empty")
 
 
 def test_stdin_twice(run: Run, model: Path) -> None:

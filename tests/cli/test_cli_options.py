@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 from cli_runs import Run, refused
 
-from mlxspec.cli import options, serve_options
+from mlxspec.cli import options
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
 
@@ -106,8 +106,8 @@ def test_every_field_has_a_flag() -> None:
         "sampler",
     }  # of the Python API: a stream of text has no place for them
     known = {f.name for c in (SamplingParams, SpecConfig, EngineConfig) for f in fields(c)} - left_out
-    assert set(options._FLAGS) - set(serve_options.FLAGS) <= known
-    assert set(options._SAMPLING) == {f.name for f in fields(SamplingParams)} - left_out
+    assert set(options._FLAGS) - set(options._SERVER) <= known
+    assert set(options.SAMPLING) == {f.name for f in fields(SamplingParams)} - left_out
 
 
 def test_values_arrive() -> None:

@@ -70,8 +70,15 @@ def test_a_conversation(start: Start, tmp_path: Path) -> None:
     said = chat.wait_for(ready, after=len(header))
     assert ANSWER in said
     assert "`" not in said  # Markdown is shown, not spelled
-    for words in (" tok/s", "accepted", "tokens a round", "prompt ", " MB"):
-        assert words in said.split(ANSWER)[1]
+    told = said.split(ANSWER)[1]
+    for words in (" tokens · ", " tok/s", "% of ", "accepted"):
+        assert words in told
+    assert "prompt " not in told  # three numbers, all others where they are asked for
+    before = len(chat.text())
+    chat.type("/stats\r")
+    told = chat.wait_for(ready, after=before)
+    for words in ("tokens a round", "prompt ", " MB"):
+        assert words in told
 
     before = len(chat.text())
     chat.type("/dra\t")
@@ -154,7 +161,7 @@ def test_ctrl_c_resize_and_typing_ahead(start: Start) -> None:
     text = chat.wait_for(lambda text: text.endswith("> typed ahead"))
     assert "Traceback" not in text
     chat.type("\x15/stats\r")
-    chat.wait_for("peak memory")
+    chat.wait_for("rounds, ")
     chat.type("/exit\r")
     assert chat.wait() == 0
 

@@ -193,7 +193,7 @@ def test_limits_are_published(demo: Served) -> None:
 
 
 def test_an_option_for_each_limit() -> None:
-    from mlxspec.cli.serve_options import limits
+    from mlxspec.cli.serve import limits
 
     assert limits(["max_grammar=2M", "header-seconds=2.5", "max_values=7"]) == ServerLimits(
         max_grammar=2 << 20, header_seconds=2.5, max_values=7

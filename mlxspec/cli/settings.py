@@ -1,0 +1,146 @@
+"""The user's config file: options that hold where the command line does not say otherwise.
+
+    # ~/.config/mlxspec/config.toml            ($XDG_CONFIG_HOME is honoured, MLXSPEC_CONFIG names another file or, empty, none)
+    model = "mlx-community/Qwen3.5-4B-4bit"    for every command that answers: generate, chat, serve, bench, tune
+
+    [chat]                                     for one command
+    system = "Be brief."
+
+    [presets.coder]                            for --preset coder
+    temp = 0.2
+
+Keys are the options without their dashes. A preset wins over a command's table, and that over the keys at the top. Options of one command
+only may stand at the top: the other commands leave them out. Knows TOML and flags; knows no option of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxspec.cli.parser import ALIASES, flags, near
+from mlxspec.config import shown
+from mlxspec.errors import ConfigError
+
+_ANSWERING = ("generate", "chat", "serve", "bench", "tune")
+_LARGEST = 1 << 20  # bytes
+
+
+def config_file() -> Path | None:
+    """Where the file is looked for; None where MLXSPEC_CONFIG is set and empty, or there is no home."""
+    named = os.environ.get("MLXSPEC_CONFIG")
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if named is not None and not named:
+        return None
+    try:
+        if named:
+            return Path(named).expanduser()
+        root = Path(base) if os.path.isabs(base) else Path("~/.config").expanduser()
+        return root / "mlxspec" / "config.toml"
+    except RuntimeError:  # nobody's home
+        return None
+
+
+def arguments_from_file(
+    command: str, parsers: Mapping[str, Callable[[], argparse.ArgumentParser]], given: Sequence[str]
+) -> list[str]:
+    """Arguments that the file adds to the `given` ones of a command. parsers: of every command, by name. Raises ConfigError for a file, a
+    key or a preset that is wrong."""
+    preset = _preset(given)
+    path = config_file()
+    if path is None or not path.exists():
+        if preset is not None:
+            raise ConfigError(
+                f"There is no preset {shown(preset)}: there is no file {path or 'of settings'}."
+            )
+        return []
+    layers = _layers(_read(path), command, preset, path, parsers)
+    known = {s: a for a in parsers[command]()._actions for s in a.option_strings}
+    named = {known[w].dest for word in given if (w := word.partition("=")[0]) in known}
+    found: dict[str, list[str]] = {}
+    for where, table, is_own in layers:
+        for key, value in table.items():
+            flag = ALIASES.get(f"--{key}", f"--{key}").replace("_", "-")
+            action = known.get(flag)
+            never = flag in ("--help", "--preset", "--prompt")
+            if action is None or never:
+                if is_own or never or not any(flag in flags(make()) for make in parsers.values()):
+                    _refuse(key, where, known)
+            elif action.dest not in named:
+                found[action.dest] = _spelled(flag, action, value, where)
+    return [word for words in found.values() for word in words]
+
+
+def _preset(given: Sequence[str]) -> str | None:
+    for i, word in enumerate(given):
+        if word == "--preset" and i + 1 < len(given) and not given[i + 1].startswith("-"):
+            return given[i + 1]
+        if word.startswith("--preset="):
+            return word.partition("=")[2]
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigError(f"The config file {path} is too large.")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"The config file {path} is no valid TOML: {str(error).rstrip('.')}.") from error
+
+
+def _layers(
+    data: dict[str, Any], command: str, preset: str | None, path: Path, commands: Collection[str]
+) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """(where, keys and values, whether all of them must be this command's), the weakest first."""
+    presets = data.pop("presets", {})
+    if not isinstance(presets, dict) or not all(isinstance(p, dict) for p in presets.values()):
+        raise ConfigError(f"In {path}, [presets.NAME] holds the options of a preset.")
+    tables = {k: v for k, v in data.items() if isinstance(v, dict)}
+    for name in tables:
+        if name not in commands:
+            tip = near(name, commands) or "a table is called after a command, or [presets.NAME]."
+            raise ConfigError(f"There is no command for the table [{name}] in {path}; {tip}")
+    if preset is not None and preset not in presets:
+        tip = near(preset, presets) or f"there are: {', '.join(presets) or 'none'}."
+        raise ConfigError(f"There is no preset {shown(preset)} in {path}; {tip}")
+    top = {k: v for k, v in data.items() if k not in tables}
+    layers: list[tuple[str, Mapping[str, Any], bool]] = []
+    if command in _ANSWERING:
+        layers.append((str(path), top, False))
+    layers.append((f"[{command}] of {path}", tables.get(command, {}), True))
+    if preset is not None:
+        layers.append((f"[presets.{preset}] of {path}", presets[preset], False))
+    return layers
+
+
+def _spelled(flag: str, action: argparse.Action, value: Any, where: str) -> list[str]:
+    """A value as the command line would have it. Raises ConfigError."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{flag[2:]} must be true or false in {where}, not {shown(value)}.")
+        return [flag] if value else []
+    is_list = isinstance(action, argparse._AppendAction)
+    values = value if is_list and isinstance(value, list) else [value]
+    if not all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in values):
+        kind = "a text, a number or a list of texts" if is_list else "a text or a number"
+        raise ConfigError(f"{flag[2:]} must be {kind} in {where}, not {shown(value)}.")
+    for v in values:
+        if callable(action.type):
+            try:
+                action.type(str(v))
+            except ConfigError as error:
+                raise ConfigError(f"In {where}: {error}") from error
+    return [f"{flag}={v}" for v in values]
+
+
+def _refuse(key: str, where: str, known: Mapping[str, Any]) -> None:
+    names = [s[2:] for s in known if s.startswith("--")]
+    tip = near(key, names) or "a key is an option without its dashes."
+    raise ConfigError(f"There is no option {shown(key)} for {where}; {tip}")
