@@ -62,7 +62,8 @@ def load(
     model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; revision: a branch, tag or commit of the latter. draft: "off", "auto"
     (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which they are asked.
     draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last
-    two are the drafter `mtp`); the demo brings its own. drafters: objects of your own (docs/drafters.md); "auto" asks them first, a
+    two are the drafter `mtp`); "auto" takes it rather than the model's own head, and a list that leaves it out is refused; the demo brings
+    its own. drafters: objects of your own (docs/drafters.md); "auto" asks them first, a
     list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is
     "auto" and spec names some). dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32
     on a CPU.
@@ -75,6 +76,7 @@ def load(
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
     own = _own(drafters)
     asked = _asked(draft, spec, own)
+    is_named = draft_model is not None
     if draft_model is None and model in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
     folder = ModelFolder(hub.resolve(model, revision=revision, judge=check_fits))
@@ -88,7 +90,7 @@ def load(
         races.prepare()
         target = assemble_lazily(folder.config(), folder.read, _DTYPES.get(dtype or ""))
         tokenizer = _tokenizer(folder.path, target)
-        names = _names(asked, target, beside, tuple(own))
+        names = _names(asked, target, beside, tuple(own), is_named=is_named)
         modules: list[nn.Module] = [target.model]
         notices = list(target.notices)
         made = [
@@ -111,6 +113,7 @@ def load(
         notices=[
             *notices,
             *_missing_head(asked, names, target),
+            *_head_passed_over(asked, names, target),
             *_ends_out_of_reach(tokenizer, target),
         ],
     )
@@ -161,10 +164,18 @@ def _asked(draft: str | Sequence[str], spec: SpecConfig, own: Collection[str]) -
 
 
 def _names(
-    asked: tuple[str, ...] | None, target: Assembled, beside: ModelFolder | None, own: tuple[str, ...]
+    asked: tuple[str, ...] | None,
+    target: Assembled,
+    beside: ModelFolder | None,
+    own: tuple[str, ...],
+    *,
+    is_named: bool,
 ) -> tuple[str, ...]:
+    """Who drafts. is_named: `beside` was named by the caller, so it is used or refused. Raises ConfigError and ModelError."""
     kind = None if beside is None else beside.kind()
     if asked is None:
+        if is_named and kind == "model":
+            return (*own, "ngram-simple", "draft-model")
         has_head = target.mtp is not None or kind in ("head", "assistant")
         model_based = ("mtp",) if has_head else ("draft-model",) if kind else ()
         return (*own, "ngram-simple", *model_based)
@@ -182,6 +193,12 @@ def _names(
         raise ConfigError(
             f"{beside and beside.path} is no model of its own; its drafts are asked for as `mtp`."
         )
+    lends_head = "mtp" in asked and (kind != "model" or target.mtp is None)
+    if is_named and beside is not None and "draft-model" not in asked and not lends_head:
+        name = "draft-model" if kind == "model" else "mtp"
+        raise ConfigError(
+            f"The draft model {beside.path} would not be used: add {name} to the drafters, or leave --draft-model (draft_model=...) out."
+        )
     return asked
 
 
@@ -190,6 +207,15 @@ def _missing_head(asked: tuple[str, ...] | None, names: tuple[str, ...], target:
     if asked is not None or "mtp" in names or not target.lacks_head:
         return []
     return [f"There is no drafting with this model's MTP head, which its folder lacks: {HOW_TO_GET_A_HEAD}."]
+
+
+def _head_passed_over(asked: tuple[str, ...] | None, names: tuple[str, ...], target: Assembled) -> list[str]:
+    """What a person may not know who named a draft model for a model with a head."""
+    if asked is not None or "draft-model" not in names or target.mtp is None:
+        return []
+    return [
+        "The draft model that was named drafts, this model's MTP head does not: --draft mtp,draft-model uses both."
+    ]
 
 
 def _tokenizer(folder: Path, target: Assembled) -> Tokenizer:

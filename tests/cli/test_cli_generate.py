@@ -58,7 +58,7 @@ def test_text_to_stdout_and_statistics_to_stderr(
         PROMPT,
         "--model",
         model,
-        *(("--draft-model", draft_model) if "draft-model" in " ".join(drafting) or not drafting else ()),
+        *(("--draft-model", draft_model) if "draft-model" in " ".join(drafting) else ()),
         "--max-tokens",
         40,
         "--stats",

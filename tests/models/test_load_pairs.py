@@ -100,7 +100,7 @@ def test_a_gemma_4_assistant_on_the_command_line(tmp_path: Path, capsys: pytest.
     assert main([*command, "--draft", "off"]) == 0
     plain = capsys.readouterr().out
     # whether drafting pays on a busy machine is not what is tested
-    assert main([*command, "--policy", "fixed", "--draft-model", str(assistant)]) == 0
+    assert main([*command, "--policy", "fixed", "--stats", "--draft-model", str(assistant)]) == 0
     drafted = capsys.readouterr()
     assert drafted.out == plain
     assert " mtp " in drafted.err
@@ -133,11 +133,40 @@ def test_a_head_of_its_own(zoo: Zoo, lender: str, tmp_path: Path) -> None:
         )
 
 
+def zoo_with_head(zoo: Zoo, folder: Path) -> Path:
+    """A model with a head and a tokenizer."""
+    there = folder / "with-head"
+    source = zoo.folder("tied", "hub")
+    return there if there.exists() else add_tokenizer(Path(shutil.copytree(source, there)), tiny.VOCAB)
+
+
+def test_a_draft_model_that_is_named_drafts_beside_a_head(zoo: Zoo, tmp_path: Path) -> None:
+    target = zoo_with_head(zoo, tmp_path)
+    small = add_tokenizer(Path(shutil.copytree(zoo.folder("tied", "mlx"), tmp_path / "small")), tiny.VOCAB)
+    plain = mlxspec.load(str(target), spec=FIXED)
+    assert plain.spec.drafters == ("ngram-simple", "mtp")
+    named = mlxspec.load(str(target), draft_model=str(small), spec=FIXED)
+    assert named.spec.drafters == ("ngram-simple", "draft-model")
+    assert "--draft mtp,draft-model uses both" in named.notices[-1]
+    result = named.generate([1, 2, 3, 4], WINDOW_AND_MORE)
+    assert result.stats.drafters["draft-model"].num_drafted > 0
+    both = mlxspec.load(str(target), draft="mtp,draft-model", draft_model=str(small), spec=FIXED)
+    assert both.spec.drafters == ("mtp", "draft-model")
+    assert not any("uses both" in notice for notice in both.notices)
+    off = mlxspec.load(str(target), draft="off", draft_model=str(small))
+    assert off.spec.drafters == ()
+
+
 def test_what_cannot_draft(zoo: Zoo, tmp_path: Path) -> None:
     target, assistant = gemma_pair(tmp_path, "gemma4-dense")
     qwen = add_tokenizer(Path(shutil.copytree(zoo.folder("tied", "mlx"), tmp_path / "qwen")), tiny.VOCAB)
     own = tmp_path / "head"
     save(own / "model.safetensors", head("tied", "raw"), "mtp.")
+    for draft in ("ngram-simple", "mtp"):
+        with pytest.raises(ConfigError, match=r"would not be used: add draft-model"):
+            mlxspec.load(str(zoo_with_head(zoo, tmp_path)), draft=draft, draft_model=str(qwen))
+    with pytest.raises(ConfigError, match=r"would not be used: add mtp"):
+        mlxspec.load(str(qwen), draft="ngram-simple", draft_model=str(own))
     for model, other, says in (
         (qwen, assistant, "Gemma 4 models only"),
         (target, own, "Qwen3.5 models only"),
