@@ -36,6 +36,7 @@ USE = (
     "docs/checkpoints",
 )
 LINES_OF_USE, WORDS_OF_NEVER_SLOWER = 250, 1200
+EXAMPLES = ("metal/rms_rows.metal", "mlxspec/kernels/rms_rows.py")  # files that a page writes as an example
 MEASURING = ("demo", "bench", "tune", "doctor")  # commands that take their time
 ELSEWHERE = ("serve", "pull", "rm", "convert")  # need a network, a repository, or never end
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -195,6 +196,17 @@ def test_links_and_pictures_are_there(page: Path) -> None:
         assert other.exists(), f"{name_of(page)} points to {target}"
         if anchor:
             assert anchor in anchors(other), f"{name_of(page)} points to #{anchor} of {name_of(other)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_pages_name_are_there(page: Path) -> None:
+    """Paths of the checkout, in backticks or in commands. NAME and stars stand for any name."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.findall(r"(?<![\w/.-])((?:mlxspec|tests|scripts|metal)/[\w./*-]*\w)", text):
+        pattern = found.replace("NAME", "*")
+        assert found in EXAMPLES or any(ROOT.glob(pattern)), (
+            f"{name_of(page)} names {found}, which is not there"
+        )
 
 
 def test_every_page_is_listed() -> None:
