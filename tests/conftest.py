@@ -43,6 +43,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compiled", action="store_true", help="let MLX compile, as it does for users")
+    parser.addoption(
+        "--backend", choices=("metal", "cuda", "cpu"), help="fail at once where MLX has another backend"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("mlxspec")
     if config.getoption("--compiled"):
         device.compile_kernels()
+    wanted = config.getoption("--backend")
+    if wanted is not None and device.backend() != wanted:
+        raise pytest.UsageError(f"--backend {wanted} was asked for, and MLX computes with {device.backend()} here.")
 
 
 def _missing(marker: str) -> str | None:
