@@ -142,7 +142,7 @@ def main() -> None:
         print(f"\n{name}: random {BITS}-bit weights")
         with device.private_kernels():
             engine, drafter = _engine(SHAPES[name])
-            found["shapes"][name] = _verify(engine, options.rounds)
+            found["shapes"][name] = verify(engine, options.rounds)
             found["shapes"][name] |= _decode(engine, drafter, options.tokens, options.rounds)
         del engine, drafter
         mx.clear_cache()
@@ -194,7 +194,7 @@ def _random(path: str, like: mx.array) -> mx.array:
     return like.astype(mx.float32 if path.endswith("A_log") else mx.bfloat16)
 
 
-def _verify(engine: Engine, rounds: int) -> dict[str, Any]:
+def verify(engine: Engine, rounds: int, widths: Sequence[int] = WIDTHS) -> dict[str, Any]:
     """Milliseconds of a verify by width, behind a prompt, and the weights' bytes over the time."""
     model = engine.model
     size = sum(x.nbytes for _, x in tree_flatten(model.parameters()))  # type: ignore[attr-defined]
@@ -214,8 +214,8 @@ def _verify(engine: Engine, rounds: int) -> dict[str, Any]:
 
         return run
 
-    taken = alternate({str(w): step(w) for w in WIDTHS}, rounds=3 * rounds, warmup=3, inner=4)
-    curve = {w: (1e3 * median(taken, str(w)), ratio(taken, str(w), "1")) for w in WIDTHS}
+    taken = alternate({str(w): step(w) for w in widths}, rounds=3 * rounds, warmup=3, inner=4)
+    curve = {w: (1e3 * median(taken, str(w)), ratio(taken, str(w), "1")) for w in widths}
     print(f"weights {size / 1e9:.2f} GB\nwidth      ms   over a plain step   GB/s")
     for width, (milliseconds, over) in curve.items():
         print(f"{width:5d} {milliseconds:7.2f}   {over:17.2f}   {size / milliseconds / 1e6:4.0f}")

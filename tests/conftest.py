@@ -55,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
         device.compile_kernels()
     wanted = config.getoption("--backend")
     if wanted is not None and device.backend() != wanted:
-        raise pytest.UsageError(f"--backend {wanted} was asked for, and MLX computes with {device.backend()} here.")
+        raise pytest.UsageError(
+            f"--backend {wanted} was asked for, and MLX computes with {device.backend()} here."
+        )
 
 
 def _missing(marker: str) -> str | None:

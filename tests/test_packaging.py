@@ -5,10 +5,12 @@ Installing needs pip and either network or a cache; where the wheel's build tool
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -20,6 +22,7 @@ from mlxspec.errors import ConfigError
 from mlxspec.platform import resources
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -54,10 +57,82 @@ def test_metal_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="the scripts are for POSIX shells")
 def test_scripts_are_executable_and_parse() -> None:
-    for name in ("scripts/demo", "scripts/test", ".ci/run"):
-        assert os.access(ROOT / name, os.X_OK), name
-    for name in ("scripts/_env.sh", "scripts/demo", "scripts/test", ".ci/run"):
-        subprocess.run(["bash", "-n", str(ROOT / name)], check=True)
+    """Every file of scripts/ without a suffix is a shell script."""
+    scripts = [p for p in sorted((ROOT / "scripts").iterdir()) if p.is_file() and not p.suffix]
+    assert len(scripts) > 10
+    for path in (*scripts, ROOT / ".ci/run"):
+        assert os.access(path, os.X_OK), path.name
+    for path in (ROOT / "scripts/_env.sh", *scripts, ROOT / ".ci/run"):
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+# ---- what an index is told
+
+
+def test_metadata_is_what_an_index_takes() -> None:
+    project = PROJECT["project"]
+    assert len(project["description"]) <= 512
+    assert "\n" not in project["description"]
+    assert project["license"] == "MIT"
+    assert project["authors"]
+    if importlib.util.find_spec("trove_classifiers") is not None:
+        import trove_classifiers
+
+        assert set(project["classifiers"]) <= trove_classifiers.classifiers
+
+
+def test_versions_of_python_are_those_that_are_tested() -> None:
+    """From requires-python to the newest classifier; the Linux workflow runs both ends."""
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the dev extra brings")
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    assert PROJECT["project"]["requires-python"] == f">={named[0]}"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/linux.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == [named[0], named[-1]]
+
+
+PROMISE = re.compile(
+    r"\b(?:pip3?|pipx|uv tool|uv pip) install(?:\s+-\S+)*\s+['\"]?mlxspec(?![\w/-])|\buvx mlxspec\b"
+)
+
+
+def test_no_text_promises_an_index() -> None:
+    """The package is on no index yet: it is installed from a checkout or a wheel."""
+    assert all(
+        PROMISE.search(said)
+        for said in ("pip install mlxspec", "pipx install 'mlxspec[plot]'", "uv tool install -U mlxspec")
+    )
+    assert not any(
+        PROMISE.search(said) for said in ("uv tool install ./mlxspec", "pip install dist/mlxspec-0.1.0.whl")
+    )
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "mlxspec").rglob("*.py")]
+    for path in (*texts, *(ROOT / ".github").rglob("*.yml")):
+        found = PROMISE.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path.relative_to(ROOT)}: {found and found[0]}"
+
+
+def test_the_release_names_its_repository(tmp_path: Path) -> None:
+    """Every relative link of the README becomes an address, and URLs come into the metadata once."""
+    import name_repository
+
+    for name in ("README.md", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    assert name_repository.main(["someone/mlxspec", "v1.2.3"], tmp_path) == 0
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert all(re.match(r"\w+:|#", target) for target in re.findall(r"\]\(([^)]+)\)", readme))
+    assert (
+        "![A chat" not in readme or "https://github.com/someone/mlxspec/raw/v1.2.3/docs/pictures/" in readme
+    )
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    assert urls == {
+        "Source": "https://github.com/someone/mlxspec",
+        "Issues": "https://github.com/someone/mlxspec/issues",
+    }
+    assert name_repository.main(["someone/mlxspec", "v1.2.3"], tmp_path) == 1
+    with pytest.raises(SystemExit):
+        name_repository.main(["mlxspec", "v1.2.3"], tmp_path)
+
+
+# ---- wheel and sdist
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +169,33 @@ def test_wheel_holds_every_file(wheel: Path) -> None:
     wanted = {re.sub(r"^metal/", "mlxspec/metal/", name) for name in listing if name}
     assert wanted <= held
     assert all(name.startswith(("mlxspec/", "mlxspec-")) for name in held)
+
+
+@pytest.mark.slow
+def test_sdist_and_its_wheel(wheel: Path, tmp_path: Path) -> None:
+    """The sdist holds what git knows below its folders and nothing else; the wheel that is built from it is the checkout's; both pass
+    the index's own check."""
+    for module in ("build", "twine"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}, which the dev extra brings")
+    command = [sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and re.search(r"hatchling|connection", done.stderr + done.stdout):
+        pytest.skip("needs hatchling, which could not be had here")
+    assert done.returncode == 0, done.stderr
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as file:
+        held = {name.partition("/")[2] for name in file.getnames()}
+    folders = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    listed = ["git", "-C", str(ROOT), "ls-files", *(f.lstrip("/") for f in folders)]
+    known = set(subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines())
+    assert held == known | {"PKG-INFO", ".gitignore"}
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as own, zipfile.ZipFile(wheel) as other:
+        assert sorted(own.namelist()) == sorted(other.namelist())
+    checked = [sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(built)]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

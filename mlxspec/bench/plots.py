@@ -20,7 +20,7 @@ _DEEPEST = 16  # positions shown
 def check(path: Path) -> None:
     """Raise ConfigError unless a figure could be written to `path` now."""
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is optional: pip install 'mlxspec[plot]'.")
+        raise ConfigError("--plot needs matplotlib, which is optional: pip install matplotlib.")
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"--plot writes {', '.join(FORMATS)} files, not {path.name!r}.")
     if not path.parent.is_dir():

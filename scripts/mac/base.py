@@ -1,0 +1,136 @@
+"""What the sections of scripts/mac_check share: sizes, the report, tables, times and random data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlxspec.bench.timing import alternate, ratio
+from mlxspec.kernels import qmv_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured, and how often. rounds: measured turns of each time. repeat: calls evaluated together, so that the wait for the GPU
+    does not hide them. layers: value heads of a Gated DeltaNet layer, by the model's name. matmuls: (out, in). tokens: of prompts.
+    contexts: tokens of keys and values behind which rounds are timed. num_layers, vocab_size: cut the 0.8B shape; None keeps it whole."""
+
+    rounds: int = 5
+    repeat: int = 8
+    layers: Mapping[str, int] = field(default_factory=lambda: {"0.8B": 16, "9B": 32, "27B": 48})
+    key_heads: int = 16
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16)
+    matmuls: tuple[tuple[int, int], ...] = ((3584, 1024), (12288, 4096))
+    tokens: tuple[int, ...] = (512, 2048)
+    context: int = 8192
+    verify_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 11, 13, 16, 24, 32)
+    contexts: tuple[int, ...] = (1024, 8192, 32768)
+    new_tokens: int = 64
+    num_layers: int | None = None
+    vocab_size: int | None = None
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    rounds=3,
+    layers={"0.8B": 16},
+    widths=(1, 4),
+    matmuls=((3584, 1024),),
+    tokens=(512,),
+    context=1024,
+    verify_widths=(1, 2, 4, 5, 6, 8, 10, 11, 13),
+    contexts=(256, 1024),
+    new_tokens=24,
+    num_layers=4,
+    vocab_size=4096,
+)
+WITHOUT_METAL = Sizes(
+    rounds=2,
+    repeat=1,
+    layers={"0.8B": 16},
+    widths=(1, 4),
+    matmuls=((512, 1024),),
+    tokens=(64,),
+    context=256,
+    verify_widths=(1, 2, 5, 13),
+    contexts=(64, 256),
+    new_tokens=12,
+    num_layers=4,
+    vocab_size=512,
+)
+
+
+class Skipped(Exception):
+    """A section that cannot run here; its text says why."""
+
+
+@dataclass(kw_only=True)
+class Here:
+    """This run. folder: for files that go when it ends. ends: on time.perf_counter's clock. summary: lines of the short report."""
+
+    sizes: Sizes
+    has_metal: bool
+    folder: Path
+    ends: float = float("inf")
+    summary: list[str] = field(default_factory=list)
+
+    def needs_metal(self) -> None:
+        """Raises Skipped."""
+        if not self.has_metal:
+            raise Skipped("there is no Metal here")
+
+    def tell(self, line: str) -> None:
+        """Into the details and the short report."""
+        print(line)
+        self.summary.append(line)
+
+    @property
+    def seconds_left(self) -> float:
+        return self.ends - time.perf_counter()
+
+    def compare(self, runs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+        """Seconds of `sizes.repeat` calls evaluated together, by name and round."""
+
+        def timed(function: Callable[[], object]) -> Callable[[], object]:
+            return lambda: mx.eval([function() for _ in range(self.sizes.repeat)])
+
+        contestants = {name: timed(run) for name, run in runs.items()}
+        return alternate(contestants, rounds=self.sizes.rounds, warmup=2)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for row in (head, ["---"] * len(head), *rows):
+        print("| " + " | ".join(row) + " |")
+
+
+def relative(taken: Mapping[str, list[float]], name: str, base: str) -> str:
+    return f"{ratio(taken, name, base):.2f}" if name in taken else "-"
+
+
+def script(name: str, *options: str) -> None:
+    """Print what another script prints. Raises RuntimeError where it fails."""
+    command = [sys.executable, str(ROOT / "scripts" / name), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(f"```\n{done.stdout.strip()}\n```")
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-500:])
+
+
+def normal(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(0)).astype(dtype)
+
+
+def quantized(out: int, size: int, bits: int) -> qmv_rows.QuantizedWeight:
+    return qmv_rows.QuantizedWeight.of(normal(out, size), 64, bits)
+
+
+def same_bits(a: mx.array, b: mx.array) -> bool:
+    return bool(mx.array_equal(a, b).item())

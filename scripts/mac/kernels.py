@@ -1,0 +1,277 @@
+"""This machine, and the Metal kernels one by one: self-checks, bits, and times beside plain operations and MLX's own."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.bench.timing import median, ratio
+from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows, races
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_round import Kept, RowLayout
+from mlxspec.platform import device
+
+from .base import ROOT, Here, Skipped, normal, quantized, relative, same_bits, script, table
+
+# ---- sections of every report
+
+
+def machine(here: Here) -> None:
+    """What this is, and which versions run."""
+    info = mx.device_info()
+    memory = f", {info['memory_size'] / 2**30:.0f} GiB" if "memory_size" in info else ""
+    architecture = f" ({info['architecture']})" if "architecture" in info else ""
+    report = device.report()
+    name = info.get("device_name") or platform.processor() or platform.machine()
+    here.tell(f"{name}{architecture}{memory}, backend {report.backend}")
+    here.tell(
+        f"{platform.platform()}, Python {platform.python_version()}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    )
+    here.tell(
+        ", ".join(f"{package} {_version(package)}" for package in ("mlxspec", "mlx", "mlx-lm", "numpy"))
+    )
+    tf32 = {False: "off", True: "ON (MLX_ENABLE_TF32)", None: "unknown, MLX was imported first"}[report.tf32]
+    here.tell(f"float32 products rounded to TF32: {tf32}")
+    print(f"BLAS {report.blas}, compile {'on' if report.compile_enabled else 'off'}")
+    for notice in report.notices:
+        print(f"notice: {notice}")
+
+
+def self_checks(here: Here) -> None:
+    """Which kernels are in use, and why not the others."""
+    reports = launch.reports()
+    for report in reports:
+        note = f"; {report.note}" if report.note else ""
+        print(f"- {report.name}: {'in use' if report.in_use else 'NOT in use'}, {report.reason}{note}")
+    said = (f"{r.name} {'ok' if r.in_use else 'FAILED' if r.failed else 'not run'}" for r in reports)
+    here.tell("kernels: " + ", ".join(said))
+
+
+def qmv_race(here: Here) -> None:
+    """Our quantized product beside MLX's own, at every number of rows."""
+    here.needs_metal()
+    if not launch.in_use("qmv_rows"):
+        raise Skipped("qmv_rows is not in use")
+    rows, won = [], []
+    for out, size in here.sizes.matmuls:
+        for bits in (4, 8):
+            found = qmv_rows.tune(quantized(out, size, bits))
+            rows.append([f"{size} -> {out}", str(bits), *(f"{ratio:.2f}" for ratio in found.values())])
+            wins = [str(n) for n, ratio in enumerate(found.values(), 1) if ratio >= 1.02]
+            won.append(f"{size} -> {out} at {bits} bits: {' '.join(wins) or 'none'}")
+    races.save()
+    print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
+    table(["shape", "bits", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
+    here.tell("rows at which qmv_rows won: " + "; ".join(won))
+
+
+def prefill(here: Here) -> None:
+    """gdn_prefill, its twin, MLX's own chunked operation, and steps, over the tokens of a prompt."""
+    name, heads = list(here.sizes.layers.items())[-1]
+    rows = []
+    for tokens in here.sizes.tokens:
+        inputs, state, layout, _ = round_data(here, heads, tokens)
+        flat = FlatRows((tokens,))
+        runs: dict[str, Callable[[], object]] = {
+            "plain": partial(gdn_prefill.gdn_prefill_ops, inputs, state, flat)
+        }
+        if here.has_metal:
+            gdn_prefill.tune(inputs, state, flat)
+            runs["kernel"] = partial(gdn_prefill.gdn_prefill_metal, inputs, state, flat)
+            runs["steps"] = partial(gdn_round.gdn_facts_metal, inputs, state, layout)
+            if hasattr(mx.fast, "gated_delta_update"):
+                q, k, v, log_g, beta = (x[None] for x in inputs)
+                gates = mx.exp(log_g).astype(v.dtype), beta.astype(v.dtype)
+                runs["mlx"] = partial(mx.fast.gated_delta_update, q, k, v, *gates, state)
+        taken = here.compare(runs)
+        plain = f"{1e3 * median(taken, 'plain') / here.sizes.repeat:.2f}"
+        others = {n: relative(taken, n, "plain") for n in ("kernel", "steps", "mlx")}
+        rows.append([str(tokens), plain, *others.values()])
+        if here.has_metal:
+            said = ", ".join(f"{n} {value}" for n, value in others.items())
+            here.tell(
+                f"recurrence of a {name} layer over {tokens} tokens, time over plain operations: {said}"
+            )
+    if here.has_metal:
+        races.save()
+    print(f"{name} layer; times over the chunked form in plain mx\n")
+    table(["tokens", "plain mx, ms", "gdn_prefill", "gdn_round (steps)", "mx.fast.gated_delta_update"], rows)
+
+
+# ---- sections of --long
+
+
+def kernel_tests(here: Here) -> None:
+    """The kernels' own tests."""
+    tests = "tests/metal", "tests/kernels/test_attention.py"
+    command = [sys.executable, "-m", "pytest", "-m", "not slow", "--no-header", *tests]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    here.tell(
+        f"kernel tests on the {'GPU' if here.has_metal else 'emulator'}: {lines[-1] if lines else 'no output'}"
+    )
+    for line in lines:
+        if line.startswith(("FAILED", "ERROR")):
+            print(f"- {line}")
+    if done.returncode:
+        raise RuntimeError("kernel tests failed")
+
+
+def exactness(here: Here) -> None:
+    """Whether row 0 of a w-row product is bit for bit the one-row product, which decides whether greedy text can be."""
+    rows = []
+    for out, size in here.sizes.matmuls:
+        for bits in (4, 8):
+            weight, x = quantized(out, size, bits), normal(16, size)
+            alone = qmv_rows.qmv_rows_ops(x[:1], weight)
+            same = [w for w in range(2, 17) if same_bits(qmv_rows.qmv_rows_ops(x[:w], weight)[:1], alone)]
+            ours = "-"
+            if launch.in_use("qmv_rows"):
+                ours = str(
+                    [w for w in range(1, 9) if same_bits(qmv_rows.qmv_rows_metal(x[:w], weight)[:1], alone)]
+                )
+            rows.append([f"{size} -> {out}", str(bits), str(same), ours])
+    table(["shape", "bits", "widths of MLX bitwise as width 1", "widths of qmv_rows likewise"], rows)
+
+
+def verify_curve(here: Here) -> None:
+    """MLX's own quantized matmul: time of w rows over one row."""
+    widths, rows = (1, 2, 3, 4, 5, 6, 8, 16), []
+    for out, size in here.sizes.matmuls:
+        weight = quantized(out, size, 4)
+        taken = here.compare(
+            {str(w): partial(qmv_rows.qmv_rows_ops, normal(w, size), weight) for w in widths}
+        )
+        others = (f"{ratio(taken, str(w), '1'):.2f}" for w in widths[1:])
+        rows.append([f"{size} -> {out}", f"{1e3 * median(taken, '1') / here.sizes.repeat:.3f}", *others])
+    table(["4-bit shape", "1 row, ms", *(f"{w} rows" for w in widths[1:])], rows)
+
+
+def attention_by_width(here: Here) -> None:
+    """What more queries take: from 9 on Metal may write scores out, which eights would avoid."""
+    widths, rows = (1, 2, 4, 8, 9, 16), []
+
+    def eights(q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
+        parts = (q[:, :, :8], k[:, :, :-8], v[:, :, :-8]), (q[:, :, 8:], k, v)
+        return [attention.attend(*part, 0.06) for part in parts]
+
+    for heads in attention.COMMON if here.has_metal else attention.COMMON[:1]:
+        k, v = (normal(1, heads.num_kv, here.sizes.context, heads.dim) for _ in range(2))
+        q = normal(1, heads.num, 16, heads.dim)
+        runs = {str(w): partial(attention.attend, q[:, :, :w], k, v, 0.06) for w in widths}
+        taken = here.compare({**runs, "eights": partial(eights, q, k, v)})
+        one, used = f"{1e6 * median(taken, '1') / here.sizes.repeat:.0f}", str(attention.has_kernel(heads))
+        others = (relative(taken, str(name), "1") for name in (*widths[1:], "eights"))
+        rows.append([f"{heads.num} of {heads.dim}, {heads.num_kv} of keys", used, one, *others])
+    print(f"{here.sizes.context} keys, bfloat16; times over one query's\n")
+    table(["heads", "by MLX's kernel", "1 query, us", *map(str, widths[1:]), "16 as twice 8"], rows)
+
+
+def rollback(here: Here) -> None:
+    """One verify round with everything kept: kernel, twin, and the least the memory allows."""
+    rows = []
+    for name, heads in here.sizes.layers.items():
+        for width in here.sizes.widths:
+            inputs, state, layout, last = round_data(here, heads, width)
+            runs: dict[str, Callable[[], object]] = {
+                "copy": partial(mx.add, state, 1.0),  # one read and one write of the state
+                "plain": partial(gdn_round.gdn_round_ops, inputs, state, layout, last),
+            }
+            if here.has_metal:
+                first = mx.zeros(1, mx.int32)
+                runs["tape"] = partial(gdn_round.gdn_round_metal, inputs, state, layout, last)
+                runs["states"] = partial(
+                    gdn_round.gdn_snapshots_metal, inputs, state[:, None], first, layout, 2
+                )
+            taken = here.compare(runs)
+            times = (relative(taken, n, "copy") for n in ("tape", "states", "plain"))
+            rows.append([name, str(width), *times, f"{1e6 * median(taken, 'copy') / here.sizes.repeat:.0f}"])
+    print("times over a copy of the state, the least a round can take\n")
+    table(["layer", "width", "kernel, tape", "kernel, 2 states", "plain mx", "copy, us"], rows)
+
+
+def convolution(here: Here) -> None:
+    """conv_qkv against plain mx, and what it takes in a round."""
+    rows = []
+    for name, heads in here.sizes.layers.items():
+        for width in here.sizes.widths[:3]:
+            shape = GdnShape(here.sizes.key_heads, heads, 128, 128)
+            weights = conv_qkv.ConvWeights(normal(4, shape.conv_size), -mx.ones(heads), mx.zeros(heads))
+            layout, window = RowLayout.of(FlatRows((width,))), normal(1, 3, shape.conv_size)
+            arguments = normal(width, shape.conv_size + heads * 130), window, weights, shape, layout
+            runs: dict[str, Callable[[], object]] = {"plain": partial(conv_qkv.conv_qkv_twin, *arguments)}
+            if here.has_metal:
+                runs["kernel"] = partial(conv_qkv.conv_qkv_metal, *arguments)
+            taken = here.compare(runs)
+            plain = f"{1e6 * median(taken, 'plain') / here.sizes.repeat:.0f}"
+            rows.append([name, str(width), plain, relative(taken, "kernel", "plain")])
+    table(["layer", "width", "plain mx, us", "conv_qkv over plain mx"], rows)
+
+
+def ways_of_rollback(here: Here) -> None:
+    """Bytes, launches and, where nothing is slow, times of every way back, at the layers of 27B."""
+    options = ["--models", "27B"] if here.has_metal else ["--models", "0.8B", "--widths", "1", "4"]
+    script("bench_rollback.py", *options, "--rounds", str(min(here.sizes.rounds, 5)))
+
+
+def rounds_that_overlap(here: Here) -> None:
+    """MTP rounds queued behind unread ones against rounds that wait, behind short and long prompts: are buffers copied?"""
+    here.needs_metal()
+    for context in ("0", "1600"):
+        script("bench_overlap.py", "--rounds", str(min(here.sizes.rounds, 7)), "--context", context)
+
+
+def model_races(name: str, here: Here) -> None:
+    """Loads the model's weights; says what was raced and what won."""
+    from mlxspec.loading import hub
+    from mlxspec.loading.weights import read_folder
+    from mlxspec.models.assemble import assemble
+    from mlxspec.models.tune import tune
+
+    folder = hub.resolve(name)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = tune(assemble(config, lambda: read_folder(folder)).model)
+    if not found:
+        raise Skipped("no kernel that could be raced is in use")
+    table(
+        ["kernel", "what", "MLX's time over ours"],
+        [
+            [kernel, what, f"{ratio:.2f}"]
+            for kernel, ratios in found.items()
+            for what, ratio in ratios.items()
+        ],
+    )
+
+
+# ---- data
+
+
+def round_data(here: Here, heads: int, width: int) -> tuple[GdnInputs, mx.array, RowLayout, Kept]:
+    """A layer's inputs for one row, and a tape of the same width, all kept."""
+    rng = np.random.default_rng(0)
+    layout = RowLayout.of(FlatRows((width,)))
+    log_g = mx.array(-np.abs(rng.standard_normal((width, heads))).astype(np.float32))
+    beta = mx.array(rng.uniform(0.05, 0.95, (width, heads)).astype(np.float32))
+    key = normal(width, here.sizes.key_heads, 128) * 128**-0.5
+    inputs = GdnInputs(key, key, normal(width, heads, 128), log_g, beta)
+    tape = gdn_round.Tape(key, normal(width, heads, 128, dtype=mx.float32), log_g)
+    state = normal(1, heads, 128, 128, dtype=mx.float32)
+    mx.eval(inputs, tape, state)
+    return inputs, state, layout, Kept(tape, layout, mx.array([width], mx.int32))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
