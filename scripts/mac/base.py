@@ -28,7 +28,7 @@ class Sizes:
     layers: Mapping[str, int] = field(default_factory=lambda: {"0.8B": 16, "9B": 32, "27B": 48})
     key_heads: int = 16
     widths: tuple[int, ...] = (1, 2, 4, 8, 16)
-    matmuls: tuple[tuple[int, int], ...] = ((3584, 1024), (12288, 4096))
+    matmuls: tuple[tuple[int, int], ...] = ((3584, 1024), (12288, 4096), (17408, 5120))
     tokens: tuple[int, ...] = (512, 2048)
     context: int = 8192
     verify_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 11, 13, 16, 24, 32)
