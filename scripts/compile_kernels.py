@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mlxspec import device  # before mlx: it loads the BLAS  # isort: skip
+from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
 from write_checkpoint import SIZES

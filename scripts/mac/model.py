@@ -174,14 +174,14 @@ class Model:
             peaks = {}
             for turn in range(3):
                 for ahead in (True, False):
-                    self.engine._pipeline._overlaps = ahead
+                    self.engine._flight._overlaps = ahead
                     mx.clear_cache()
                     before = mx.get_active_memory()
                     stats, peak = self._behind(context, new, drafted)
                     peaks[ahead] = (peak - before) / max(1, self._kv_bytes(context))
                     if turn:
                         speeds[ahead].append(stats.decode_speed)
-            self.engine._pipeline._overlaps = True
+            self.engine._flight._overlaps = True
             over = median(a / b for a, b in zip(speeds[True], speeds[False], strict=True))
             rows.append(
                 [
