@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Sizes:
     """What is measured, and how often. rounds: measured turns of each time. repeat: calls evaluated together, so that the wait for the GPU
     does not hide them. layers: value heads of a Gated DeltaNet layer, by the model's name. matmuls: (out, in). tokens: of prompts.
-    contexts: tokens of keys and values behind which rounds are timed. num_layers, vocab_size: cut the 0.8B shape; None keeps it whole."""
+    prompt: tokens before plain decoding. contexts: tokens of keys and values behind which rounds are timed. num_layers, vocab_size,
+    hidden_size: cut the 0.8B shape; None keeps it whole."""
 
     rounds: int = 5
     repeat: int = 8
@@ -32,10 +33,12 @@ class Sizes:
     tokens: tuple[int, ...] = (512, 2048)
     context: int = 8192
     verify_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 11, 13, 16, 24, 32)
+    prompt: int = 128
     contexts: tuple[int, ...] = (1024, 8192, 32768)
     new_tokens: int = 64
     num_layers: int | None = None
     vocab_size: int | None = None
+    hidden_size: int | None = None
 
 
 FULL = Sizes()
@@ -52,19 +55,21 @@ QUICK = Sizes(
     num_layers=4,
     vocab_size=4096,
 )
-WITHOUT_METAL = Sizes(
-    rounds=2,
+WITHOUT_METAL = Sizes(  # MLX's quantized products on a CPU take seconds a token at the full width
+    rounds=1,
     repeat=1,
     layers={"0.8B": 16},
     widths=(1, 4),
     matmuls=((512, 1024),),
-    tokens=(64,),
+    tokens=(16,),
     context=256,
-    verify_widths=(1, 2, 5, 13),
-    contexts=(64, 256),
-    new_tokens=12,
+    verify_widths=(1, 2, 5),
+    prompt=12,
+    contexts=(32, 64),
+    new_tokens=8,
     num_layers=4,
     vocab_size=512,
+    hidden_size=256,
 )
 
 

@@ -49,6 +49,9 @@ class Model:
         """Where it was written."""
         sizes, folder = self.here.sizes, self.here.folder / "model"
         config = write_checkpoint.cut(write_checkpoint.SIZES[SHAPE], sizes.num_layers, sizes.vocab_size)
+        if sizes.hidden_size is not None:
+            narrow = {"hidden_size": sizes.hidden_size, "intermediate_size": 2 * sizes.hidden_size}
+            config["text_config"] = config["text_config"] | narrow
         write_checkpoint.write(folder, config, bits=BITS)
         return str(folder)
 
@@ -109,7 +112,10 @@ class Model:
         """Plain decoding beside mlx-lm's."""
         new = self.here.sizes.new_tokens
         found = self._turns(
-            {"ours": lambda: self.run(128, new).decode_speed, "mlx-lm": lambda: self._theirs(128, new)[1]}
+            {
+                "ours": lambda: self.run(self.here.sizes.prompt, new).decode_speed,
+                "mlx-lm": lambda: self._theirs(self.here.sizes.prompt, new)[1],
+            }
         )
         self.here.tell(f"{self._name()}, plain decoding: {_beside(found, 'tok/s')}")
 
@@ -135,10 +141,12 @@ class Model:
         """Whole rounds with drafts of the random head at each depth, and the depth that would pay most if drafts were accepted this often.
         What policy auto makes of a head that guesses stands beside it: it must not be slower than plain decoding."""
         new = self.here.sizes.new_tokens
-        ways: dict[str, Callable[[], float]] = {"plain": lambda: _seconds_a_round(self.run(128, new))}
+        ways: dict[str, Callable[[], float]] = {
+            "plain": lambda: _seconds_a_round(self.run(self.here.sizes.prompt, new))
+        }
         for depth in DEPTHS:
             spec = SpecConfig(drafters=("mtp",), policy="fixed", n_max=depth)
-            ways[str(depth)] = lambda s=spec: _seconds_a_round(self.run(128, new, s))
+            ways[str(depth)] = lambda s=spec: _seconds_a_round(self.run(self.here.sizes.prompt, new, s))
         found = {name: median(values) for name, values in self._turns(ways).items()}
         costs = {depth: found[str(depth)] / found["plain"] for depth in DEPTHS}
         rounds = " ".join(f"{d}:{cost:.2f}" for d, cost in costs.items())
@@ -150,11 +158,11 @@ class Model:
         auto = SpecConfig(drafters=("mtp",), policy="auto")
         speeds = self._turns(
             {
-                "auto": lambda: self.run(128, new, auto).decode_speed,
-                "plain": lambda: self.run(128, new).decode_speed,
+                "auto": lambda: self.run(self.here.sizes.prompt, new, auto).decode_speed,
+                "plain": lambda: self.run(self.here.sizes.prompt, new).decode_speed,
             }
         )
-        stats = self.run(128, new, auto)
+        stats = self.run(self.here.sizes.prompt, new, auto)
         over = median(a / b for a, b in zip(speeds["auto"], speeds["plain"], strict=True))
         self.here.tell(
             f"{self._name()}, policy auto with a head that guesses: {over:.2f}x plain,"
