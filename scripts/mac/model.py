@@ -21,6 +21,8 @@ import write_checkpoint
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
+from mlxspec.policy.calibrate import calibrate
+from mlxspec.policy.cost import CostModel
 
 from .base import ROOT, Here, table
 
@@ -35,6 +37,7 @@ BUFFERS = (
     (100, 100),
     (200, 200),
 )  # operations and MB a command buffer; None: MLX's own limits
+CALIBRATION = 5.0  # seconds
 _CHILD = "scripts/mac/decode_child.py"
 
 
@@ -64,6 +67,11 @@ class Model:
             spec=PLAIN,
             config=EngineConfig(prefix_budget=0),
         )
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """What policy auto decides by, measured now."""
+        return calibrate(self.engine.model, self.engine.chain.drafters, self.engine.config, CALIBRATION)
 
     @cached_property
     def peer(self) -> Any:
@@ -154,7 +162,7 @@ class Model:
         best = {rate: best_depth(costs, rate) for rate in RATES}
         gains = ", ".join(f"{100 * rate:.0f} %: {d} ({gain:.2f}x)" for rate, (d, gain) in best.items())
         self.here.tell(f"{self._name()}, depth that pays most by acceptance: {gains}")
-        self.engine.prepare_auto()
+        self.engine.follow(self.costs)
         auto = SpecConfig(drafters=("mtp",), policy="auto")
         speeds = self._turns(
             {

@@ -175,12 +175,11 @@ def _partial(model: Model) -> Found:
 
 
 def _cliffs(model: Model) -> Found:
-    from mlxspec.engine import calibrate
-
-    widths = set(calibrate._widths(model.engine.model))
-    missing = [str(w) for w in CLIFFS if w not in widths]
+    """By the calibration that policy auto decides by."""
+    measured = model.costs.measured
     if not device.has_gpu():
-        return Found(None, f"widths on a CPU: {' '.join(map(str, sorted(widths)))}")
+        return Found(None, f"measured on a CPU: {' '.join(map(str, sorted(measured)))}")
+    missing = [str(w) for w in CLIFFS if w not in measured]
     return Found(not missing, f"not measured: {', '.join(missing) or 'none'}")
 
 
