@@ -179,7 +179,7 @@ class Model:
 
     def running_ahead(self) -> None:
         """Plain and drafted rounds launched before the one before them was read, over rounds that wait, by the size of keys and values;
-        and how much more memory than keys and values such rounds need (1.0: everything was copied once)."""
+        and the memory they take beyond what is held, over the keys and values (1.0: all of them were copied once)."""
         new, rows, told = self.here.sizes.new_tokens, [], []
         drafted = SpecConfig(drafters=("mtp",), policy="fixed", n_max=3)
         for context in self.here.sizes.contexts:
@@ -192,9 +192,8 @@ class Model:
                 for ahead in (True, False):
                     self.engine._flight._overlaps = ahead
                     mx.clear_cache()
-                    before = mx.get_active_memory()
-                    stats, peak = self._behind(context, new, drafted)
-                    peaks[ahead] = (peak - before) / max(1, self._kv_bytes(context))
+                    stats, more = self._behind(context, new, drafted)
+                    peaks[ahead] = more / max(1, self._kv_bytes(context))
                     if turn:
                         speeds[ahead].append(stats.decode_speed)
             self.engine._flight._overlaps = True
@@ -207,22 +206,24 @@ class Model:
                     *(f"{peaks[a]:.2f}" for a in (True, False)),
                 ]
             )
-            told.append(f"{context}: {over:.2f}x, memory {peaks[True]:.1f}")
-        table(["context", "K/V, MB", "ahead over waiting", "peak over K/V, ahead", "waiting"], rows)
+            told.append(f"{context}: {over:.2f}x, more memory {peaks[True]:.2f} of K/V")
+        table(["context", "K/V, MB", "ahead over waiting", "more memory over K/V, ahead", "waiting"], rows)
         self.here.tell(
             f"{self._name()}, drafted rounds ahead over rounds that wait, by context: {'; '.join(told)}"
         )
 
     def _behind(self, context: int, new: int, spec: SpecConfig) -> tuple[Any, int]:
-        """Statistics of an answer behind so many tokens, and the peak of memory while it was decoded."""
+        """Statistics of an answer behind so many tokens, and the most memory that decoding it took above what was held before."""
         params = SamplingParams(max_tokens=new, ignore_eos=True)
         request = self.engine.submit(self.prompt(context), params, spec=spec)
         while not self.engine.num_running or request in [p.request for p in self.engine._prefills]:
             self.engine.step()
+        mx.synchronize()
+        held = mx.get_active_memory()
         mx.reset_peak_memory()
         while not self.engine.is_idle:
             self.engine.step()
-        return request.stats, mx.get_peak_memory()
+        return request.stats, mx.get_peak_memory() - held
 
     def _kv_bytes(self, context: int) -> int:
         """Of keys and values of all attention layers of the model."""
