@@ -1,4 +1,4 @@
-"""What the exactness probe found: for which widths of a round the numbers are those of plain steps. Plain numbers; knows no arrays."""
+"""The result of the exactness probe: for which widths of a round the logits equal those of plain steps."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ class ProbeReport:
         return found
 
     def sentence(self) -> str:
-        """For a person."""
+        """What was found, in one or two sentences."""
         if not self.widths:
             return "No verify width was tried."
         tried = f"up to {max(v.width for v in self.widths)} tokens"
         if self.is_exact:
-            return f"Verifying {tried} gives the very bits of plain steps."
+            return f"Verifying {tried} gives the same bits as plain steps."
         largest = max(v.largest for v in self.widths)
         flips = [v.width for v in self.widths if not v.same_argmax]
-        tail = f"; the likeliest token differs at width {flips[0]}" if flips else ", no likeliest token"
-        return f"Verifying {tried} changes logits by at most {largest:.1e}{tail}: greedy text is plain text up to ties."
+        moved = f"Verifying {tried} moves logits by at most {largest:.1e}"
+        if flips:
+            return f"{moved} and changed the top token at width {flips[0]}. Greedy text can differ from plain decoding."
+        return f"{moved} and never changed the top token. Greedy text matches plain decoding except at near ties."

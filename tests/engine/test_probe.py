@@ -66,6 +66,13 @@ def test_the_exact_width_ends_before_the_first_that_differs(found: tuple[bool, .
     assert report(*found).is_exact == all(found)
 
 
+def test_the_sentence_says_what_was_found() -> None:
+    assert report(True, True).sentence() == "Verifying up to 3 tokens gives the same bits as plain steps."
+    assert "by at most 1.0e-06 and never changed the top token" in report(True, False).sentence()
+    flipped = WidthVerdict(width=3, is_bitwise=False, same_argmax=False, largest=0.5)
+    assert "the top token at width 3" in ProbeReport(widths=(flipped,), context=48).sentence()
+
+
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_planted_width_dependent_layer_is_found(width: int) -> None:
     found = probe(Planted(width), range(2, 5))
@@ -73,7 +80,10 @@ def test_a_planted_width_dependent_layer_is_found(width: int) -> None:
         assert verdict.width < width or not verdict.is_bitwise
         assert verdict.width < width or verdict.largest > 0.1
     assert found.exact_width < width
-    assert "changes logits" in found.sentence()
+    flipped = any(not verdict.same_argmax for verdict in found.widths)
+    assert (
+        "changed the top token at width" if flipped else "never changed the top token"
+    ) in found.sentence()
 
 
 @pytest.mark.parametrize("width", [2, 3])
