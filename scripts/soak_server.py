@@ -190,6 +190,9 @@ class Soak:
             client.start()
         time.sleep(min(60.0, seconds / 2))
         early = self.state()
+        while not self.is_over:
+            print(f"{self.end - time.monotonic():5.0f} s left: {self.state()}", flush=True)
+            time.sleep(max(0.0, min(60.0, self.end - time.monotonic())))
         for client in clients:
             client.join()
         if self._text(QUESTIONS[0], "a") is None:

@@ -91,6 +91,9 @@ def assemble_lazily(
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
+    mx.eval(
+        mx.random.state
+    )  # layers draw initial values: without this, all those draws would be kept as one growing graph
     weights = read()
     num_skipped = sum(map(is_of_a_tower, weights))
     trunk, head = kind.sanitize(weights, parsed)
@@ -99,6 +102,7 @@ def assemble_lazily(
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
         mtp = kind.head(parsed, model)
+        mx.eval(mx.random.state)
         _fill(mtp, head, dtype, "The MTP head", _foreign_format(config))
     for module in (model, mtp):
         if module is not None:

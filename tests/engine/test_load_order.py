@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 from collections.abc import Callable
@@ -177,3 +178,11 @@ def test_what_is_loaded_has_been_read_and_was_told_of(tmp_path: Path) -> None:
     held = mx.get_active_memory()
     engine.generate("def main():", None)
     assert mx.get_active_memory() - held < engine.memory.weights / 2
+
+
+def test_loads_leave_nothing_behind_in_the_random_state() -> None:
+    """Layers draw initial values that nobody uses. Each draw splits MLX's global key: unevaluated, the splits of all loads would stay."""
+    load("demo", draft="off")
+    graph = io.StringIO()
+    mx.export_to_dot(graph, mx.random.state[0])
+    assert "Split" not in graph.getvalue()
