@@ -33,8 +33,8 @@ class AttentionLayerCache:
         self.values: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
 
     def append(self, keys: mx.array, values: mx.array, places: Places) -> list[tuple[mx.array, mx.array]]:
-        """Write keys, values (N, Hkv, D) where `places` has them; return per row views (1, Hkv, length + width, D), which mean nothing
-        for a row of width 0. Where lengths are bounds, `places.masks` says what of a view counts."""
+        """Write keys, values (N, Hkv, D) at `places`. Return for each row views (1, Hkv, length + width, D), without meaning for a
+        row of width 0. Where lengths are only bounds, `places.masks` says which tokens of a view a query sees."""
         views, rows = [], places.rows
         for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
             end = length + width
@@ -53,11 +53,11 @@ class AttentionLayerCache:
         return views
 
     def view(self, row: int, length: int) -> tuple[mx.array, mx.array]:
-        """What a token behind `length` committed ones would see of them, (1, Hkv, length, D) each. Let go of it before the next append."""
+        """Keys and values of the first `length` tokens, (1, Hkv, length, D) each. Drop them before the next append."""
         return self.keys[row][:, :, :length], self.values[row][:, :, :length]
 
     def fork(self) -> AttentionLayerCache:
-        """The same buffers under another owner; whoever writes last owns what lies beyond the committed length."""
+        """The same buffers under another owner. The last writer owns what lies beyond the committed length."""
         twin = object.__new__(AttentionLayerCache)
         twin.shape, twin.dtype, twin.keys, twin.values = self.shape, self.dtype, self.keys, self.values
         return twin
@@ -77,7 +77,7 @@ class AttentionLayerCache:
         return copied(self.keys[row][:, :, start:length]), copied(self.values[row][:, :, start:length])
 
     def restore(self, *pieces: KV) -> None:
-        """Become one row that holds these pieces behind one another; their arrays stay usable for others."""
+        """Become one row that holds these pieces in order. Their arrays stay usable for others."""
         room = self._buffer(_STEP)
         self.keys = [mx.concatenate([*(p[0] for p in pieces), room], axis=2)]
         self.values = [mx.concatenate([*(p[1] for p in pieces), room], axis=2)]
@@ -87,17 +87,17 @@ class AttentionLayerCache:
         return self.keys + self.values
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """No row of `length` tokens takes more, however it grew. widest: tokens of the widest forward."""
+        """Upper bound of the bytes of a row of `length` tokens, however it grew. widest: tokens of the widest forward."""
         return self._bytes_of(length + max(_STEP, length // 8))
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of a snapshot, bytes for each token."""
+        """Bytes of a snapshot for each token."""
         num_heads, head_dim = self.shape
         return 2 * num_heads * head_dim * self.dtype.size
 
     def _bytes_of(self, capacity: int) -> int:
-        """Of one row's buffers, in whole steps."""
+        """Bytes of one row's buffers, in whole steps."""
         num_heads, head_dim = self.shape
         return 2 * (-(-capacity // _STEP) * _STEP) * num_heads * head_dim * self.dtype.size
 
@@ -115,6 +115,6 @@ class AttentionLayerCache:
 
 
 def copied(x: mx.array) -> mx.array:
-    """A copy in memory of its own. `mx.contiguous` gives what is contiguous already as it stands, and a reference to a living buffer
-    would turn the next write into a copy of all of it."""
+    """A copy in memory of its own. `mx.contiguous` returns an array that is contiguous already, and a reference to a live buffer would turn
+    the next write into a copy of the whole buffer."""
     return mx.concatenate([x, x[:0]])

@@ -25,7 +25,7 @@ LayerCache = AttentionLayerCache | RecurrentLayerCache
 
 
 class Snapshot(NamedTuple):
-    """One row's committed state behind its first `length` tokens; arrays are copies, so it outlives the cache.
+    """One row's committed state after its first `length` tokens. Arrays are copies, so it outlives the cache.
 
     segments: of consecutive stretches of tokens from `start` to `length`, each the keys and values of every layer that keeps them token
     by token. point: the states of all other layers.
@@ -93,11 +93,11 @@ class ModelCache:
 
     @property
     def max_rollback(self) -> int | None:
-        """How many of a forward's tokens may be rejected in one row, None for all: longer drafts must not be verified."""
+        """How many of a forward's tokens may be rejected in one row, None for all. Longer drafts must not be verified."""
         return self.rollback.max_rollback if self.has_recurrent else None
 
     def begin(self, rows: FlatRows, *, facts: bool = False) -> Places:
-        """Open a transaction in which every row gets `rows.widths` tokens, and say where. Raises CacheError if one is open."""
+        """Open a transaction in which each row gets `rows.widths` tokens, and return their positions. Raises CacheError if one is open."""
         if self.pending is not None:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
         if rows.num_rows != self.num_rows:
@@ -108,11 +108,11 @@ class ModelCache:
         return Places(rows, self.lengths, self.exact)
 
     def commit(self, kept: Sequence[int] | mx.array | None = None) -> None:
-        """Let the first kept[r] tokens of each row's last forward stand; None lets all stand. An array (B,) int32 of numbers from 1 to
-        width (0 for a row of width 0) need not have been computed yet: `settle` has to follow.
+        """End the transaction and keep the first kept[r] tokens of each row; None keeps all. kept may be an array (B,) int32 of numbers
+        from 1 to width (0 for a row of width 0) that has not been computed yet. The commit is unread then, and `settle` must follow.
 
         Raises CacheError when nothing is pending, before an unread commit is settled, on a count outside 0..width, on a partial commit of
-        facts, where more tokens of a row would be taken back than `max_rollback`, and on an array where a layer must know. The
+        facts, if more tokens of a row would be rejected than `max_rollback`, and on an array if a layer must know the numbers. The
         transaction stays open then.
         """
         rows = self.pending
@@ -158,8 +158,8 @@ class ModelCache:
         self.pending = None
 
     def settle(self, kept: Sequence[int]) -> None:
-        """An unread commit's numbers. They may be lower than the device's only where no forward goes on from those: one that is open then
-        must be aborted next. Raises CacheError where nothing is unread, or on a count outside 0..width."""
+        """Give an unread commit its numbers. They may be lower than the device's only if no forward continues from those: an open one must
+        be aborted next. Raises CacheError if nothing is unread, or on a count outside 0..width."""
         if self._unread is None:
             raise CacheError("There is nothing to settle.")
         rows, before = self._unread
@@ -171,7 +171,7 @@ class ModelCache:
 
     @property
     def is_unread(self) -> bool:
-        """Whether `settle` is due."""
+        """Whether a commit waits for `settle`."""
         return self._unread is not None
 
     def abort(self) -> None:
@@ -182,7 +182,7 @@ class ModelCache:
         self.pending = None
 
     def fork(self) -> ModelCache:
-        """A cache that may run on from here without our knowing; it dies when we begin a forward, or fork again."""
+        """A cache that runs ahead from here without changing this one. It ends when this cache begins a forward or forks again."""
         if self.pending is not None:
             raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
@@ -193,7 +193,7 @@ class ModelCache:
         return twin
 
     def flush(self) -> None:
-        """Apply what recurrent layers have deferred."""
+        """Bring recurrent states up to date by applying the accepted tokens that they have deferred."""
         self._require_idle("flush")
         if self.stood is not None:
             for layer in self.layers:
@@ -202,7 +202,7 @@ class ModelCache:
         self.stood = None
 
     def join(self, other: ModelCache) -> None:
-        """Take over the rows of `other` behind our own; `other` must not be used again."""
+        """Append the rows of `other` to our own. `other` must not be used again."""
         for cache in (self, other):
             cache._require_own("join")
             cache.flush()
@@ -212,7 +212,7 @@ class ModelCache:
         self._family["writer"] = id(self)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order: how rows leave."""
+        """Keep these rows, in this order; the others leave."""
         self._require_own("select")
         if list(rows) == list(range(self.num_rows)):
             return
@@ -238,7 +238,7 @@ class ModelCache:
         self.lengths[row] = length
 
     def snapshot(self, row: int, start: int = 0) -> Snapshot:
-        """A copy of one row's committed state; of what is kept token by token only that from `start` on."""
+        """A copy of one row's committed state. Of keys and values only those from token `start` on."""
         self._require_idle("snapshot")
         self._require_alive()
         self.flush()
@@ -253,7 +253,7 @@ class ModelCache:
         return Snapshot(length, [tokens], point, start)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become one row that stands where `snapshot` was taken. Only on a fresh cache of one row, and from a snapshot of all tokens."""
+        """Become one row with the state of `snapshot`. Only on a fresh cache of one row, and from a snapshot of all tokens."""
         if self.lengths != [0] or self.pending is not None:
             raise CacheError("A snapshot is restored into a fresh cache of one row.")
         if snapshot.start:
@@ -269,12 +269,12 @@ class ModelCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Every array held; evaluate these to have a forward done whose logits nobody reads."""
+        """Every array held. Evaluate these to run a forward whose logits are not read."""
         return [x for layer in self.layers for x in layer.arrays]
 
     @property
     def states(self) -> list[mx.array]:
-        """Those of recurrent layers."""
+        """Every array held by recurrent layers."""
         return [x for layer in self.layers if layer.is_recurrent for x in layer.arrays]
 
     @property
@@ -284,8 +284,8 @@ class ModelCache:
         return sum({id(x): x.nbytes for layer in layers for x in layer.arrays}.values())
 
     def bytes_for(self, length: int, *, prefill: int, verify: int) -> int:
-        """No row of `length` tokens takes more, filled in chunks of `prefill` tokens and verified `verify` tokens at a time. A cache
-        without rows can tell."""
+        """Upper bound of the bytes of a row of `length` tokens, with prompt chunks of `prefill` tokens and verifies of `verify` tokens. A
+        cache without rows can tell."""
         return sum(
             layer.bytes_for(length, verify if layer.is_recurrent else prefill) for layer in self.layers
         )

@@ -17,7 +17,7 @@ from mlxspec.kernels.flat import FlatRows
 
 
 class Places:
-    """Row r's tokens stand behind its first lengths[r] ones.
+    """Row r's new tokens come after its first lengths[r] tokens.
 
     exact: (B,) int32, those numbers themselves where the host has only bounds (exact[r] <= lengths[r]); None where lengths are exact.
     """

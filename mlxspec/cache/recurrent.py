@@ -18,7 +18,7 @@ from mlxspec.kernels.flat import PANEL
 
 
 class RecurrentLayerCache:
-    """One layer's RecurrentState, from forward to forward."""
+    """Holds one layer's RecurrentState between forwards."""
 
     is_recurrent = True
     is_per_token = False
@@ -57,7 +57,7 @@ class RecurrentLayerCache:
         return twin
 
     def flush(self, rollback: Rollback, stood: Stood) -> None:
-        """Apply what stands of the last forward without another."""
+        """Apply the accepted tokens of the last forward without running another."""
         window, inputs = self.current.window, self.current.inputs
         if inputs is None:
             return
@@ -67,7 +67,7 @@ class RecurrentLayerCache:
         )
 
     def join(self, other: RecurrentLayerCache) -> None:
-        """Rows of `other` behind our own; both flushed."""
+        """Append the rows of `other` to our own; both must be flushed."""
         self.current = RecurrentState(
             mx.concatenate([self.current.state, other.current.state]),
             mx.concatenate([self.current.window, other.current.window]),
@@ -98,7 +98,7 @@ class RecurrentLayerCache:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of a snapshot, bytes whatever its length."""
+        """Bytes of a snapshot, whatever its length."""
         return sum(x.dtype.size * math.prod(x.shape[1:]) for x in (self.current.state, self.current.window))
 
     @property

@@ -32,11 +32,11 @@ STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
 
 
 class RecurrentState(NamedTuple):
-    """What a layer's forward takes and gives.
+    """The recurrent state that a layer's forward takes and returns.
 
     window (B, K - 1, C): convolution inputs before the last forward's; state (B, Hv, Dv, Dk) float32. After a forward that may be taken
     back, `inputs` (M, C or more columns, of which the first C count) are its convolution inputs, and state and held are what its way of
-    rollback keeps. inputs None: nothing is deferred, window and state stand right before the next token.
+    rollback keeps. inputs None: nothing is deferred; window and state are those right before the next token.
     """
 
     state: mx.array
@@ -47,8 +47,8 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Stood:
-    """What stands of the last forward, the same for all layers: its rows; of each row's tokens the first kept (B,) int32, so that the
-    last dropped (B,) int32 do not. known: rows and kept as the host has them; None where only the device does."""
+    """The accepted tokens of the last forward, the same for all layers. rows: its rows; the first kept (B,) int32 tokens of each row are
+    accepted, the last dropped (B,) int32 are not. known: rows and kept on the host; None where only the device has them."""
 
     rows: RowLayout
     kept: mx.array
@@ -63,13 +63,13 @@ class Stood:
 
     @classmethod
     def of_unread(cls, rows: FlatRows, kept: mx.array) -> Stood:
-        """The same where only the device knows how many stand, kept (B,) int32."""
+        """The same where only the device knows how many tokens are accepted, kept (B,) int32."""
         widths = mx.array(np.asarray(rows.widths, np.int32))
         return cls(RowLayout.of(rows), kept, widths - kept)
 
 
 class Verified(NamedTuple):
-    """y (N, Hv, Dv) float32, and what a RecurrentState is to keep until it is known which tokens stand."""
+    """Result of a verify: y (N, Hv, Dv) float32, and what a RecurrentState keeps until the accepted tokens are known."""
 
     y: mx.array
     state: mx.array
@@ -77,7 +77,7 @@ class Verified(NamedTuple):
 
 
 class Rollback(ABC):
-    """One way back. In every method `stood` is None exactly when `past` has nothing deferred; a row may have no tokens.
+    """One way of rollback. In every method `stood` is None exactly when `past` has nothing deferred. A row may have no tokens.
 
     max_rollback: how many of a forward's tokens may be rejected in one row, None for all of them.
     """
@@ -88,22 +88,22 @@ class Rollback(ABC):
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> Verified:
-        """Run tokens of which any prefix of each row may stand (of `widths` only the widest counts)."""
+        """Run tokens of which any prefix of each row may be accepted (of `widths` only the widest counts)."""
 
     @abstractmethod
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        """The state (B, Hv, Dv, Dk) after what stands."""
+        """The state (B, Hv, Dv, Dk) after the accepted tokens."""
 
     @abstractmethod
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        """Facts, token by token."""
+        """Run certain tokens one by one."""
 
     def facts(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
     ) -> tuple[mx.array, mx.array]:
-        """Run tokens that will all stand: y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after them."""
+        """Run certain tokens: y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after them."""
         if widths.max_width <= STEPS_AT_MOST:
             return self._steps(inputs, past, stood, here)
         return gdn_prefill(inputs, self.flush(past, stood), widths)
@@ -129,13 +129,13 @@ class TapeRollback(Rollback):
         return gdn_facts(inputs, past.state, here, _kept(past, stood))
 
     def bytes_for(self, width: int, state: Sequence[int]) -> int:
-        """The most that is held of a row of up to `width` tokens in a layer of state (Hv, Dv, Dk)."""
+        """Upper bound of the bytes held for a row of up to `width` tokens in a layer of state (Hv, Dv, Dk)."""
         num_heads, value_dim, key_dim = state
         return 4 * width * num_heads * (value_dim + key_dim + 1)
 
 
 def _kept(past: RecurrentState, stood: Stood | None) -> Kept | None:
-    """What is to be replayed onto `past.state`."""
+    """The tape and counts to replay onto `past.state`."""
     return None if stood is None else Kept(TapeArrays(*past.held), stood.rows, stood.kept)
 
 
@@ -212,7 +212,7 @@ class Snapshots(Rollback):
         return y, states[:, 0]
 
     def _start(self, past: RecurrentState, stood: Stood | None) -> tuple[mx.array, mx.array]:
-        """States and the slot (B,) int32 of the one that stands."""
+        """States, and the slot (B,) int32 of the one after the accepted tokens."""
         if stood is not None:
             return past.state, stood.dropped
         return past.state[:, None], mx.array(np.zeros(past.state.shape[0], np.int32))
@@ -230,7 +230,7 @@ class Checkpoint(Rollback):
         return Verified(y, state, tuple(inputs[1:]))
 
     def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        """A token that does not stand neither decays nor writes."""
+        """Runs the inputs again, with decay and writes of rejected tokens off."""
         if stood is None:
             return past.state
         (k, v, log_g, beta), rows = past.held, stood.rows

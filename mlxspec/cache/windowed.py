@@ -39,7 +39,7 @@ class WindowedLayerCache(AttentionLayerCache):
         self._floors: list[int] | None = None  # of a fork, from its first append on
 
     def first_seen(self, length: int) -> int:
-        """Where the view of a forward behind `length` committed tokens begins."""
+        """Position at which the view of a forward after `length` committed tokens begins."""
         return max(0, length - self.window + 1) // ALIGNMENT * ALIGNMENT
 
     def append(self, keys: mx.array, values: mx.array, places: Places) -> list[tuple[mx.array, mx.array]]:
@@ -65,12 +65,12 @@ class WindowedLayerCache(AttentionLayerCache):
         return views
 
     def view(self, row: int, length: int) -> tuple[mx.array, mx.array]:
-        """What a token behind `length` committed ones would see of them, and up to ALIGNMENT - 1 tokens more before it."""
+        """Keys and values that a token after `length` committed ones sees, and up to ALIGNMENT - 1 tokens before them."""
         first, end = self.first_seen(length) - self.starts[row], length - self.starts[row]
         return self.keys[row][:, :, first:end], self.values[row][:, :, first:end]
 
     def can_truncate(self, row: int, length: int) -> bool:
-        """Whether all that a token behind `length` tokens sees is still here."""
+        """Whether all tokens that a token after `length` tokens sees are still here."""
         return self.starts[row] <= self.first_seen(length)
 
     def fork(self) -> WindowedLayerCache:
@@ -94,7 +94,7 @@ class WindowedLayerCache(AttentionLayerCache):
         return copied(keys), copied(values), mx.array(self.first_seen(length), mx.int32)
 
     def restore(self, *pieces: tuple[mx.array, ...]) -> None:  # type: ignore[override]
-        """Become one row that holds this one state; its arrays stay usable for others."""
+        """Become one row that holds this state. Its arrays stay usable for others."""
         (state,) = pieces
         super().restore((state[0], state[1]))
         self.starts = [int(state[2].item())]
@@ -105,7 +105,7 @@ class WindowedLayerCache(AttentionLayerCache):
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of a snapshot of a row that is longer than the window, bytes at most."""
+        """Upper bound of the bytes of a snapshot of a row that is longer than the window."""
         return (self.window + ALIGNMENT) * super().snapshot_bytes
 
     def _make_room(self, row: int, length: int, end: int) -> None:

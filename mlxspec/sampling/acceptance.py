@@ -1,14 +1,13 @@
-"""Acceptance: which drafted tokens are submitted, and which of them stand, given what the target chose. Pure functions of numbers.
+"""Acceptance: which drafted tokens are verified, and which are accepted, given the tokens that the target sampled.
 
-`match`: the target samples at each position with the request's full sampler; a draft stands while it equals that sample. Whatever
-proposed the draft and however it was trimmed, the text is the one plain decoding would have given (the sample at a position is
-drawn from the same logits with the same keyed noise). One token always follows the drafts that stand: the correction, or after all
-of them the bonus.
+`match`: the target samples at each position with the request's full sampler. A draft is accepted while it equals that sample. The
+sample at a position is drawn from the same logits with the same keyed noise as in plain decoding. So the text is that of plain decoding,
+whoever drafted. One token always follows the accepted drafts: the correction, or the bonus if all are accepted.
 
 `rejection` (sampling/rejection.py) makes the target's choice equal to the draft with the right probability, so it counts with
-`match` as well. But it is exact only if whether token i is submitted depends on nothing but the history, the drafter's
-distributions up to i and the tokens before i. So each rule has a way to submit of its own, and what rejection's takes holds no
-token: it cannot depend on one.
+`match` as well. But it is exact only if the decision to verify token i depends on nothing but the history, the drafter's
+distributions up to i and the tokens before i. So each rule has a way of its own to submit drafts. The one for rejection gets no
+tokens, so it cannot depend on them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOutline:
-    """What is known of a draft without looking at the tokens drawn.
+    """A draft without its tokens: its length and the drafter's confidences.
 
     length: how many tokens were drafted, decided before any was drawn. tops: the probability of the drafter's most likely token at each of
     them (not of the token drawn, which may be another); None where the drafter has no distribution.
@@ -62,7 +61,7 @@ NOTHING = ForMatch(0)
 def submit_for_match(
     outline: DraftOutline, limits: Limits, valid: Callable[[int], int] | None = None
 ) -> ForMatch:
-    """How many tokens to verify. Anything may be looked at: `valid(n)` tells how many of the first n tokens could stand at all."""
+    """How many tokens to verify. `valid(n)` says how many of the first n tokens could be accepted at all."""
     length = _until_doubt(outline, limits)
     if valid is not None and length:
         length = valid(length)
@@ -70,7 +69,7 @@ def submit_for_match(
 
 
 def submit_for_rejection(outline: DraftOutline, limits: Limits) -> ForRejection:
-    """How many tokens to verify: the draft ends before the first doubt. Neither tokens nor what is behind them has a say.
+    """How many tokens to verify: the draft ends before the first token below p_min, whatever the tokens are and whatever follows.
 
     Raises ValueError for an n_min, which would drop tokens for what came behind them.
     """
@@ -80,7 +79,8 @@ def submit_for_rejection(outline: DraftOutline, limits: Limits) -> ForRejection:
 
 
 def match(drafted: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many of the k drafted tokens stand. sampled has k + 1 entries; the one after the last that stands is the round's own token.
+    """How many of the k drafted tokens are accepted. sampled has k + 1 entries; the one after the last accepted draft
+    is the round's own token.
 
     Raises ValueError when the lengths do not fit.
     """
