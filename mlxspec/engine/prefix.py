@@ -1,4 +1,4 @@
-"""What rows leave behind for texts that begin as theirs did, and what they find: between the engine's rows and the prefix store.
+"""Connects rows to the prefix store: saves states of rows for later prompts, and finds states for new ones.
 
 Knows caches, drafters, where a prompt's states are kept, and which of them are anchors and which waypoints; the tree, its budget and its
 eviction are prefix_store.py's. Only committed tokens enter.

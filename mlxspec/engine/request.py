@@ -1,4 +1,4 @@
-"""One request from prompt to last token: its history, its limits, what it has emitted. Bookkeeping; knows no model and computes nothing."""
+"""One request from prompt to last token: its history, its limits, what it has emitted. It computes nothing."""
 
 from __future__ import annotations
 
@@ -154,9 +154,9 @@ class Request:
         drafter: str | None = None,
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> list[TokensEvent]:
-        """Take a round's tokens (drafts that stand, then the round's own) up to whatever ends the answer; returns at most one event.
+        """Take a round's tokens (accepted drafts, then the round's own) up to the end of the answer. Returns at most one event.
 
-        What stands behind the end is dropped, so the text ends where plain decoding would have ended it.
+        Tokens after the end are dropped, so the text ends where plain decoding would have ended it.
         """
         taken: list[int] = []
         text, drafted = "", 0

@@ -1,14 +1,13 @@
 """One round over all decoding rows: draft, verify in one target forward, accept, commit. The heart of the engine.
 
-A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another). The next one may
-be launched before, on tokens that only the device knows, so that the host builds while the device works: a plain round on the tokens of
-a plain one, a round with drafts of a fixed length on whatever stands of such a one. Invariants of the second kind:
-    what stands is an array in all that is built (the newest token, ends of keys and values, replay counts, noise's positions);
-    shapes do not depend on it, and the host's lengths are bounds of it until the first round has been read;
-    reading makes lengths exact again, so that at most one commit is unread, and never between two steps of the engine;
-    until it is read itself the second round is an open transaction: aborting it, and drafters taking back, leaves everything as though
-    it had not been launched, which is what happens where a row leaves.
-Knows the order of things and who must hear of what; knows no queue, no prompts and no events' audience.
+A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another). The next round may
+be launched before, on tokens that only the device knows, so that the host builds while the device works: a plain round behind a plain
+round, or a round with drafts of a fixed length behind another one. Invariants of the second kind:
+    the number of accepted tokens is an array wherever it is used (newest token, ends of keys and values, replay counts, noise's positions);
+    shapes do not depend on it, and the host's lengths are upper bounds until the first round has been read;
+    reading makes lengths exact again, so at most one commit is unread, and none between two steps of the engine;
+    the second round is an open transaction until it is read. If a row leaves, it is aborted and drafters take back what they ran, which
+    leaves everything as though it had not been launched.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _PLAIN = Proposal()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy; is_open tells that its cache transaction is; is_warm: as
-    the model's Output has it."""
+    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy. is_open: its cache transaction is still open. is_warm: as
+    in the model's Output."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
@@ -54,7 +53,7 @@ class Round:
 
     @property
     def unread(self) -> Unread:
-        """What its rows, all of one width, go on with: drafts up to the first that is not what was chosen there, and one token more."""
+        """The tokens that its rows, all of one width, continue with: the accepted drafts and the round's own token."""
         shape = self.rows.num_rows, self.rows.max_width
         given, chosen = self.tokens.reshape(shape), self.choice.sampled.reshape(shape)
         stands = (given[:, 1:] == chosen[:, :-1]).astype(mx.int32)
@@ -70,7 +69,7 @@ def launch(
     *,
     widest: int | None = None,
 ) -> Round:
-    """Draft for every row and put the verify on its way. Requests in cache order, each with its last token sampled but not in the cache.
+    """Draft for every row and launch the verify. Requests in cache order, each with its last token sampled but not in the cache.
 
     widest: at most so many tokens over all rows. If anything fails the cache is as it was before.
     """
@@ -99,7 +98,7 @@ def launch_behind(
     drafting: Drafting,
     stats: EngineStats,
 ) -> Round | None:
-    """A round on the tokens of one that has not been read, see above; None where the host must see those tokens first.
+    """A round on the tokens of one that has not been read, see above; None if the host must read those tokens first.
 
     A row that turns out to have ended gets tokens that nobody reads; rows do not see each other.
     """
@@ -137,7 +136,7 @@ def launch_behind(
 def _drafted_behind(
     last: Round, model: Model, cache: ModelCache, drafting: Drafting, stats: EngineStats
 ) -> Round | None:
-    """Drafts and their verify on whatever stands of `last`."""
+    """Drafts and their verify behind the accepted tokens of `last`."""
     started, requests, width = time.perf_counter(), last.requests, last.rows.max_width
     limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
     rooms = {r.number: r.room - width for r in requests}
@@ -162,11 +161,11 @@ def _drafted_behind(
 def read(
     round_: Round, cache: ModelCache, drafting: Drafting, stats: EngineStats, *, followed: bool = False
 ) -> list[Event]:
-    """Wait for a round, accept, commit, tell everybody. Every row that still runs advances by at least one token, or ends: what goes
-    wrong in the host's work for a row ends that row only.
+    """Wait for a round, accept, commit, and tell requests and drafters. Every row that still runs advances by at least one token, or ends.
+    An error in the host's work for a row ends that row only.
 
-    Committed is what requests took: behind the end of an answer nothing enters the cache. followed: the next round is on its way; it must
-    be dropped if a row has ended.
+    Only tokens that requests took are committed: nothing after the end of an answer enters the cache. followed: the next round has been
+    launched; it must be dropped if a row has ended.
     """
     rows = round_.rows
     started = time.perf_counter()
@@ -227,7 +226,7 @@ def _take(
     drafting: Drafting,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
-    """Give a row its tokens, and the drafters those that count. hiddens: each row's, if anybody wants them."""
+    """Give a row its tokens, and the drafters those that the row took. hiddens: each row's, if somebody needs them."""
     proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
     stood = len(chosen) - 1
     new, failure = round_.choice.take(place, chosen)
@@ -287,7 +286,7 @@ def _forward(
 
 
 def _flatten(newest: Sequence[int] | mx.array, proposals: Sequence[Proposal]) -> mx.array:
-    """Each row's newest token (B,) and its draft, (N,) int32. What is still on the device stays there."""
+    """Each row's newest token (B,) and its draft, (N,) int32. Tokens on the device stay there."""
     if not isinstance(newest, mx.array):
         if all(isinstance(p.draft.tokens, list) for p in proposals):
             flat: list[int] = []

@@ -1,4 +1,4 @@
-"""Who is next: requests that wait, whose row makes room, and whose turn it is to have a piece of its prompt read. Knows no arrays and
+"""The scheduler: the queue of waiting requests, whose row makes room, and whose prompt is read next. Knows no arrays and
 no model.
 
 Rows are shared out by client (Request.client). Of the clients that wait, the one with the fewest rows gets the next row, with the request

@@ -1,7 +1,4 @@
-"""Text of one answer as it becomes certain: whole characters, and nothing that might still turn out to be a stop string.
-
-Knows tokens and stop strings; knows no events and no budgets.
-"""
+"""The text of one answer, and its stop strings: gives out whole characters, and holds back what may still become a stop string."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from mlxspec.loading.tokenizer import TextStream
 
 
 class AnswerText:
-    """Feed it tokens one by one; it hands out text and tells when a stop string is complete."""
+    """Takes tokens one by one. Gives out text and says when a stop string is complete."""
 
     def __init__(self, stream: TextStream | None, stop: Sequence[str]) -> None:
         self._stream = stream

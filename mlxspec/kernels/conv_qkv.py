@@ -55,7 +55,7 @@ class ConvWeights:
 
 @dataclass(frozen=True)
 class KeptInputs:
-    """The last forward's inputs (M, C or more columns: its whole projection will do), its rows, and how many stand, num (B,) int32."""
+    """The last forward's inputs (M, C or more columns: its whole projection will do), its rows, how many are accepted, num (B,) int32."""
 
     inputs: mx.array
     rows: RowLayout
@@ -74,7 +74,7 @@ def conv_qkv(
 ) -> tuple[GdnInputs, mx.array]:
     """projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) in one dtype; `last` None: the window stands right before these tokens.
 
-    Returns the recurrence's inputs and the window (B, 3, C): the one before these tokens, or with `facts` (they all stand) after them.
+    Returns the recurrence's inputs and the window (B, 3, C): the one before these tokens, or with `facts` (all are certain) after them.
     """
     fits = window.shape[1] == _NUM_TAPS - 1 and supports(projected.dtype, shape.k_dim, shape.v_dim)
     run = conv_qkv_metal if fits and launch.in_use("conv_qkv") else conv_qkv_twin

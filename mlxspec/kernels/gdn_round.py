@@ -58,7 +58,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Kept:
-    """What stands of the last forward: its tape, its rows, and how many of each row's entries, num (B,) int32."""
+    """The accepted part of the last forward: its tape, its rows, and how many entries of each row, num (B,) int32."""
 
     tape: Tape
     rows: RowLayout
@@ -96,7 +96,7 @@ def gdn_round(
 def gdn_facts(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Tokens that all stand: y and the state after them."""
+    """Certain tokens: y and the state after them."""
     return (gdn_facts_metal if _use_metal(inputs) else gdn_facts_ops)(inputs, state, rows, last)
 
 
@@ -111,7 +111,7 @@ def gdn_snapshots(
 
 
 def gdn_flush(state: mx.array, last: Kept) -> mx.array:
-    """The state with what stands of the last forward in it."""
+    """The state after the accepted tokens of the last forward."""
     fits = supports(last.tape.k.dtype, state.shape[-1], state.shape[-2])
     return (gdn_flush_metal if fits and launch.in_use("gdn_round") else gdn_flush_ops)(state, last)
 

@@ -142,7 +142,7 @@ class Grammar:
         self._num_words = num_words(len(vocabulary.tokens))
 
     def copy(self, clock: RoundClock) -> Grammar:
-        """Another matcher of the same language that stands where this one does. What has been compiled is shared."""
+        """A copy of this matcher in the same state. The compiled grammar is shared."""
         return Grammar(self._matcher.deep_copy(), self._vocabulary, clock)
 
     @property
@@ -161,7 +161,7 @@ class Grammar:
         return bits[: self._num_words]
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens could stand."""
+        """How many of these tokens the grammar allows."""
         return int(self._timed(self._matcher.validate_tokens, list(tokens)))
 
     def forced(self) -> list[int]:

@@ -13,7 +13,7 @@ import mlx.core as mx
 def reject(
     target: mx.array, draft: mx.array | None, drafted: mx.array, uniform: mx.array, noise: mx.array
 ) -> mx.array:
-    """The target's choices (N,) int32: `drafted` where it stands, else a token of the rest.
+    """The target's choices (N,) int32: `drafted` where it is accepted, else a token of the rest.
 
     target (N, V): scores p is the softmax of. draft (N, V): the same of q; None for q all at the drafted token. drafted (N,) ids,
     uniform (N,) in [0, 1), noise (N, V) Gumbel.

@@ -192,7 +192,7 @@ class BatchSampler:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether `sample` wants to know what drafts stand before a position."""
+        """Whether `sample` needs the drafted tokens before a position."""
         return any(r.counts is not None for r in self.rows)
 
     def _is_greedy(self, owners: Sequence[int]) -> bool:
