@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     def load(model: str):  # type: ignore[no-untyped-def]  # an Engine and what its model recommends
         chosen = copy.copy(args)
         chosen.model = model
-        chosen.revision = args.revision if model == args.model else None
+        if model != args.model:  # what belongs to the model at the start
+            chosen.revision = chosen.adapter = None
         engine = options.load_engine(chosen, spec)
         if at_terminal:
             from mlxspec.engine.rehearsal import rehearse_for

@@ -165,6 +165,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--preset", str, "NAME", "options kept under this name in the config file (docs/commands.md)"),
         ("--max-context", int, "N", "tokens of context (default: the model's)"),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
+        ("--adapter", str, "DIR", "LoRA layers as mlx-lm's training writes them, folded into the weights"),
         ("--exact", bool, "", "only rounds with the very bits of plain steps here; may cost all drafting"),
         ("--rollback", ROLLBACKS, "NAME", f"how rejected drafts are undone: {_UNDO}", EngineConfig.rollback),
     )
@@ -268,7 +269,7 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """What these options say of an engine before any model is looked at. Raises ConfigError."""
-    for flag in ("--model", "--draft-model"):
+    for flag in ("--model", "--draft-model", "--adapter"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
     listed = args.draft.split(",") if isinstance(args.draft, str) else ()
@@ -300,6 +301,7 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
             spec=spec,
             config=config,
             dtype=args.dtype,
+            adapter=args.adapter,
         )
     own = engine.model.max_context
     if config.max_context is not None and config.max_context > own:

@@ -42,6 +42,7 @@ ALIASES = {
     "--spec-draft-n-min": "--draft-min",
     "--spec-draft-p-min": "--draft-p-min",
     "--system-prompt": "--system",
+    "--adapter-path": "--adapter",
     "--verbose": "--stats",
 }
 

@@ -117,8 +117,9 @@ def run(args: argparse.Namespace) -> int:
 def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[], Engine]]:
     """Served names and how to load what they name."""
     makers: dict[str, Callable[[], Engine]] = {}
-    if args.revision is not None and len(args.model or ()) > 1:
-        raise ConfigError("--revision is of one model, and several were given.")
+    for flag, value in (("--revision", args.revision), ("--adapter", args.adapter)):
+        if value is not None and len(args.model or ()) > 1:
+            raise ConfigError(f"{flag} is of one model, and several were given.")
     for given in args.model or [options.DEMO]:
         name, model = _named(given)
         if name in makers:

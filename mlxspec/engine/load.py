@@ -56,6 +56,7 @@ def load(
     spec: SpecConfig | None = None,
     config: EngineConfig | None = None,
     dtype: str | None = None,
+    adapter: str | None = None,
 ) -> Engine:
     """Load a model and its drafters.
 
@@ -66,7 +67,7 @@ def load(
     its own. drafters: objects of your own (docs/drafters.md); "auto" asks them first, a
     list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is
     "auto" and spec names some). dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32
-    on a CPU.
+    on a CPU. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -88,7 +89,7 @@ def load(
     started = time.perf_counter()  # whatever had to be downloaded is here
     with device.private_kernels():
         races.prepare()
-        target = assemble_lazily(folder.config(), folder.read, _DTYPES.get(dtype or ""))
+        target = assemble_lazily(folder.config(), folder.read, _DTYPES.get(dtype or ""), adapter=adapter)
         tokenizer = _tokenizer(folder.path, target)
         names = _names(asked, target, beside, tuple(own), is_named=is_named)
         modules: list[nn.Module] = [target.model]

@@ -28,6 +28,7 @@ from mlxspec.loading.weights import (
     is_of_a_tower,
     missing_and_extra,
 )
+from mlxspec.models.adapters import fuse_adapter
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
 from mlxspec.models.qwen3_5 import Qwen35
@@ -85,9 +86,11 @@ def assemble_lazily(
     dtype: mx.Dtype | None = None,
     *,
     beside: int = 0,
+    adapter: str | None = None,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
-    as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well."""
+    as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
+    whose LoRA layers are folded into the weights."""
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
@@ -98,6 +101,8 @@ def assemble_lazily(
     num_skipped = sum(map(is_of_a_tower, weights))
     trunk, head = kind.sanitize(weights, parsed)
     packed = _fill(model, trunk, dtype, "The model", _foreign_format(config), beside)
+    if adapter is not None:
+        fuse_adapter(model, adapter)
     mtp = None
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
