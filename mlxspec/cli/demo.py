@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -178,7 +177,7 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
 
 def _next_steps() -> str:
     """What to type next, with the command as it was called."""
-    own = terminal.sentence(os.environ.get("MLXSPEC_COMMAND", "")) or "mlxspec"
+    own = terminal.own_name()
     steps = (
         ("chat", "a conversation with this model"),
         ('generate "what does os.path.join do?"', "one answer"),

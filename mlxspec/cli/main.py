@@ -17,7 +17,7 @@ EXAMPLES = """\
 mlxspec: speculative decoding on MLX that never changes the text.
 
   mlxspec demo                                     watch it on the built-in model, with drafting and without
-  mlxspec generate -p "what does os.path.join do?" one answer from the built-in model
+  mlxspec generate "what does os.path.join do?"    one answer from the built-in model
   mlxspec chat --model owner/name                  a conversation with a model from Hugging Face or a folder
 
 `mlxspec --help` lists the commands, `mlxspec COMMAND --help` their options."""
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if not arguments:
-        print(EXAMPLES)
+        print(EXAMPLES.replace("mlxspec ", f"{terminal.own_name()} "))
         return 0
     try:
         args = options.parse(arguments)

@@ -111,6 +111,11 @@ def complain(text: str) -> None:
     print(f"mlxspec: error: {sentence(text)}", file=sys.stderr, flush=True)
 
 
+def own_name() -> str:
+    """What to type to run this command again: `mlxspec`, or the script of a checkout that was called."""
+    return sentence(os.environ.get("MLXSPEC_COMMAND", "")) or "mlxspec"
+
+
 def prepare_streams() -> None:
     """A stream that was closed before we began goes nowhere; a stdout that cannot spell a character shows `?` instead."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -90,3 +90,33 @@ def test_streams_that_are_closed_from_the_start(closed: str) -> None:
     )
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.count(b"\n") == (closed != "2>&-")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the scripts are for POSIX shells")
+def test_the_script_runs_the_command_from_anywhere(tmp_path: Path) -> None:
+    """With an environment that is there; the command says its own name as it was called."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("demo", "mlxspec"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+        (tmp_path / "scripts" / name).chmod(0o700)
+    (tmp_path / "scripts" / "_env.sh").write_text(f"make_env() {{ PY={sys.executable}; }}\n")
+
+    def called(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [script, *arguments]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env=environment(),
+            cwd=tmp_path,
+            check=False,
+        )
+
+    assert "  scripts/mlxspec chat" in called("scripts/mlxspec").stdout
+    done = called("./scripts/mlxspec", "generate", "two words", "more")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "put the whole prompt in quotes" in done.stderr
+    done = called("scripts/demo", "--repeat", "0")
+    assert done.returncode == 2
+    assert "--repeat" in done.stderr
