@@ -1,6 +1,6 @@
 """`mlxspec demo`: the same prompts with drafting off and on, side by side: same text, which speed, who drafted.
 
-Knows options and output; prompts, runs and comparison are demo_prompts.py and demo_runs.py.
+Knows options and output; prompts, runs and comparison are mlxspec.bench.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.demo_prompts import PROMPTS
-from mlxspec.cli.demo_runs import Comparison, DemoOutcome, outcome_data, run_prompt
 from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import SpecConfig, check_number
@@ -23,6 +21,7 @@ from mlxspec.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mlxspec.bench.demo_runs import Comparison, DemoOutcome
     from mlxspec.engine.engine import Engine
 
 DEMO_CHOICES = ("ngram-simple,mtp", "ngram-simple,draft-model")
@@ -49,8 +48,12 @@ def run(args: argparse.Namespace) -> int:
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     started = time.perf_counter()
     engine, choices = load(args)
+    from mlxspec.bench.demo_prompts import PROMPTS
+    from mlxspec.bench.demo_runs import run_prompt
+
     if not args.json:
-        _introduce(engine, choices)
+        ways = ", then with ".join(" + ".join(c) for c in choices)
+        terminal.say(f"{len(PROMPTS)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
     outcomes = []
     for i, prompt in enumerate(PROMPTS):
         with Waiting(f"{i + 1} of {len(PROMPTS)}: {prompt.what}"):
@@ -94,11 +97,6 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     choices = [SpecConfig(drafters=tuple(n.strip() for n in names.split(","))).drafters for names in wanted]
     every = dict.fromkeys(name for choice in choices for name in choice)
     return options.load_engine(args, SpecConfig(policy="fixed"), draft=",".join(every)), choices
-
-
-def _introduce(engine: Engine, choices: Sequence[tuple[str, ...]]) -> None:
-    ways = ", then with ".join(" + ".join(c) for c in choices)
-    terminal.say(f"{len(PROMPTS)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
 
 
 def _show_answer(outcome: DemoOutcome) -> None:
@@ -203,3 +201,25 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if terminal.is_terminal(sys.stdout) else _NO_TERMINAL_WIDTH)
+
+
+def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
+    """One prompt's outcome for JSON."""
+    return {
+        "prompt": outcome.prompt.name,
+        "temperature": outcome.prompt.temperature,
+        "text": outcome.result.text,
+        "tokens": list(outcome.result.tokens),
+        "comparisons": [
+            {
+                "drafters": list(c.drafters),
+                "identical": c.is_identical,
+                "plain_tokens_per_second": round(c.plain_speed, 2),
+                "tokens_per_second": round(c.speed, 2),
+                "ratio": None if c.ratio is None else round(c.ratio, 4),
+                "flip": None if c.flip is None else vars(c.flip),
+                "stats": stats_line.as_data(c.stats),
+            }
+            for c in outcome.comparisons
+        ],
+    }

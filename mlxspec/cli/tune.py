@@ -152,7 +152,7 @@ def encoded(engine: Engine, texts: list[Any] | None) -> list[list[int]]:
 def built_in(model: str) -> list[str]:
     """What the demo models know something about, for them; the nine tasks of `bench mtp` for all others."""
     if model in options.DEMO_FAMILY:
-        from mlxspec.cli.demo_prompts import PROMPTS
+        from mlxspec.bench.demo_prompts import PROMPTS
 
         return [p.text for p in PROMPTS if p.is_chat and p.temperature == 0]
     from mlxspec.bench.tasks import TASKS

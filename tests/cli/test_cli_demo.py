@@ -12,8 +12,8 @@ from cli_checkpoints import write_checkpoint
 from cli_runs import Ran, Run, refused
 
 import mlxspec
-from mlxspec.cli import demo, demo_runs
-from mlxspec.cli.demo_prompts import PROMPTS, DemoPrompt
+from mlxspec.bench import demo_prompts, demo_runs
+from mlxspec.bench.demo_prompts import PROMPTS, DemoPrompt
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.loading import hub
@@ -39,7 +39,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_runs, "_MOST_TURNS", 1)
-    monkeypatch.setattr(demo, "PROMPTS", (PROMPTS[1], PROMPTS[-1]))
+    monkeypatch.setattr(demo_prompts, "PROMPTS", (PROMPTS[1], PROMPTS[-1]))
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ import pytest
 from cli_runs import Run
 
 from mlxspec import demo
-from mlxspec.cli import demo as demo_command
-from mlxspec.cli import demo_runs
-from mlxspec.cli.demo_prompts import PROMPTS
+from mlxspec.bench import demo_prompts, demo_runs
 
 pytestmark = pytest.mark.skipif(
     not (demo.GEMMA / "config.json").is_file(), reason="the Gemma member is not in this checkout"
@@ -27,7 +25,7 @@ def test_generate(run: Run) -> None:
 
 def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_runs, "_MOST_TURNS", 1)
-    monkeypatch.setattr(demo_command, "PROMPTS", (PROMPTS[0],))
+    monkeypatch.setattr(demo_prompts, "PROMPTS", (demo_prompts.PROMPTS[0],))
     ran = run("demo", "--model", "demo-gemma", "--max-tokens", "8", "--repeat", "1")
     assert ran.code == 0, ran.err
     assert "draft-model" in ran.out

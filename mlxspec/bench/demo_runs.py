@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mlxspec.cli.answer import encode
-from mlxspec.cli.demo_prompts import DemoPrompt
-from mlxspec.cli.stats_line import as_data
+from mlxspec.bench.demo_prompts import DemoPrompt
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine, Result
@@ -70,7 +69,13 @@ def run_prompt(
 
     `repeat` turns count, more where the answer is so short that its speed would be chance.
     """
-    tokens = encode(engine, prompt.text, plain=not prompt.is_chat)
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"{engine.name} has no tokenizer.")
+    if prompt.is_chat and tokenizer.template is not None:
+        tokens = engine.chat_prompt([{"role": "user", "content": prompt.text}])
+    else:
+        tokens = tokenizer.encode(prompt.text)
     params = SamplingParams(max_tokens=max_tokens, temperature=prompt.temperature, seed=prompt.seed)
     specs: list[SpecConfig] = [
         replace(engine.spec, drafters=()),
@@ -147,25 +152,3 @@ def find_flip(
         plain_token=plain[place] if place < len(plain) else None,
         drafted_token=drafted[place] if place < len(drafted) else None,
     )
-
-
-def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
-    """One prompt's outcome for JSON."""
-    return {
-        "prompt": outcome.prompt.name,
-        "temperature": outcome.prompt.temperature,
-        "text": outcome.result.text,
-        "tokens": list(outcome.result.tokens),
-        "comparisons": [
-            {
-                "drafters": list(c.drafters),
-                "identical": c.is_identical,
-                "plain_tokens_per_second": round(c.plain_speed, 2),
-                "tokens_per_second": round(c.speed, 2),
-                "ratio": None if c.ratio is None else round(c.ratio, 4),
-                "flip": None if c.flip is None else vars(c.flip),
-                "stats": as_data(c.stats),
-            }
-            for c in outcome.comparisons
-        ],
-    }
