@@ -42,26 +42,19 @@ def save(path: Path, saved: Saved) -> None:
     """Write it for its owner alone. Raises ConfigError where that cannot be, or where another kind of file would be lost."""
     if path.exists() and not _is_ours(path):
         raise ConfigError(f"{path} is there and is no saved conversation; choose another name.")
-    data = {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": saved.model,
-        "system": saved.system,
-        "messages": [dict(m) for m in saved.messages],
-    }
+    data = {"format": FORMAT, "version": VERSION, "model": saved.model, "system": saved.system}
+    text = json.dumps(data | {"messages": [dict(m) for m in saved.messages]}, ensure_ascii=False, indent=1)
+    name = ""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".mlxspec-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, ensure_ascii=False, indent=1)
-                file.write("\n")
-            os.replace(name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(name, path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be written: {_why(error)}.") from error
+    finally:
+        with suppress(OSError):  # where it has not become `path`
+            os.unlink(name)
 
 
 def new_file() -> Path | None:
@@ -121,13 +114,7 @@ def _message(found: Any, index: int, path: Path) -> dict[str, str]:
 
 def _is_text(value: Any) -> bool:
     """A string of whole characters: JSON can spell half ones."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -135,12 +122,10 @@ def _read(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(f"{path} is too large for a conversation.")
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, UnicodeDecodeError | json.JSONDecodeError | RecursionError):
-            raise ConfigError(f"{path} is no valid JSON.") from error
-        raise ConfigError(f"{path} cannot be read: {_why(error)}.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {_why(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no valid JSON.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is no conversation saved by mlxspec.")
     return data
