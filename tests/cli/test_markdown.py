@@ -112,6 +112,21 @@ def test_pieces_do_not_matter(size: int) -> None:
     assert shown(pieces) == shown([TEXT])
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("one\n#two goes on\n", "one #two goes on\n"),  # no heading, so no block of its own
+        ("- one\n1two\n", " • one 1two\n"),
+        ("[a]: http://b 'c'\n", "[a]: http://b 'c'\n"),  # what CommonMark would not show
+        ("![d](http://e)", "!d (http://e)\n"),
+        ("<b>f</b>\n\n<div>\ng\n</div>\n", "<b>f</b>\n\n<div> g </div>\n"),
+        ("h\n===\n", "h ===\n"),
+    ],
+)
+def test_nothing_is_hidden_and_no_block_is_closed_too_early(text: str, wanted: str) -> None:
+    assert shown([text]) == shown(list(text)) == wanted
+
+
 @pytest.mark.parametrize("height", [3, 5, 200])
 def test_a_block_taller_than_the_window_is_whole_at_the_end(height: int) -> None:
     text = "```\n" + "".join(f"line {i}\n" for i in range(30)) + "```\n\n" + "word " * 200
