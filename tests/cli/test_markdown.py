@@ -125,6 +125,8 @@ def test_pieces_do_not_matter(size: int) -> None:
 )
 def test_nothing_is_hidden_and_no_block_is_closed_too_early(text: str, wanted: str) -> None:
     assert shown([text]) == shown(list(text)) == wanted
+    for i in range(1, len(text)):  # a piece that ends within a line
+        assert shown([text[:i], text[i:]]) == wanted
 
 
 @pytest.mark.parametrize("height", [3, 5, 200])
