@@ -11,8 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from mlxspec.bench.demo_prompts import DemoPrompt
+from mlxspec.bench.prompts import encode
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine, Result
@@ -69,13 +69,7 @@ def run_prompt(
 
     `repeat` turns count, more where the answer is so short that its speed would be chance.
     """
-    tokenizer = engine.tokenizer
-    if tokenizer is None:
-        raise ConfigError(f"{engine.name} has no tokenizer.")
-    if prompt.is_chat and tokenizer.template is not None:
-        tokens = engine.chat_prompt([{"role": "user", "content": prompt.text}])
-    else:
-        tokens = tokenizer.encode(prompt.text)
+    tokens = encode(engine, prompt.text, is_chat=prompt.is_chat)
     params = SamplingParams(max_tokens=max_tokens, temperature=prompt.temperature, seed=prompt.seed)
     specs: list[SpecConfig] = [
         replace(engine.spec, drafters=()),

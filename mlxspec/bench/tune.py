@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import DRAFTER_NAMES, SamplingParams, SpecConfig
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.load import make_ngram_drafter
 
 DEPTHS = (1, 2, 3, 4, 6, 8)  # tokens a model drafts at once, as tried
 MARGIN = 1.02  # this much faster than plain decoding, or it beats nothing
 PLAIN = "plain"
+_LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +136,19 @@ def best(scores: Sequence[Score]) -> Score | None:
     """The fastest contestant that beats plain decoding with the same texts; None where nothing does."""
     faster = [s for s in scores if (s.speedup or 0.0) >= MARGIN]
     return max(faster, key=lambda s: s.speedup or 0.0, default=None)
+
+
+def with_lookups(engine: Engine, wanted: bool) -> Engine:
+    """The engine with every n-gram drafter besides those it has, where `wanted`; its own default stays."""
+    if not wanted:
+        return engine
+    has = engine.chain.drafters
+    more = [make_ngram_drafter(n, engine.spec, engine.model.vocab_size) for n in _LOOKUPS if n not in has]
+    return Engine(
+        engine.model,
+        engine.tokenizer,
+        drafters=[*has.values(), *more],
+        spec=engine.spec,
+        config=engine.config,
+        name=engine.name,
+    )

@@ -15,7 +15,7 @@ from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_table
-from mlxspec.config import DRAFTER_NAMES, check_number
+from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
-_MOST_BYTES = 1 << 24  # of a file of prompts
-_LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     from mlxspec.bench import plots
+    from mlxspec.bench import tune as bench
+    from mlxspec.bench.prompts import encoded, read_prompts
 
     texts = None if args.prompts is None else read_prompts(Path(args.prompts))
     if args.draft == "off":
@@ -60,9 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.platform import device
 
     device.compile_kernels()  # what is measured is worth waiting for
-    engine = with_lookups(options.load_engine(args, spec), args.draft == "auto")
+    engine = bench.with_lookups(options.load_engine(args, spec), args.draft == "auto")
     prompts = encoded(engine, texts)
-    from mlxspec.bench import tune as bench
     from mlxspec.policy import calibrate
 
     with Waiting("measuring what rounds cost here"):
@@ -100,83 +99,6 @@ def run(args: argparse.Namespace) -> int:
         terminal.say(f"\n{verdict(winner, plain)}\n")
         terminal.note(f"costs are kept in {path} for --policy auto · {stats_line.machine()}")
     return 1 if any(s.num_different for s in scores) else 0
-
-
-def read_prompts(path: Path) -> list[Any]:
-    """Texts to be asked: one a line; or, in a file that ends with .jsonl, JSON objects with "prompt" or "messages". Raises ConfigError."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(
-                f"--prompts: {path} is larger than {stats_line.size(_MOST_BYTES)}; take fewer prompts."
-            )
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"--prompts: {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--prompts: {path} is not UTF-8 text.") from error
-    if not lines:
-        raise ConfigError(f"--prompts: there is no prompt in {path}; write one a line.")
-    if path.suffix != ".jsonl":
-        return lines
-    return [_from_json(path, i, line) for i, line in enumerate(lines, 1)]
-
-
-def _from_json(path: Path, number: int, line: str) -> Any:
-    try:
-        found = json.loads(line)
-        value = found["messages"] if "messages" in found else found["prompt"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f'--prompts: line {number} of {path} is no JSON object with "prompt" or "messages".'
-        ) from error
-    is_text = isinstance(value, str) and value
-    if not is_text and not (isinstance(value, list) and value and all(isinstance(m, dict) for m in value)):
-        raise ConfigError(
-            f"--prompts: line {number} of {path} has an empty prompt, or messages that are none."
-        )
-    return value
-
-
-def encoded(engine: Engine, texts: list[Any] | None) -> list[list[int]]:
-    """Token ids of prompts in the model's chat format; of the built-in ones if there are none."""
-    from mlxspec.cli.answer import encode
-
-    if texts is None:
-        texts = built_in(engine.name)
-    return [
-        encode(engine, text, system=None, plain=False) if isinstance(text, str) else engine.chat_prompt(text)
-        for text in texts
-    ]
-
-
-def built_in(model: str) -> list[str]:
-    """What the demo models know something about, for them; the nine tasks of `bench mtp` for all others."""
-    if model in options.DEMO_FAMILY:
-        from mlxspec.bench.demo_prompts import PROMPTS
-
-        return [p.text for p in PROMPTS if p.is_chat and p.temperature == 0]
-    from mlxspec.bench.tasks import TASKS
-
-    return [t.prompt for t in TASKS]
-
-
-def with_lookups(engine: Engine, wanted: bool) -> Engine:
-    """The engine with every n-gram drafter besides those it has, where `wanted`; its own default stays."""
-    from mlxspec.engine.engine import Engine as Made
-    from mlxspec.engine.load import make_ngram_drafter
-
-    if not wanted:
-        return engine
-    has = engine.chain.drafters
-    more = [make_ngram_drafter(n, engine.spec, engine.model.vocab_size) for n in _LOOKUPS if n not in has]
-    return Made(
-        engine.model,
-        engine.tokenizer,
-        drafters=[*has.values(), *more],
-        spec=engine.spec,
-        config=engine.config,
-        name=engine.name,
-    )
 
 
 def score_data(score: Score) -> dict[str, Any]:
