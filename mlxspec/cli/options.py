@@ -7,6 +7,7 @@ given is not passed on. Knows flags and argparse; knows no terminal.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ from mlxspec.config import (
     Policy,
     SamplingParams,
     SpecConfig,
+    shown,
 )
 from mlxspec.errors import ConfigError, MemoryBudgetError
 
@@ -272,6 +274,9 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     for flag in ("--model", "--draft-model", "--adapter"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
+    is_elsewhere = "/" in args.model or os.path.exists(args.model)
+    if args.model not in DEMO_FAMILY and not is_elsewhere and (tip := near(args.model, DEMO_FAMILY)):
+        raise ConfigError(f"There is no folder {shown(args.model)}; {tip}")
     listed = args.draft.split(",") if isinstance(args.draft, str) else ()
     for name in () if args.draft in ("off", "auto") else listed:
         known = (*DRAFTER_NAMES, "off", "auto")

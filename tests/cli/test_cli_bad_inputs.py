@@ -67,7 +67,7 @@ BAD = [
     ("generate x --rollback tap", "did you mean tape?"),
     # models
     ("generate x --model ''", "--model must not be empty"),
-    ("generate x --model demmo", "There is no folder demmo"),
+    ("generate x --model demmo", "did you mean demo?"),
     ("generate x --model /no/such/model", "/no/such/model"),
     ("generate x --revision main", "only models from Hugging Face have revisions"),
     # drafting
