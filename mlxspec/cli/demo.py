@@ -179,7 +179,7 @@ def _next_steps() -> str:
     steps = (
         ("chat", "a conversation with this model"),
         ('generate "what does os.path.join do?"', "one answer"),
-        ("inspect mlx-community/Qwen3.5-4B-4bit", "what a real model needs, once it has been pulled"),
+        ("pull mlx-community/Qwen3.5-4B-4bit", "fetch a real model; chat --model takes it then"),
     )
     return "\n".join(
         ["Go on with:", *(f"  {f'{own} {words}':<64} {about}".rstrip() for words, about in steps)]

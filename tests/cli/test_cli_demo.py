@@ -69,7 +69,7 @@ def test_the_family_without_options(run: Run, as_demo: None) -> None:
     assert [line.split()[:2] for line in steps.splitlines()] == [
         ["mlxspec", "chat"],
         ["mlxspec", "generate"],
-        ["mlxspec", "inspect"],
+        ["mlxspec", "pull"],
     ]
 
 
