@@ -156,6 +156,14 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name for name in names if names.count(name) > 1} == KNOWN_TWICE
 
 
+def test_the_chain_of_drafters_knows_no_policy() -> None:
+    """It asks drafters; who is asked and when is decided above it."""
+    assert "auto" not in (PACKAGE / "drafters" / "chain.py").read_text(encoding="utf-8")
+    assert all(
+        not name.startswith("mlxspec.policy") for p in PACKAGE.glob("drafters/*.py") for name in imports(p)
+    )
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if layer_of(module_of(p)) in FREE_OF_ARRAYS], ids=label)
 def test_low_layers_know_no_arrays(path: Path) -> None:
     heavy = {"mlx", "mlx_lm", "numpy", "transformers", "huggingface_hub"}
