@@ -236,6 +236,8 @@ def _path_of(library: ctypes.CDLL) -> str | None:
 
 def num_cores() -> int:
     """Cores this process may use: its affinity, and in a container the CPU quota of its control group (v2)."""
+    if sys.platform == "darwin":  # has no affinity and no control groups
+        return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import compile_kernels
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+import write_checkpoint
 
-from mlxspec.kernels import gdn_round, launch, qmv_rows
+from mlxspec.cache.rollback import TAPE, Snapshots
+from mlxspec.kernels import launch, qmv_rows
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.registry import architecture
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "metal"))
@@ -57,24 +61,41 @@ def test_a_file_is_the_whole_text_that_mlx_compiles(written, named):
         assert "[[host_name(" in text
 
 
-def test_what_self_checks_and_models_launch_is_among_them(named):
-    """A variant that only a launch knows would meet the compiler on a user's machine first."""
+@pytest.mark.parametrize("rollback", [TAPE, Snapshots(3)], ids=["tape", "snapshots"])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_what_models_launch_is_among_them(named, monkeypatch, rollback, bits):
+    """A variant that only a model launches would meet the compiler on a user's machine first. Forwards of a 0.8B's layers are built with
+    every kernel in use: a prompt, verifies of which a part is accepted, and a plain step."""
+    config = write_checkpoint.cut(write_checkpoint.SIZES["qwen3.5-0.8b"], 4, 512)
+    kind = architecture(config)
+    model = kind.build(kind.parse(config))
+    model.set_dtype(mx.bfloat16)
+    if bits is not None:
+        nn.quantize(model, group_size=64, bits=bits)
+    model.fuse()
     recorder = compile_kernels.Recorder()
-    shape = compile_kernels.shapes()[1]
+    used = {name: launch.KernelReport(name=name, in_use=True, reason="forced") for name in launch._checks}
+    monkeypatch.setattr(launch, "_reports", used)
+    monkeypatch.setattr(launch, "wins", lambda *_: True)
     with launch.using(recorder):
-        launch.forget()
-        launch.reports()
-        launch.forget()
-        for width in (1, 3, 7):
-            rows = FlatRows((width,))
-            tokens = compile_kernels._tokens(shape, mx.bfloat16, width)
-            state = mx.zeros((1, shape.num_v_heads, shape.v_dim, shape.k_dim))
-            gdn_round.gdn_round_metal(tokens, state, gdn_round.RowLayout.of(rows))
+        cache = model.make_cache(1, rollback)
+        for widths, facts, stood in (
+            ((512,), True, None),
+            ((5,), False, [2]),
+            ((3,), False, [3]),
+            ((1,), True, None),
+        ):
+            rows = FlatRows(widths)
+            model.forward(mx.zeros(rows.num_tokens, mx.int32), rows, cache, facts=facts)
+            cache.commit(stood)
+    launched = {v.kernel for v in recorder.texts}
+    assert launched >= {"conv_qkv", "gdn_round", *(["qmv_rows"] if bits else [])}
     known = {
         (v["kernel"], tuple(map(tuple, v["template"])), tuple(map(tuple, v["arguments"])))
         for v in named.values()
     }
-    assert {(v.kernel, v.template, v.arguments) for v in recorder.texts} <= known
+    missing = {(v.kernel, v.template, v.arguments) for v in recorder.texts} - known
+    assert not missing
 
 
 @pytest.mark.slow
