@@ -50,13 +50,15 @@ ROWS = (
     (1,) * 9,
 )  # widths of rows of rounds: narrow, wide, ragged, and nine rows
 PIECES = ((512,), (2048,), (1000,), (600, 8))  # of prompts
-SNAPSHOTS = (
-    (2, 2),
-    (2, 3),
-    (3, 3),
-    (5, 5),
-    (5, 9),
-)  # states before and after a round of rollback by snapshots; any depth can be asked for
+DEPTHS = (
+    2,
+    3,
+    4,
+    5,
+)  # states kept by rollback with snapshots; any other number of states is a variant of its own
+SNAPSHOTS = tuple(
+    pair for n in DEPTHS for pair in ((1, n), (n, n), (n, 1))
+)  # states before and after a round
 _metal_kernel = mx.fast.metal_kernel
 
 
