@@ -7,13 +7,31 @@ So rollback needs no work here, and a fork may write there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.cache.places import Places
+from mlxspec.cache.places import Places, seen_behind
+from mlxspec.errors import CacheError
 
 KV = tuple[mx.array, mx.array]  # keys and values (1, Hkv, n, D)
 _STEP = 256  # buffers grow in these many tokens, or an eighth, whichever is more
+# bytes of a row's keys: below them copying keys and values takes a GPU less than the six launches more of attention with a tail
+_WORTH_A_TAIL = 1 << 20
+
+
+class Tailed(NamedTuple):
+    """A row's keys and values in two parts: a beginning that is only read, and a tail. (1, Hkv, L, D) and (1, Hkv, n, D); the queries stand
+    at the end of the tail. mask (w, L + n) bool: what each of w queries sees; None: everything."""
+
+    keys: mx.array
+    values: mx.array
+    tail_keys: mx.array
+    tail_values: mx.array
+    mask: mx.array | None
+
+
+View = KV | Tailed
 
 
 class AttentionLayerCache:
@@ -31,11 +49,17 @@ class AttentionLayerCache:
         self.dtype = dtype
         self.keys: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
         self.values: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
+        self._tails: dict[int, _Tail] | None = None  # of a fork that writes no buffers, by row
 
-    def append(self, keys: mx.array, values: mx.array, places: Places) -> list[tuple[mx.array, mx.array]]:
-        """Write keys, values (N, Hkv, D) at `places`. Return for each row views (1, Hkv, length + width, D), without meaning for a
-        row of width 0. Where lengths are only bounds, `places.masks` says which tokens of a view a query sees."""
-        views, rows = [], places.rows
+    def append(self, keys: mx.array, values: mx.array, places: Places) -> Sequence[View]:
+        """Write keys, values (1, N, Hkv, D) or (N, Hkv, D) at `places`. Return for each row views (1, Hkv, length + width, D), without
+        meaning for a row of width 0. Where lengths are only bounds, `places.masks` says which tokens of a view a query sees, unless the
+        view is Tailed."""
+        keys, values = (x if x.ndim == 4 else x[None] for x in (keys, values))
+        if self._tails is not None:
+            return self._append_to_tails(self._tails, keys, values, places)
+        views: list[View] = []
+        rows = places.rows
         for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
             end = length + width
             if width == 0:
@@ -43,8 +67,8 @@ class AttentionLayerCache:
                 continue
             self._reserve(r, length, end)
             for buffers, new in ((self.keys, keys), (self.values, values)):
-                new = new if rows.num_rows == 1 else new[rows.starts[r] : rows.starts[r + 1]]
-                new = new.reshape(1, -1, 1, new.shape[2]) if width == 1 else new.swapaxes(0, 1)[None]
+                new = new if rows.num_rows == 1 else new[:, rows.starts[r] : rows.starts[r + 1]]
+                new = new.reshape(1, -1, 1, new.shape[3]) if width == 1 else new.swapaxes(1, 2)
                 if places.starts is None:
                     buffers[r][:, :, length:end] = new
                 else:
@@ -56,10 +80,40 @@ class AttentionLayerCache:
         """Keys and values of the first `length` tokens, (1, Hkv, length, D) each. Drop them before the next append."""
         return self.keys[row][:, :, :length], self.values[row][:, :, :length]
 
-    def fork(self) -> AttentionLayerCache:
-        """The same buffers under another owner. The last writer owns what lies beyond the committed length."""
+    def _append_to_tails(
+        self, tails: dict[int, _Tail], keys: mx.array, values: mx.array, places: Places
+    ) -> list[View]:
+        views: list[View] = []
+        rows = places.rows
+        for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
+            if width == 0:
+                views.append((self.keys[r], self.values[r]))
+                continue
+            k, v = (x[:, rows.starts[r] : rows.starts[r + 1]].swapaxes(1, 2) for x in (keys, values))
+            tail = tails.get(r)
+            if tail is None:
+                start = None if places.starts is None else places.starts[r]
+                tail = _Tail(length, start, k, v)
+            else:
+                k, v = (mx.concatenate(pair, axis=2) for pair in ((tail.keys, k), (tail.values, v)))
+                tail = tail._replace(keys=k, values=v)
+            tails[r] = tail
+            mask = seen_behind(tail.begin, tail.start, width, tail.keys.shape[2])
+            begin = self.keys[r][:, :, : tail.begin], self.values[r][:, :, : tail.begin]
+            views.append(Tailed(*begin, tail.keys, tail.values, mask))
+        return views
+
+    def fork(self, *, tails: bool = False) -> AttentionLayerCache:
+        """The same buffers under another owner. The last writer owns what lies beyond the committed length.
+
+        tails: the fork reads the buffers and writes what is appended elsewhere. A GPU updates a buffer in place only when everything that
+        read it has run; forwards on a fork follow each other too fast for that, so each would copy the whole buffer.
+        """
+        if self._tails is not None:
+            raise CacheError("A fork that writes no buffers cannot be forked.")
         twin = object.__new__(AttentionLayerCache)
         twin.shape, twin.dtype, twin.keys, twin.values = self.shape, self.dtype, self.keys, self.values
+        twin._tails = {} if tails and any(k.nbytes >= _WORTH_A_TAIL for k in self.keys) else None
         return twin
 
     def join(self, other: AttentionLayerCache) -> None:
@@ -112,6 +166,16 @@ class AttentionLayerCache:
 
     def _buffer(self, capacity: int) -> mx.array:
         return mx.zeros((1, self.shape[0], capacity, self.shape[1]), self.dtype)
+
+
+class _Tail(NamedTuple):
+    """What a row has behind its first `begin` tokens, of which only the first start (1,) int32 count where that is known to the device
+    only: keys, values (1, Hkv, n, D)."""
+
+    begin: int
+    start: mx.array | None
+    keys: mx.array
+    values: mx.array
 
 
 def copied(x: mx.array) -> mx.array:

@@ -39,6 +39,14 @@ class Places:
         return self.exact[mx.array(owners.astype(np.int32))] + offsets
 
     @cached_property
+    def turns(self) -> mx.array:
+        """(N, 1, 1): the same as angles want it, float32 where the host knows it."""
+        if self.exact is not None:
+            return self.positions[:, None, None]
+        pieces = [np.arange(n, n + w) for n, w in zip(self.lengths, self.rows.widths, strict=True)]
+        return mx.array(np.concatenate(pieces).astype(np.float32)[:, None, None])
+
+    @cached_property
     def starts(self) -> list[mx.array] | None:
         """Of each row (1,) int32, where its first token goes; None where lengths say so.
 
@@ -66,6 +74,18 @@ class Places:
             ends = np.arange(length, length + width)[:, None]
             self._causal[row] = None if width <= 1 else mx.array(np.arange(length + width)[None] <= ends)
         return self._causal[row]
+
+
+def seen_behind(begin: int, start: mx.array | None, width: int, num_behind: int) -> mx.array | None:
+    """What each of the last `width` of `num_behind` tokens sees, (width, begin + num_behind) bool, where the row's first tokens are the
+    first start (1,) int32 of `begin`, or all of them for None. None: each sees everything."""
+    if start is None and width == 1:
+        return None
+    own = np.arange(num_behind)[None] <= np.arange(num_behind - width, num_behind)[:, None]
+    if start is None:
+        return mx.array(np.concatenate([np.ones((width, begin), np.bool_), own], axis=1))
+    first = mx.broadcast_to(mx.array(_up_to(begin)) < start, (width, begin))
+    return mx.concatenate([first, mx.array(own)], axis=1)
 
 
 def _up_to(end: int) -> np.ndarray:

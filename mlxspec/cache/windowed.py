@@ -47,6 +47,7 @@ class WindowedLayerCache(AttentionLayerCache):
         what was written and begin at or up to ALIGNMENT - 1 tokens before the first token's window; they mean nothing for a row of
         width 0."""
         rows = places.rows
+        keys, values = (x if x.ndim == 4 else x[None] for x in (keys, values))
         if self._is_fork and self._floors is None:
             self._floors = list(places.lengths)
         views = []
@@ -57,8 +58,8 @@ class WindowedLayerCache(AttentionLayerCache):
             self._make_room(r, length, length + width)
             begin, end = length - self.starts[r], length + width - self.starts[r]
             for buffers, new in ((self.keys, keys), (self.values, values)):
-                new = new if rows.num_rows == 1 else new[rows.starts[r] : rows.starts[r + 1]]
-                new = new.reshape(1, -1, 1, new.shape[2]) if width == 1 else new.swapaxes(0, 1)[None]
+                new = new if rows.num_rows == 1 else new[:, rows.starts[r] : rows.starts[r + 1]]
+                new = new.reshape(1, -1, 1, new.shape[3]) if width == 1 else new.swapaxes(1, 2)
                 buffers[r][:, :, begin:end] = new
             first = self.first_seen(length) - self.starts[r]
             views.append((self.keys[r][:, :, first:end], self.values[r][:, :, first:end]))
@@ -73,10 +74,12 @@ class WindowedLayerCache(AttentionLayerCache):
         """Whether all tokens that a token after `length` tokens sees are still here."""
         return self.starts[row] <= self.first_seen(length)
 
-    def fork(self) -> WindowedLayerCache:
+    def fork(self, *, tails: bool = False) -> WindowedLayerCache:
+        """tails: without effect, as a window's buffers are small."""
         twin = object.__new__(WindowedLayerCache)
         twin.shape, twin.dtype, twin.keys, twin.values = self.shape, self.dtype, self.keys, self.values
         twin.window, twin.starts, twin._is_fork, twin._floors = self.window, self.starts, True, self._floors
+        twin._tails = None
         return twin
 
     def join(self, other: AttentionLayerCache) -> None:

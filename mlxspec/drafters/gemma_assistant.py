@@ -34,7 +34,7 @@ class _Borrowed(ModelCache):
         self.views = assistant.views(cache, rows)
         self.positions = [cache.lengths[r] for r in rows]
 
-    def fork(self) -> _Borrowed:
+    def fork(self, *, tails: bool = False) -> _Borrowed:
         return self
 
     def commit(self, kept: Sequence[int] | None = None) -> None:

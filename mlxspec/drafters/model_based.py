@@ -274,7 +274,7 @@ class ModelDrafter(Drafter):
                 chosen, hidden = chosen[index], hidden[index]
                 active = [active[i] for i in going]
                 shift = None if shift is None else (shift[0][index], shift[1])
-            fork = fork or cache.fork()
+            fork = fork or cache.fork(tails=device.has_gpu())
             names = {a.row for a in active}
             rows = FlatRows(tuple(1 if name in names else 0 for name in self._order))
             out = self._forward(chosen, hidden, rows, fork, "last")

@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.attention import AttentionLayerCache, View
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.cache.windowed import WindowedLayerCache
@@ -30,6 +30,8 @@ from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
 from mlxspec.platform import device
+
+_OF_A_LAYER = 25  # kernels that Metal launches, for `device.start`
 
 
 class GemmaTextStack(nn.Module):
@@ -104,12 +106,12 @@ class Gemma(TextModel):
         taps: Sequence[int] = (),
     ) -> Output:
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
-        angles = {shape: rotary.table(places.positions) for shape, rotary in self._rotaries.items()}
+        angles = {shape: rotary.table(places.turns) for shape, rotary in self._rotaries.items()}
         c = self.config
         prepare = self._runners.get("prepare", self._prepare, rows)
         x, own_inputs = prepare(self.embed(tokens), self._embed_per_layer(tokens))
         attended, found = None, {}
-        views: dict[int, list[tuple[mx.array, mx.array]]] = {}
+        views: dict[int, Sequence[View]] = {}
         for i, shape in enumerate(c.layers):
             x, projected = self._between(i, rows, x, attended, _at(own_inputs, i - 1), *angles[shape.rotary])
             if i - 1 in taps:
@@ -120,7 +122,7 @@ class Gemma(TextModel):
                 views[i] = layer.append(projected[1], projected[2], places)
                 source = i
             attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window)
-            device.start(attended)
+            device.start(attended, num_launches=_OF_A_LAYER)
         last = len(c.layers) - 1
         x, hidden = self._between(last + 1, rows, x, attended, _at(own_inputs, last))
         if last in taps:

@@ -11,8 +11,9 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
+from mlxspec.cache.attention import Tailed, View
 from mlxspec.cache.windowed import ALIGNMENT
-from mlxspec.kernels.attention import attend
+from mlxspec.kernels.attention import attend, attend_tailed
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.gemma_config import RotaryShape
 from mlxspec.models.layers import Rotary
@@ -31,24 +32,27 @@ class GemmaRotary(Rotary):
 
 def attend_rows(
     queries: mx.array,
-    views: Sequence[tuple[mx.array, mx.array]],
+    views: Sequence[View],
     rows: FlatRows,
     scale: float,
     window: int | None,
 ) -> mx.array:
-    """queries (N, Hq, D), per row keys and values (1, Hkv, n, D) that end with the row's last query -> (N, Hq * D)."""
+    """queries (N, Hq, D), per row keys and values (1, Hkv, n, D) that end with the row's last query -> (N, Hq * D). Those in two parts are
+    of layers without a window."""
     outs = []
-    for r, (keys, values) in enumerate(views):
+    for r, view in enumerate(views):
         width = rows.widths[r]
         if width == 0:
             continue
         own = queries if rows.num_rows == 1 else queries[rows.starts[r] : rows.starts[r + 1]]
         # one token: the head axis and the token axis trade places without moving a byte
         own = own.reshape(1, -1, 1, queries.shape[2]) if width == 1 else own.swapaxes(0, 1)[None]
-        if window is None:
-            out = attend(own, keys, values, scale)
+        if isinstance(view, Tailed):
+            out = attend_tailed(own, *view[:4], scale, view.mask)
+        elif window is None:
+            out = attend(own, *view, scale)
         else:
-            out = attend_windowed(own, keys, values, scale, window)
+            out = attend_windowed(own, *view, scale, window)
         outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
