@@ -4,11 +4,14 @@
 // L2 norm, q also by sqrt(Dk); log_g = neg_a softplus(a + dt_bias), beta = sigmoid(b).
 //
 // The 3 inputs before a row's first token stand at kept[b] .. kept[b] + 2 of [window (3) | the last forward's inputs], so rolling back is
-// picking another kept. They are given back as the window before this forward, or, with FACTS, the 3 inputs after it.
+// picking another kept. They are given back as the window before this forward, and inputs_out holds this forward's inputs for the next; with
+// FACTS the window is the 3 inputs after this forward, and inputs_out has one element.
 //
 // projected (N, STRIDE) in T, columns q | k | v | z | b | a with C = 2 Hk Dk + Hv Dv before z; last_inputs (M, LAST_STRIDE), its first C columns
 // are read; window (B, 3, C) in T; weight (4, C) any float; neg_a, dt_bias (Hv) float; starts, last_starts (B + 1), kept (B).
-// Threads: grid (32, 2 Hk + Hv, B SEGMENTS): a simdgroup takes one head and at most SEGMENT tokens of one row, inputs and taps in registers.
+// k, log_g and inputs_out may have room for more tokens, span[1] instead of span[0] = N: zeros behind the last.
+// Threads: grid (32 S, 2 Hk + Hv, B) for S segments of at most SEGMENT tokens: a simdgroup takes one head and one segment of one row, inputs
+// and taps in registers. No number of tokens is a template argument, as each new value of one costs a compilation.
 // No threadgroup memory, no barriers; sums in float. Knows nothing of the recurrence.
 
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -46,8 +49,8 @@ constexpr int C = 2 * Hk * Dk + Hv * Dv;
 constexpr int SHARE = (Dk > Dv ? Dk : Dv) / 32;
 const int lane = thread_index_in_simdgroup;
 const int unit = thread_position_in_grid.y;  // q heads, then k heads, then v heads
-const int b = thread_position_in_grid.z / SEGMENTS;
-const int segment = thread_position_in_grid.z % SEGMENTS;
+const int b = thread_position_in_grid.z;
+const int segment = thread_position_in_grid.x / 32;
 const bool is_value = unit >= 2 * Hk;
 const int size = is_value ? Dv : Dk;
 const int channel = is_value ? 2 * Hk * Dk + (unit - 2 * Hk) * Dv : unit * Dk;
@@ -87,7 +90,11 @@ for (int at = first; at < end; ++at) {
     const int c = e * 32 + lane;
     mixed[e] = 0.0f;
     if (c < size) {
-      x[3][e] = static_cast<float>(projected[token * STRIDE + channel + c]);
+      const T given = projected[token * STRIDE + channel + c];
+      if (!FACTS) {
+        inputs_out[token * C + channel + c] = given;
+      }
+      x[3][e] = static_cast<float>(given);
       UNROLL
       for (int i = 0; i < 4; ++i) {
         mixed[e] = fma(x[i][e], tap[i][e], mixed[e]);
@@ -128,4 +135,25 @@ if (is_value && first + lane < end) {  // the gates: a token a lane
   const int gates = token * STRIDE + C + Hv * Dv + head;
   log_g[token * Hv + head] = neg_a[head] * softplus(static_cast<float>(projected[gates + Hv]) + dt_bias[head]);
   beta[token * Hv + head] = 1.0f / (1.0f + precise::exp(-static_cast<float>(projected[gates])));
+}
+
+if (b == 0 && segment == 0) {  // zeros where there is room and no token
+  for (int t = span[0]; t < span[1]; ++t) {
+    for (int c = lane; c < size; c += 32) {
+      if (!FACTS) {
+        inputs_out[t * C + channel + c] = static_cast<T>(0.0f);
+      }
+      if (unit >= Hk && !is_value) {
+        k[t * Hk * Dk + channel - Hk * Dk + c] = static_cast<T>(0.0f);
+      }
+    }
+    if (is_value && lane == 0) {
+      log_g[t * Hv + unit - 2 * Hk] = 0.0f;
+    }
+  }
+}
+
+// What this mode does not give back must not stay unwritten: it has one element.
+if (FACTS && thread_position_in_grid.x == 0 && thread_position_in_grid.y == 0 && thread_position_in_grid.z == 0) {
+  inputs_out[0] = static_cast<T>(0.0f);
 }

@@ -159,7 +159,7 @@ class Layer:
         last = None
         if stood is not None and past.inputs is not None:
             last = KeptInputs(past.inputs, stood.rows, stood.kept)
-        return conv_qkv(projected, past.window, self.weights, self.shape, RowLayout.of(rows), last)
+        return conv_qkv(projected, past.window, self.weights, self.shape, RowLayout.of(rows), last)[:2]
 
     def verify(
         self, way: Rollback, projected: mx.array, past: RecurrentState, stood: Stood | None, rows: FlatRows

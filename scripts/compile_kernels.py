@@ -149,7 +149,8 @@ def _recurrences(shape: GdnShape, dtype: mx.Dtype) -> None:
         )
         is_prompt = widths in PIECES
         for last in (None, kept):
-            inputs = None if last is None else conv_qkv.KeptInputs(projected, layout, num)
+            kept_inputs = projected[:, : shape.conv_size]
+            inputs = None if last is None else conv_qkv.KeptInputs(kept_inputs, layout, num)
             for facts in (True,) if is_prompt else (False, True):
                 conv_qkv.conv_qkv_metal(projected, window, weights, shape, layout, inputs, facts=facts)
             gdn_round.gdn_facts_metal(tokens, state, layout, last)

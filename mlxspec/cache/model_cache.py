@@ -54,11 +54,21 @@ class ModelCache:
 
     A commit may be unread: how much stands is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
     numbers, until the host has read them and `settle`s. In between one forward may begin, and forks may run on; nothing else may happen.
+
+    defers: whether a forward applies what stands of the one before it in passing, at no cost; else `flush` behind each commit, so that
+    a forward's shape is its own and not that of a pair of forwards.
     """
 
-    def __init__(self, layers: Sequence[LayerCache], num_rows: int, rollback: Rollback = TAPE) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerCache],
+        num_rows: int,
+        rollback: Rollback = TAPE,
+        *,
+        defers: bool = False,
+    ) -> None:
         self.layers = list(layers)
-        self.rollback = rollback
+        self.rollback, self.defers = rollback, defers
         self.lengths = [0] * num_rows
         self.exact: mx.array | None = None
         # of the unread commit: its forward, and the lengths before it
@@ -181,12 +191,13 @@ class ModelCache:
                 layer.abort()
         self.pending = None
 
-    def fork(self) -> ModelCache:
-        """A cache that runs ahead from here without changing this one. It ends when this cache begins a forward or forks again."""
+    def fork(self, *, tails: bool = False) -> ModelCache:
+        """A cache that runs ahead from here without changing this one. It ends when this cache begins a forward or forks again. tails:
+        forwards on it write no long keys and values in place, see AttentionLayerCache.fork; such a fork cannot be forked."""
         if self.pending is not None:
             raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
-        twin = ModelCache([layer.fork() for layer in self.layers], 0, self.rollback)
+        twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0, self.rollback)
         twin.lengths, twin.stood, twin.exact = list(self.lengths), self.stood, self.exact
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
@@ -276,6 +287,11 @@ class ModelCache:
     def states(self) -> list[mx.array]:
         """Every array held by recurrent layers."""
         return [x for layer in self.layers if layer.is_recurrent for x in layer.arrays]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the buffers that hold keys and values."""
+        return sum(x.nbytes for layer in self.layers if not layer.is_recurrent for x in layer.arrays)
 
     @property
     def nbytes(self) -> int:

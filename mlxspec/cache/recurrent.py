@@ -50,7 +50,7 @@ class RecurrentLayerCache:
     def abort(self) -> None:
         self._staged = None
 
-    def fork(self) -> RecurrentLayerCache:
+    def fork(self, *, tails: bool = False) -> RecurrentLayerCache:
         """Shares today's arrays, which are never written in place while two refer to them."""
         twin = object.__new__(RecurrentLayerCache)
         twin.current, twin._staged = self.current, None
@@ -92,9 +92,11 @@ class RecurrentLayerCache:
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
         columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
-        kept = window.dtype.size * (window.shape[1] * window.shape[2] + widest * columns)
+        way = by_tape()
+        inputs = max(widest * columns, way.room(widest) * window.shape[2])
+        kept = window.dtype.size * (window.shape[1] * window.shape[2] + inputs)
         size = 4 * num_heads * value_dim * key_dim
-        return size + kept + by_tape().bytes_for(widest, state.shape[1:])
+        return size + kept + way.bytes_for(widest, state.shape[1:])
 
     @property
     def snapshot_bytes(self) -> int:

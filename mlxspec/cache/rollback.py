@@ -29,6 +29,7 @@ from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn
 from mlxspec.platform import device
 
 STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
+_LEAST_ROOM = 4  # tokens
 
 
 class RecurrentState(NamedTuple):
@@ -84,6 +85,10 @@ class Rollback(ABC):
 
     max_rollback: int | None = None
 
+    def room(self, num_tokens: int) -> int:
+        """Of how many tokens kernels make what is held of a forward of so many."""
+        return num_tokens
+
     @abstractmethod
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
@@ -106,12 +111,16 @@ class Rollback(ABC):
         """Run certain tokens: y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after them."""
         if widths.max_width <= STEPS_AT_MOST:
             return self._steps(inputs, past, stood, here)
-        return gdn_prefill(inputs, self.flush(past, stood), widths)
+        return gdn_prefill(inputs, self.flush(past, stood), widths, here.starts)
 
 
 @dataclass(frozen=True)
 class TapeRollback(Rollback):
     """state: before the last forward; held: its tape (k, delta, log_g)."""
+
+    def room(self, num_tokens: int) -> int:
+        """A power of two: forwards then follow forwards of few shapes, and each pair of shapes is compiled. Memory is all that it takes."""
+        return max(_LEAST_ROOM, 1 << (num_tokens - 1).bit_length())
 
     def verify(
         self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
@@ -131,7 +140,7 @@ class TapeRollback(Rollback):
     def bytes_for(self, width: int, state: Sequence[int]) -> int:
         """Upper bound of the bytes held for a row of up to `width` tokens in a layer of state (Hv, Dv, Dk)."""
         num_heads, value_dim, key_dim = state
-        return 4 * width * num_heads * (value_dim + key_dim + 1)
+        return 4 * self.room(width) * num_heads * (value_dim + key_dim + 1)
 
 
 def _kept(past: RecurrentState, stood: Stood | None) -> Kept | None:

@@ -54,13 +54,13 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
 
 
 def gated_norm(y: mx.array, z: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """RMS norm of y (N, H, D) float32 over its last axis, times weight (D,) and silu(z): z (N, H * D) and the result are of one dtype.
+    """RMS norm of y (N, H, D) float32 over its last axis, times weight (H * D,) and silu(z): z (N, H * D) and the result are of one dtype.
 
     Two launches on a GPU, as the norm goes without its weight: MLX would first widen that to y's float32, at every call.
     """
     normed = mx.fast.rms_norm(y, None, eps)
     gate = _rational_gate if _is_rational(z) else _gate
-    return gate(normed, z.reshape(y.shape), weight).reshape(z.shape)
+    return gate(normed.reshape(z.shape), z, weight)
 
 
 def _is_rational(x: mx.array) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -36,8 +37,9 @@ _kernel = launch.MetalKernel(
         "starts",
         "last_starts",
         "kept",
+        "span",
     ],
-    outputs=["q", "k", "v", "log_g", "beta", "window_out"],
+    outputs=["q", "k", "v", "log_g", "beta", "window_out", "inputs_out"],
 )
 _NUM_TAPS = 4
 _SEGMENT = 16  # tokens a simdgroup takes; at most 32, a lane each for the gates
@@ -53,13 +55,27 @@ class ConvWeights:
     taps: Sequence[mx.array] | None = None
 
 
+class Convolved(NamedTuple):
+    """inputs: of the recurrence. window (B, 3, C): what stands before these tokens, or after them where they are facts. kept (M, C or more
+    columns, M >= N): what a later forward needs to go back to any of these tokens; None for facts."""
+
+    inputs: GdnInputs
+    window: mx.array
+    kept: mx.array | None
+
+
 @dataclass(frozen=True)
 class KeptInputs:
-    """The last forward's inputs (M, C or more columns: its whole projection will do), its rows, how many are accepted, num (B,) int32."""
+    """The last forward's `Convolved.kept`, its rows, and how many of each row's tokens are accepted, num (B,) int32."""
 
     inputs: mx.array
     rows: RowLayout
     num: mx.array
+
+
+def on_kernel(dtype: mx.Dtype, shape: GdnShape, num_taps: int) -> bool:
+    """Whether `conv_qkv` launches the Metal kernel for these."""
+    return num_taps == _NUM_TAPS and supports(dtype, shape.k_dim, shape.v_dim) and launch.in_use("conv_qkv")
 
 
 def conv_qkv(
@@ -71,14 +87,15 @@ def conv_qkv(
     last: KeptInputs | None = None,
     *,
     facts: bool = False,
-) -> tuple[GdnInputs, mx.array]:
+    room: int | None = None,
+) -> Convolved:
     """projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) in one dtype; `last` None: the window stands right before these tokens.
 
-    Returns the recurrence's inputs and the window (B, 3, C): the one before these tokens, or with `facts` (all are certain) after them.
+    facts: all of these tokens are certain. room: for how many tokens, at least N, the kernel makes `kept`, k and log_g, with zeros behind
+    the last one: what a later forward is given then has one of few shapes. The twin makes them for N tokens.
     """
-    fits = window.shape[1] == _NUM_TAPS - 1 and supports(projected.dtype, shape.k_dim, shape.v_dim)
-    run = conv_qkv_metal if fits and launch.in_use("conv_qkv") else conv_qkv_twin
-    return run(projected, window, weights, shape, rows, last, facts=facts)
+    run = conv_qkv_metal if on_kernel(projected.dtype, shape, window.shape[1] + 1) else conv_qkv_twin
+    return run(projected, window, weights, shape, rows, last, facts=facts, room=room)
 
 
 def conv_qkv_twin(
@@ -90,7 +107,8 @@ def conv_qkv_twin(
     last: KeptInputs | None = None,
     *,
     facts: bool = False,
-) -> tuple[GdnInputs, mx.array]:
+    room: int | None = None,
+) -> Convolved:
     """Plain mx."""
     qkv, _, b, a = columns(projected, shape)
     if last is not None:
@@ -99,8 +117,8 @@ def conv_qkv_twin(
     joined = joined_inputs(window, qkv, rows.index)
     inputs = conv_qkv_ops(joined, b, a, taps, weights.neg_a, weights.dt_bias, shape, rows.index)
     if facts:
-        window = window_after(joined, window.shape, rows.starts, rows.index)
-    return inputs, window
+        return Convolved(inputs, window_after(joined, window.shape, rows.starts, rows.index), None)
+    return Convolved(inputs, window, projected)
 
 
 def columns(projected: mx.array, shape: GdnShape) -> list[mx.array]:
@@ -119,19 +137,18 @@ def conv_qkv_metal(
     last: KeptInputs | None = None,
     *,
     facts: bool = False,
-) -> tuple[GdnInputs, mx.array]:
+    room: int | None = None,
+) -> Convolved:
     """The kernel."""
     num_tokens, stride = projected.shape
     num_rows, dtype = window.shape[0], projected.dtype
-    widest = num_tokens // num_rows if rows.index is None else rows.index.groups.max_width
-    segments = -(-widest // _SEGMENT)
     units = 2 * shape.num_k_heads + shape.num_v_heads
-    keys, values = (num_tokens, shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
-    gates = values[:2], mx.float32
+    room = num_tokens if facts else max(num_tokens, room or 0)
+    keys, values = (shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
     last_inputs, last_starts, kept = (
         (last.inputs, last.rows.starts, last.num) if last else (projected, rows.starts, rows.starts)
     )
-    *inputs, window = _kernel(
+    *inputs, window, kept_inputs = _kernel(
         [
             projected,
             window,
@@ -142,8 +159,17 @@ def conv_qkv_metal(
             rows.starts,
             last_starts,
             kept,
+            mx.array(np.asarray([num_tokens, room], np.int32)),
         ],
-        outputs=[(keys, dtype), (keys, dtype), (values, dtype), gates, gates, (window.shape, dtype)],
+        outputs=[
+            ((num_tokens, *keys), dtype),
+            ((room, *keys), dtype),
+            (values, dtype),
+            ((room, shape.num_v_heads), mx.float32),
+            (values[:2], mx.float32),
+            (window.shape, dtype),
+            ((1, 1) if facts else (room, shape.conv_size), dtype),
+        ],
         template={
             "T": dtype,
             "Hk": shape.num_k_heads,
@@ -151,16 +177,20 @@ def conv_qkv_metal(
             "Dk": shape.k_dim,
             "Dv": shape.v_dim,
             "STRIDE": stride,
-            "LAST_STRIDE": last_inputs.shape[1],
+            "LAST_STRIDE": last_inputs.shape[1] if last else shape.conv_size,
             "SEGMENT": _SEGMENT,
-            "SEGMENTS": segments,
             "REPLAY": int(last is not None),
             "FACTS": int(facts),
         },
-        grid=(32, units, num_rows * segments),
+        grid=(32 * num_segments(rows.widest), units, num_rows),
         threadgroup=(32, min(4, units), 1),
     )
-    return GdnInputs(*inputs), window
+    return Convolved(GdnInputs(*inputs), window, None if facts else kept_inputs)
+
+
+def num_segments(widest: int) -> int:
+    """Simdgroups that a head's tokens of one row are shared out to."""
+    return -(-widest // _SEGMENT)
 
 
 @launch.self_check("conv_qkv")
@@ -183,7 +213,7 @@ def _self_check() -> launch.Check:
     for run in (conv_qkv_metal, conv_qkv_twin):
         outputs: list[mx.array] = []
         for facts, kept in ((False, last), (True, last), (True, None)):
-            inputs, after = run(projected, window, weights, shape, rows[1], kept, facts=facts)
-            outputs += [*inputs, after]
+            inputs, after, again = run(projected, window, weights, shape, rows[1], kept, facts=facts)
+            outputs += [*inputs, after, *(() if again is None else (again[:, : shape.conv_size],))]
         found.append(outputs)
     return launch.Check(error=launch.largest_error(*found), limit=1e-5)

@@ -33,6 +33,7 @@ _kernel = launch.MetalKernel(
         "tape_starts",
         "slot",
         "kept",
+        "span",
     ],
     outputs=["y", "state_out", "delta"],
 )
@@ -41,14 +42,16 @@ _MAX_HEAD = 256
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each row's tokens lie on the flat axis, as arrays: starts (B + 1,) int32 for kernels, index for the twins."""
+    """Where each row's tokens lie on the flat axis: starts (B + 1,) int32 for kernels, index for the twins; widest: tokens of the row that
+    has most, or a little more."""
 
     starts: mx.array
     index: RaggedIndex | None
+    widest: int
 
     @classmethod
     def of(cls, rows: FlatRows) -> RowLayout:
-        return cls(rows.starts_array, rows.index)
+        return cls(rows.starts_array, rows.index, rows.max_width)
 
     @property
     def groups(self) -> RowGroups | None:
@@ -82,8 +85,13 @@ def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
     return dtype in launch.FLOATS and all(d % 32 == 0 and 32 <= d <= _MAX_HEAD for d in (key_dim, value_dim))
 
 
+def on_kernel(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
+    """Whether everything here launches the Metal kernel for these."""
+    return supports(dtype, key_dim, value_dim) and launch.in_use("gdn_round")
+
+
 def _use_metal(inputs: GdnInputs) -> bool:
-    return supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use("gdn_round")
+    return on_kernel(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1])
 
 
 def gdn_round(
@@ -112,8 +120,8 @@ def gdn_snapshots(
 
 def gdn_flush(state: mx.array, last: Kept) -> mx.array:
     """The state after the accepted tokens of the last forward."""
-    fits = supports(last.tape.k.dtype, state.shape[-1], state.shape[-2])
-    return (gdn_flush_metal if fits and launch.in_use("gdn_round") else gdn_flush_ops)(state, last)
+    by_kernel = on_kernel(last.tape.k.dtype, state.shape[-1], state.shape[-2])
+    return (gdn_flush_metal if by_kernel else gdn_flush_ops)(state, last)
 
 
 # ---- the twins
@@ -162,16 +170,16 @@ def gdn_round_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
 ) -> GdnRoundResult:
     """One launch, the state read and written once."""
-    y, states, delta = _launch(inputs, state[:, None], rows, last, None, 0)
-    return GdnRoundResult(y, states[:, 0], Tape(inputs.k, delta, inputs.log_g))
+    y, after, delta = _launch(inputs, state, rows, last, None, 0)
+    return GdnRoundResult(y, after, Tape(inputs.k, delta, inputs.log_g))
 
 
 def gdn_facts_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
 ) -> tuple[mx.array, mx.array]:
     """One launch, the state read and written once, no tape."""
-    y, states, _ = _launch(inputs, state[:, None], rows, last, None, 1)
-    return y, states[:, 0]
+    y, after, _ = _launch(inputs, state, rows, last, None, 1)
+    return y, after
 
 
 def gdn_snapshots_metal(
@@ -186,9 +194,8 @@ def gdn_flush_metal(state: mx.array, last: Kept) -> mx.array:
     """One launch."""
     tape, none = last.tape, np.zeros(state.shape[0] + 1, np.int32)
     unread = GdnInputs(tape.k, tape.k, tape.delta, tape.log_g, tape.log_g)
-    return _launch(unread, state[:, None], RowLayout(mx.array(none), None), last, None, 1, flush=True)[1][
-        :, 0
-    ]
+    nothing = RowLayout(mx.array(none), None, 0)
+    return _launch(unread, state, nothing, last, None, 1, flush=True)[1]
 
 
 def _launch(
@@ -203,7 +210,7 @@ def _launch(
 ) -> list[mx.array]:
     q, k, v, log_g, _ = inputs
     (num_tokens, key_heads, key_dim), (_, value_heads, value_dim) = q.shape, v.shape
-    num_rows, num_slots = states.shape[:2]
+    num_rows, num_slots = states.shape[0], 1 if slot is None else states.shape[1]
     share, simdgroups = tile(num_tokens / num_rows, key_dim, value_dim)
     unread = rows.starts  # what stands in for an input that this mode does not read
     tape = last.tape if last else Tape(k, states, log_g)
@@ -215,11 +222,13 @@ def _launch(
                 if last
                 else (unread, unread if slot is None else slot, unread)
             ),
+            mx.array(np.asarray([num_tokens, k.shape[0], num_states, num_slots], np.int32)),
         ],
         outputs=[
             ((1,) if flush else v.shape, mx.float32),
-            ((num_rows, num_states or 1, value_heads, value_dim, key_dim), mx.float32),
-            ((1,) if num_states else v.shape, mx.float32),
+            (states.shape if slot is None else (num_rows, num_states, *states.shape[2:]), mx.float32),
+            # as many as keys have room for, see conv_qkv
+            ((1,) if num_states else (k.shape[0], *v.shape[1:]), mx.float32),
         ],
         template={
             "T": q.dtype,
@@ -227,8 +236,7 @@ def _launch(
             "Hv": value_heads,
             "Dk": key_dim,
             "Dv": value_dim,
-            "P": num_slots,
-            "K": num_states,
+            "MODE": num_states if slot is None else 2,
             "REPLAY": int(last is not None),
             "FLUSH": int(flush),
             "ROWS": share,

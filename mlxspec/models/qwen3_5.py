@@ -10,7 +10,7 @@ steps and layer by layer for verifies (runners.py); an attention core depends on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +20,10 @@ import mlx.nn as nn
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback, Stood
+from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback, Stood, TapeRollback
+from mlxspec.kernels import conv_qkv, gdn_round
 from mlxspec.kernels.attention import Heads
+from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
@@ -31,6 +33,9 @@ from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
 from mlxspec.platform import device
+
+# kernels that Metal launches, for `device.start`: of a layer but for the core of attention, and of that
+_OF_A_LAYER, _OF_A_CORE = 14, 4
 
 
 class Segment:
@@ -96,6 +101,18 @@ class Qwen35(TextModel):
             ],
             num_rows,
             rollback,
+            defers=self._by_kernels(rollback),
+        )
+
+    def _by_kernels(self, way: Rollback) -> bool:
+        """Whether Gated DeltaNet layers are kernel launches from the projection to the recurrence, the replay of the last forward among
+        them. Their graph then depends on few numbers."""
+        c = self._config
+        shape = GdnShape(c.num_k_heads, c.num_v_heads, c.k_head_dim, c.v_head_dim)
+        return (
+            isinstance(way, TapeRollback)
+            and conv_qkv.on_kernel(self.dtype, shape, c.conv_kernel)
+            and gdn_round.on_kernel(self.dtype, c.k_head_dim, c.v_head_dim)
         )
 
     def forward(
@@ -110,16 +127,16 @@ class Qwen35(TextModel):
     ) -> Output:
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         layers = self.language_model.model.layers
-        cos, sin = self._rotary.table(places.positions)
-        layout = _pack_layout(rows, cache)
+        cos, sin = self._rotary.table(places.turns)
+        layout = _pack_layout(rows, cache, indexed=not self._by_kernels(cache.rollback))
         taps = tuple(sorted(set(taps)))  # in the order in which the layers run
-        step = self._step(rows, facts, taps, cache)
+        step, num_launches = self._step(rows, facts, taps, cache)
         x, attended, gate = self.embed(tokens), None, None
         found: dict[int, mx.array] = {}
         for s, segment in enumerate(self._segments):
             past = [_pack_state(cache.recurrent(i).current) for i in segment.linear]
             x, out, future, tapped = step(s, x, attended, gate, cos, sin, past, layout)
-            device.start(x)
+            device.start(x, num_launches=num_launches(segment))
             for i, state in zip(segment.linear, future, strict=True):
                 cache.recurrent(i).append(_unpack_state(state))
             found |= dict(zip([t for t in taps if t in _layers_of(segment)], tapped, strict=True))
@@ -127,8 +144,8 @@ class Qwen35(TextModel):
                 q, k, v, gate = out
                 core = layers[segment.head].self_attn.core
                 attended = core(q, k, v, places, cache.attention(segment.head))
-                device.start(attended)
-        hidden = self._runners.get("end", self._end, rows)(x)
+                device.start(attended, num_launches=_OF_A_CORE)
+        hidden = self._runners.get("end", self._end, rows, shape=rows.num_tokens)(x)
         return Output(
             logits=self._logits(hidden, rows, logits_at),
             hidden=hidden,
@@ -138,16 +155,24 @@ class Qwen35(TextModel):
 
     def _step(
         self, rows: FlatRows, facts: bool, taps: tuple[int, ...], cache: ModelCache
-    ) -> Callable[..., Any]:
-        """How segments run: (number of the segment, arrays) -> what `_run` returns."""
+    ) -> tuple[Callable[..., Any], Callable[[Segment], int]]:
+        """How segments run: (number of the segment, arrays) -> what `_run` returns; and about how many kernels a segment launches that were
+        not reported to the device while it was built."""
         way = cache.rollback
         deferred = max((_num_deferred(segment, cache) for segment in self._segments), default=0)
         # wide ragged facts are prefilled row by row, so their graph depends on every single width
         repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
-        key = facts, way
+        key, num_tokens = (facts, way), rows.num_tokens
+        # what of the rows shapes each piece: around attention and behind it nothing but the number of tokens does
+        shapes: dict[str, Hashable] = dict.fromkeys(("tail", "head"), num_tokens)
+        room = None
+        if self._by_kernels(way):
+            room = way.room(num_tokens)
+            is_few = rows.max_width <= STEPS_AT_MOST
+            shapes["linear"] = num_tokens, rows.num_rows, conv_qkv.num_segments(rows.max_width), is_few
 
         def linear(layer, x, past, packed):  # type: ignore[no-untyped-def]
-            layout = _unpack_layout(rows, facts, way, packed)
+            layout = _unpack_layout(rows, facts, way, packed, room)
             mixed, state = layer.linear_attn(layer.enter(x), _unpack_state(past), layout)
             return layer.leave(x, mixed), _pack_state(state)
 
@@ -155,9 +180,13 @@ class Qwen35(TextModel):
             return pieces[name](self.language_model.model.layers[i], *arrays)
 
         def shared(name: str, i: int, *arrays: Any) -> Any:
-            out = self._runners.of_layer((name, key), i, pieces[name], rows, deferred=deferred)(*arrays)
+            whole, last = ((name, key), deferred) if name == "linear" else (name, 0)
+            run = self._runners.of_layer(whole, i, pieces[name], rows, deferred=last, shape=shapes.get(name))
+            out = run(*arrays)
             if name == "linear":
-                device.start(out[0])  # the device need not wait for the next layers to be built
+                device.start(
+                    out[0], num_launches=_OF_A_LAYER
+                )  # it need not wait for the next layers to be built
             return out
 
         def whole(s: int, *arrays: Any) -> Any:
@@ -166,8 +195,13 @@ class Qwen35(TextModel):
 
         pieces = {"tail": _tail, "linear": linear, "head": _head}
         if rows.max_width == 1 and not deferred:
-            return whole
-        return lambda s, *arrays: self._run(shared if repeats else apply, self._segments[s], taps, *arrays)
+            return whole, lambda segment: _OF_A_LAYER * (len(segment.linear) + 1)
+        run = shared if repeats else apply
+        by_layer = partial(self._by_layer, run, taps)
+        return by_layer, lambda segment: _OF_A_LAYER * (1 if repeats else len(segment.linear) + 1)
+
+    def _by_layer(self, apply: Callable[..., Any], taps: tuple[int, ...], s: int, *arrays: Any) -> Any:
+        return self._run(apply, self._segments[s], taps, *arrays)
 
     def _run(self, apply, segment, taps, x, attended, gate, cos, sin, past, layout):  # type: ignore[no-untyped-def]
         """A segment. apply: (name of a piece of a layer, number of the layer, arrays)."""
@@ -222,23 +256,27 @@ def _unpack_state(packed: Sequence[mx.array]) -> RecurrentState:
     return RecurrentState(state, window, rest[0], tuple(rest[1:])) if rest else RecurrentState(state, window)
 
 
-def _pack_layout(rows: FlatRows, cache: ModelCache) -> dict[str, Any]:
+def _pack_layout(rows: FlatRows, cache: ModelCache, *, indexed: bool) -> dict[str, Any]:
+    """indexed: whether anything but kernels looks at rows."""
     packed: dict[str, Any] = {"starts": rows.starts_array}
-    if rows.index is not None:
+    if indexed and rows.index is not None:
         packed["index"] = rows.index.arrays
     stood = cache.stood
     if stood is not None:
         packed |= {"kept": stood.kept, "dropped": stood.dropped, "last_starts": stood.rows.starts}
-        if stood.rows.index is not None:
+        if indexed and stood.rows.index is not None:
             packed["last_index"] = stood.rows.index.arrays
     return packed
 
 
-def _unpack_layout(rows: FlatRows, facts: bool, rollback: Rollback, packed: dict[str, Any]) -> RoundLayout:
+def _unpack_layout(
+    rows: FlatRows, facts: bool, rollback: Rollback, packed: dict[str, Any], room: int | None
+) -> RoundLayout:
     def layout(starts: str, index: str) -> RowLayout:
-        return RowLayout(packed[starts], RaggedIndex.of(packed[index]) if index in packed else None)
+        found = RaggedIndex.of(packed[index]) if index in packed else None
+        return RowLayout(packed[starts], found, rows.max_width)
 
     stood = None
     if "kept" in packed:
         stood = Stood(layout("last_starts", "last_index"), packed["kept"], packed["dropped"])
-    return RoundLayout(rows, facts, rollback, layout("starts", "index"), stood)
+    return RoundLayout(rows, facts, rollback, layout("starts", "index"), stood, room)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,6 +25,13 @@ from mlxspec.platform import device
 COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
 # compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever, and so could prompts
 _SHAPES_AT_MOST, _WIDE_AT_MOST = 512, 64
+_all: WeakSet[Runners] = WeakSet()
+
+
+def retrace() -> None:
+    """Compile every function of every model anew when it is next asked for: those that exist keep the operations they were traced with."""
+    for runners in _all:
+        runners.clear()
 
 
 class Runners:
@@ -38,6 +46,12 @@ class Runners:
         self._layers, self._forms = layers, Forms(layers)
         self._few: dict[Hashable, Callable[..., Any]] = {}
         self._wide: dict[Hashable, Callable[..., Any]] = {}
+        _all.add(self)
+
+    def clear(self) -> None:
+        """Forget what is compiled."""
+        self._few.clear()
+        self._wide.clear()
 
     def get(
         self,
@@ -46,24 +60,32 @@ class Runners:
         rows: FlatRows,
         *,
         deferred: int = 0,
+        shape: Hashable = None,
         is_shaped: bool = True,
     ) -> Callable[..., Any]:
         """`run`, or what was compiled of an equal one.
 
-        key, with the rows' shape and `deferred`, tells everything that run's graph depends on. deferred: how many tokens' inputs of the
-        last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
+        key, `shape` and `deferred` tell everything that run's graph depends on. shape: None for the rows' own. deferred: how many tokens'
+        inputs of the last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
         """
         if not is_shaped or not self._compiles(rows):
             return run
-        return self._kept((key, rows.shape, deferred), run, rows)
+        return self._kept((key, rows.shape if shape is None else shape, deferred), run, rows)
 
     def of_layer(
-        self, key: Hashable, i: int, run: Callable[..., Any], rows: FlatRows, *, deferred: int = 0
+        self,
+        key: Hashable,
+        i: int,
+        run: Callable[..., Any],
+        rows: FlatRows,
+        *,
+        deferred: int = 0,
+        shape: Hashable = None,
     ) -> Callable[..., Any]:
         """run(layer i, ...) as a function of its other arguments, or what was compiled of it for a layer of that form. As `get` else."""
         if not self._compiles(rows):
             return partial(run, self._layers[i])
-        whole = key, self._forms.form(i), rows.shape, deferred
+        whole = key, self._forms.form(i), rows.shape if shape is None else shape, deferred
         found = self._kept(whole, self._forms.on(i, run), rows)
         return partial(found, self._forms.weights(i))
 

@@ -76,6 +76,7 @@ class BareRounds:
         self._length += 1
         return sampled
 
+    @device.idle()
     def _verify(self, width: int) -> None:
         given = [*numbers(self._newest).tolist(), *[_DRAFTED] * (width - 1)]
         tokens = _array(given)
@@ -90,7 +91,7 @@ class BareRounds:
         accepted = match(given[1:], chosen)
         if width > 1:
             self._cache.commit([accepted + 1])
-            if device.backend() == "cpu":  # as an engine's round does
+            if not self._cache.defers:  # as an engine's round does
                 self._cache.flush()
                 device.start(*self._cache.states)
         self._length += accepted + 1

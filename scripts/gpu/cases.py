@@ -109,7 +109,8 @@ def gdn_round(r: Round, seed: int = 0) -> Launch:
     num_rows, n, starts = len(r.widths), sum(r.widths), starts_of(r.widths)
     q, k, v, log_g, beta = _tokens(rng, n, r)
     slots = 1 if replay else 2
-    state = rng.standard_normal((num_rows, slots, r.value_heads, r.value_dim, r.key_dim)).astype(np.float32)
+    one = r.value_heads, r.value_dim, r.key_dim
+    state = rng.standard_normal((num_rows, *(() if replay else (slots,)), *one)).astype(np.float32)
     tape: list[Array] = [k, state, log_g]
     rows: list[Array] = [starts, np.ones(num_rows, np.int32), starts]  # tape_starts, slot, kept
     unread = {"slot"}
@@ -120,12 +121,13 @@ def gdn_round(r: Round, seed: int = 0) -> Launch:
     else:
         unread = {"tape_k", "tape_delta", "tape_log_g", "tape_starts", "kept"}
     names = ("q", "k", "v", "log_g", "beta", "state", "tape_k", "tape_delta", "tape_log_g", "starts")
-    arrays = [q, k, v, log_g, beta, state, *tape, starts, *rows]
+    span = np.asarray([n, n, r.num_states, slots], np.int32)
+    arrays = [q, k, v, log_g, beta, state, *tape, starts, *rows, span]
     share, simdgroups = tile(n / num_rows, r.key_dim, r.value_dim)
-    out_states = (num_rows, r.num_states or 1, r.value_heads, r.value_dim, r.key_dim)
+    out_states = (num_rows, *(() if replay else (r.num_states,)), *one)
     return Launch(
         kernel="gdn_round",
-        inputs=dict(zip((*names, "tape_starts", "slot", "kept"), arrays, strict=True)),
+        inputs=dict(zip((*names, "tape_starts", "slot", "kept", "span"), arrays, strict=True)),
         outputs={
             "y": (v.shape, np.float32),
             "state_out": (out_states, np.float32),
@@ -137,8 +139,7 @@ def gdn_round(r: Round, seed: int = 0) -> Launch:
             "Hv": r.value_heads,
             "Dk": r.key_dim,
             "Dv": r.value_dim,
-            "P": slots,
-            "K": r.num_states,
+            "MODE": 1 if r.mode == "facts" else 2 * (r.mode == "states"),
             "REPLAY": int(replay),
             "FLUSH": 0,
             "ROWS": share,
@@ -158,7 +159,7 @@ def gdn_round_wanted(launch: Launch, r: Round) -> dict[str, Array]:
     y, delta = np.zeros(given["v"].shape), np.zeros(given["v"].shape)
     states = np.zeros(launch.outputs["state_out"][0])
     for b in range(len(r.widths)):
-        s = given["state"][b, 0 if launch.template["P"] == 1 else given["slot"][b]].copy()
+        s = given["state"][(b, given["slot"][b]) if r.mode == "states" else b].copy()
         if launch.template["REPLAY"]:
             for t in range(starts[b], starts[b] + r.kept[b]):
                 s *= np.exp(given["tape_log_g"][t])[:, None, None]
@@ -170,8 +171,11 @@ def gdn_round_wanted(launch: Launch, r: Round) -> dict[str, Array]:
             s += delta[t][:, :, None] * k[t][:, None, :]
             y[t] = np.einsum("hvk,hk->hv", s, q[t])
             found.append(s.copy())
-        for place in range(count or 1):
-            states[b, place] = found[0] if count == 0 else found[max(0, len(found) - 1 - place)]
+        if r.mode != "states":
+            states[b] = found[-1] if count else found[0]
+            continue
+        for place in range(count):
+            states[b, place] = found[max(0, len(found) - 1 - place)]
     return {"y": y, "state_out": states, "delta": np.zeros(1) if count else delta}
 
 

@@ -55,7 +55,7 @@ def test_a_gated_norm_counts_tokens_not_heads():
     rng = np.random.default_rng(0)
     y, z, weight = (
         mx.array(rng.standard_normal(size, np.float32))
-        for size in ((2 * MAX_DRAFT, 4, 16), (2 * MAX_DRAFT, 64), 16)
+        for size in ((2 * MAX_DRAFT, 4, 16), (2 * MAX_DRAFT, 64), 64)
     )
     alone = mx.concatenate(
         [activations.gated_norm(y[i : i + 1], z[i : i + 1], weight, 1e-6) for i in range(MAX_DRAFT)]

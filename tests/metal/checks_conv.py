@@ -45,9 +45,10 @@ def check_two_forwards(
     dtype: mx.Dtype = mx.float32,
     seed: int = 0,
     whole: bool = True,
+    extra: int = 0,
 ) -> GdnInputs:
     """Keep `kept` of each row of a forward of `first` widths, run `second` with and without facts, all against float64. `whole`: the last
-    forward's inputs are its whole projection, not its first C columns alone."""
+    forward's inputs are its whole projection, not its first C columns alone. `extra`: tokens that there is room for beside these."""
     rng = np.random.default_rng(seed)
     size, columns, heads = shape.conv_size, num_columns(shape), tuple(shape)
     weights = draw_weights(rng, shape, dtype)
@@ -63,16 +64,28 @@ def check_two_forwards(
         wanted.append(reference.conv_inputs(history, tokens, *arrays, heads))
         before.append(history)
         after.append(np.concatenate([history, tokens[:, :size]])[-3:])
-    result, window_before = kernel.conv_qkv_metal(new, window, weights, shape, layout(*second), last)
+    room = sum(second) + extra
+    result, window_before, again = kernel.conv_qkv_metal(
+        new, window, weights, shape, layout(*second), last, room=room
+    )
+    assert {len(x) for x in (result.k, result.log_g, again)} == {room}
+    assert np.array_equal(numpy_of(again)[: sum(second)], numpy_of(new)[:, :size]), "inputs for the next"
+    result = cut(result, sum(second))
     for name, got, parts in zip(GdnInputs._fields, result, zip(*wanted, strict=True), strict=True):
         assert_close(got, np.concatenate(parts), name, ROUNDING[dtype] if name in "qkv" else 2e-6)
     assert np.array_equal(numpy_of(window_before), np.stack(before)), "the window before these tokens"
-    facts, window_after = kernel.conv_qkv_metal(
+    facts, window_after, nothing = kernel.conv_qkv_metal(
         new, window, weights, shape, layout(*second), last, facts=True
     )
     assert np.array_equal(numpy_of(window_after), np.stack(after)), "the window after these tokens"
+    assert nothing is None
     assert all(np.array_equal(numpy_of(a), numpy_of(b)) for a, b in zip(facts, result, strict=True))
     return result
+
+
+def cut(inputs: GdnInputs, num_tokens: int) -> GdnInputs:
+    """Of arrays with room for more tokens."""
+    return GdnInputs(*(x[:num_tokens] for x in inputs))
 
 
 def check_fresh(widths: Sequence[int], seed: int = 1) -> None:
@@ -80,8 +93,8 @@ def check_fresh(widths: Sequence[int], seed: int = 1) -> None:
     rng = np.random.default_rng(seed)
     weights = draw_weights(rng, SHAPE, mx.float32)
     window, new = draw(rng, len(widths), 3, SHAPE.conv_size), draw(rng, sum(widths), num_columns(SHAPE))
-    got, after = kernel.conv_qkv_metal(new, window, weights, SHAPE, layout(*widths))
-    wanted, before = kernel.conv_qkv_twin(new, window, weights, SHAPE, layout(*widths))
+    got, after, _ = kernel.conv_qkv_metal(new, window, weights, SHAPE, layout(*widths))
+    wanted, before, _ = kernel.conv_qkv_twin(new, window, weights, SHAPE, layout(*widths))
     assert np.array_equal(numpy_of(after), numpy_of(before)), "the window"
     for a, b in zip(got, wanted, strict=True):
         assert_close(a, numpy_of(b), "without a last forward", 5e-6)
@@ -95,7 +108,7 @@ def check_extreme_gates() -> None:
     projected[:, -8:] = extremes[:, None]
     projected[0, :64] = -100.0
     window = draw(rng, 1, 3, SHAPE.conv_size)
-    inputs, _ = kernel.conv_qkv_metal(mx.array(projected), window, weights, SHAPE, layout(8))
+    inputs, *_ = kernel.conv_qkv_metal(mx.array(projected), window, weights, SHAPE, layout(8))
     assert all(mx.isfinite(x).all().item() for x in inputs)
     softplus = np.logaddexp(extremes.astype(np.float64)[:, None] + np.array(weights.dt_bias), 0)
     np.testing.assert_allclose(

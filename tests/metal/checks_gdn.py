@@ -101,16 +101,25 @@ def same_bits(a: mx.array, b: mx.array) -> bool:
 
 
 def check_two_rounds(
-    shape: Shape, first: Sequence[int], kept: Sequence[int], second: Sequence[int], seed: int = 0
+    shape: Shape,
+    first: Sequence[int],
+    kept: Sequence[int],
+    second: Sequence[int],
+    seed: int = 0,
+    extra: int = 0,
 ) -> GdnRoundResult:
-    """Run `first` widths, keep `kept` of each row, run `second`, once with a tape and once as facts: all against float64."""
+    """Run `first` widths, keep `kept` of each row, run `second`, once with a tape and once as facts: all against float64. `extra`: tokens
+    for which the first tape has room and that do not exist."""
     rng = np.random.default_rng(seed)
     t1, t2, state = shape.tokens(rng, first), shape.tokens(rng, second), shape.state(rng, len(first))
-    one = kernel.gdn_round_metal(t1.inputs, state, t1.rows)
-    rows1 = reference_rows(t1, numpy_of(state))
+    k, log_g = (mx.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1)) for x in (t1.inputs.k, t1.inputs.log_g))
+    one = kernel.gdn_round_metal(t1.inputs._replace(k=k, log_g=log_g), state, t1.rows)
+    rows1, num = reference_rows(t1, numpy_of(state)), sum(first)
+    assert len(one.tape.delta) == num + extra
+    assert not numpy_of(one.tape.delta)[num:].any(), "room in the tape is not zero"
     assert same_bits(one.state, state), "a forward with nothing deferred changed the state"
     assert_close(one.y, np.concatenate([y for y, _, _ in rows1]), "y of the first round")
-    assert_close(one.tape.delta, np.concatenate([d for _, d, _ in rows1]), "delta of the first round")
+    assert_close(one.tape.delta[:num], np.concatenate([d for _, d, _ in rows1]), "delta of the first round")
     last = Kept(one.tape, t1.rows, ints(kept))
     begun = np.stack([states[n] for (_, _, states), n in zip(rows1, kept, strict=True)])
     two = kernel.gdn_round_metal(t2.inputs, one.state, t2.rows, last)

@@ -106,9 +106,9 @@ def test_rounds_are_launched_as_the_launcher_does(script, seen, widths, mode):
         gdn_round.Tape(given["tape_k"], given["tape_delta"], given["tape_log_g"]), rows, ints(r.kept)
     )
     if mode == "tape":
-        gdn_round.gdn_round_metal(inputs, state[:, 0], rows, last)
+        gdn_round.gdn_round_metal(inputs, state, rows, last)
     elif mode == "facts":
-        gdn_round.gdn_facts_metal(inputs, state[:, 0], rows, last)
+        gdn_round.gdn_facts_metal(inputs, state, rows, last)
     else:
         gdn_round.gdn_snapshots_metal(inputs, state, given["slot"], rows, 3)
     (told,) = seen

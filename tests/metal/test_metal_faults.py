@@ -24,13 +24,13 @@ KERNELS = {
 
 def check_gdn_round() -> None:
     shape = Shape(key_dim=64)
-    check_two_rounds(shape, first=(4, 1, 6), kept=(2, 1, 5), second=(1, 3, 2))
+    check_two_rounds(shape, first=(4, 1, 6), kept=(2, 1, 5), second=(1, 3, 2), extra=5)
     check_snapshots(shape, widths=(3, 1, 5), num_states=3, num_slots=2)
     check_replay_bits(shape, width=5)
 
 
 def check_conv_qkv() -> None:
-    check_two_forwards(first=(4, 1, 2), kept=(3, 0, 2), second=(1, 20, 2))
+    check_two_forwards(first=(4, 1, 2), kept=(3, 0, 2), second=(1, 20, 2), extra=3)
     check_two_forwards(first=(1, 2), kept=(1, 1), second=(3, 1), dtype=mx.float16, whole=False)
     check_fresh((3, 1, 17))
     check_extreme_gates()
@@ -56,6 +56,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 FAULTS = [
     ("gdn_round", "a reduction step is missing", "  x += simd_shuffle_xor(x, 4);\n", ""),
     ("gdn_round", "a reduction step twice", "simd_shuffle_xor(x, 4)", "simd_shuffle_xor(x, 2)"),
+    ("gdn_round", "room left unwritten", "t < span[1]; ++t", "t < span[0]; ++t"),
     ("gdn_round", "the last token is left out", "t < end; ++t", "t < end - 1; ++t"),
     ("gdn_round", "one token too many", "t < end; ++t", "t <= end; ++t"),
     ("gdn_round", "one replayed token too few", "t < begin + kept[b]; ++t", "t < begin + kept[b] - 1; ++t"),
@@ -135,6 +136,24 @@ FAULTS = [
     ("conv_qkv", "the last token's gates unwritten", "first + lane < end", "first + lane < end - 1"),
     ("conv_qkv", "window after facts one too early", "FACTS ? width - 3 + i", "FACTS ? width - 4 + i"),
     ("conv_qkv", "every segment writes the window", "if (segment == 0) {", "if (segment >= 0) {"),
+    (
+        "conv_qkv",
+        "the next forward's inputs of another channel",
+        "inputs_out[token * C + channel",
+        "inputs_out[token * C",
+    ),
+    (
+        "conv_qkv",
+        "the next forward's inputs written for facts",
+        "if (!FACTS) {\n        inputs_out[token",
+        "{\n        inputs_out[token",
+    ),
+    (
+        "conv_qkv",
+        "room left unwritten",
+        "for (int t = span[0]; t < span[1]; ++t)",
+        "for (int t = span[0]; t < span[0]; ++t)",
+    ),
     (
         "conv_qkv",
         "softplus loses small values",

@@ -43,7 +43,7 @@ def test_convolution_and_recurrence_are_two_launches(facts):
         last = gdn_round.Kept(
             gdn_round.Tape(projected[:, :128].reshape(3, 2, 64), delta, log_g), rows, ints([1, 1])
         )
-        inputs, after = conv_qkv.conv_qkv_metal(
+        inputs, after, _ = conv_qkv.conv_qkv_metal(
             projected, window, weights, SHAPE, rows, last_inputs, facts=facts
         )
         if facts:
@@ -66,3 +66,19 @@ def test_a_flush_and_snapshots_are_one_launch_each():
         shape.state(rng, 2, 2),
     )
     assert snapshots == ["CustomKernel"]
+
+
+def test_snapshots_of_any_number_share_one_variant():
+    rng, shape, rows = np.random.default_rng(0), Shape(), layout(2, 1)
+    tokens, seen = shape.tokens(rng, (2, 1)), set()
+    for num_slots in (1, 2, 5):
+        for num_states in (2, 3, 9):
+            states = shape.state(rng, 2, num_slots)
+            export: list[dict[str, Any]] = []
+
+            def run(states: mx.array, num_states: int = num_states) -> Any:
+                return gdn_round.gdn_snapshots_metal(tokens.inputs, states, ints([0, 0]), rows, num_states)
+
+            mx.export_function(export.append, run, states)
+            seen |= {e["arguments"][1] for e in export if e.get("name") == "CustomKernel"}
+    assert len(seen) == 1
