@@ -8,7 +8,7 @@ The tensors decide, never the config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -180,11 +180,12 @@ def dequantize(weights: Weights, formats: Mapping[str, Packed], dtype: mx.Dtype)
     return out
 
 
-def cast(weights: Weights, dtype: mx.Dtype | None) -> Weights:
-    """Matrices to `dtype` (None: as stored), norms and gates to float32, where rounding hurts and size does not matter."""
+def cast(weights: Weights, dtype: mx.Dtype | None, as_stored: Container[str] = ()) -> Weights:
+    """Matrices to `dtype` (None: as stored), vectors to float32, where rounding hurts and size does not matter, but for those named in
+    `as_stored`."""
     out = {}
     for name, value in weights.items():
-        if not mx.issubdtype(value.dtype, mx.floating):
+        if not mx.issubdtype(value.dtype, mx.floating) or name in as_stored:
             out[name] = value
         elif value.ndim == 1:
             out[name] = value.astype(mx.float32)

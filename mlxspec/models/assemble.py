@@ -217,7 +217,8 @@ def _fill(
         packed = {path: how for path, how in packed.items() if path not in unpacked}
     if packed:
         _quantize_like(module, packed)
-    weights = cast(weights, dtype)
+    norms = {f"{path}.weight": m for path, m in module.named_modules() if isinstance(m, nn.RMSNorm)}
+    weights = cast(weights, dtype, as_stored=norms)
     expected = dict(tree_flatten(module.parameters()))
     difference = missing_and_extra(expected, weights)
     if difference:
@@ -237,6 +238,9 @@ def _fill(
                 f"{what} cannot be loaded: {name} holds {_dtype(value)}, expected {_dtype(place)}."
             )
     module.load_weights(list(weights.items()), strict=True)
+    for norm in norms.values():
+        if norm.weight.dtype != module.dtype:
+            norm.weight = norm.weight.astype(mx.float32)
     module.eval()
     return {path: (how, math.prod(shapes[f"{path}.weight"])) for path, how in packed.items()}
 

@@ -122,6 +122,11 @@ class Gemma4Assistant(nn.Module):
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in c.layers}
         self._runners = Runners()
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: the target's."""
+        return self._target[0].dtype
+
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
         for layer in self.model.layers:

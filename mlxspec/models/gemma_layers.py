@@ -71,7 +71,7 @@ class GemmaAttention(nn.Module):
         eps, dim = self._c.rms_eps, self._shape.head_dim
 
         def turned(heads: mx.array, norm: nn.RMSNorm) -> mx.array:
-            normed = mx.fast.rms_norm(heads, norm.weight, eps)
+            normed = rms_norm(heads, norm.weight, eps)
             return rotate(normed, swapped(normed), cos, sin).astype(x.dtype)
 
         q, *kv = (part.reshape(x.shape[0], -1, dim) for part in self.qkv.split(x))
@@ -94,10 +94,14 @@ class Router(nn.Module):
         self.scale = mx.ones(c.hidden_size)
         self.per_expert_scale = mx.ones(c.num_experts)
 
+    def fuse(self) -> None:
+        self.input_scale = self.scale * self._c.hidden_size**-0.5
+        del self.scale
+
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x (N, H) -> experts (N, k) and weights (N, k) in x's dtype. Softmax over the chosen is softmax over all, renormalised."""
         c = self._c
-        scores = self.proj(rms_norm(x, self.scale * c.hidden_size**-0.5, c.rms_eps))
+        scores = self.proj(rms_norm(x, self.input_scale, c.rms_eps))
         k = c.num_experts_per_token
         chosen = mx.argpartition(scores, kth=-k, axis=-1)[..., -k:]
         weights = mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1, precise=True)
@@ -154,6 +158,7 @@ class GemmaDecoderLayer(nn.Module):
         self.self_attn.fuse()
         self.mlp.fuse()
         if "experts" in self:
+            self.router.fuse()
             make_experts_run(self.experts)
         for name in ("per_layer_input_gate", "per_layer_projection"):
             if name in self:

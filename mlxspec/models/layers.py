@@ -23,8 +23,16 @@ _PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large 
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """RMS norm with a float32 weight, in x's dtype."""
-    return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
+    """RMS norm in x's dtype. One launch on a GPU where the weight has x's dtype, two where it is float32 and x is not: given such a weight
+    MLX would convert x to float32 first, and its result would have to be converted back."""
+    if weight is None or weight.dtype == x.dtype:
+        return mx.fast.rms_norm(x, weight, eps)
+    return _weighted(mx.fast.rms_norm(x, None, eps), weight)
+
+
+@partial(mx.compile, shapeless=True)
+def _weighted(normed: mx.array, weight: mx.array) -> mx.array:
+    return (normed * weight).astype(normed.dtype)
 
 
 class FusedLinear(nn.Module):
@@ -73,7 +81,7 @@ class FusedLinear(nn.Module):
                 num_in = self.panels.shape[1]
                 return x @ self.panels.swapaxes(0, 1).reshape(num_in, -1)
             return _side_by_side(self._by_panels(x))
-        outs = [_project(p, x) for p in self.parts]
+        outs = [project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
     def _by_panels(self, x: mx.array) -> mx.array:
@@ -88,13 +96,16 @@ class FusedLinear(nn.Module):
         return [weight for weight in found if weight is not None]
 
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
-        """(N, in) -> one (N, out) for each size, or shaped (N, *shape)."""
+        """(N, in) -> one (N, out) for each size, or shaped (N, *shape); a shape with -1 in it stands for N as well."""
         shapes = shapes or tuple((size,) for size in self._sizes)
         if self._splits_panels(x):
             # each in memory of its own, unlike columns of one array
             return [_side_by_side(part, s) for part, s in zip(self._panel_parts(x), shapes, strict=True)]
         parts = mx.split(self(x), self._splits, axis=-1)
-        return [part if len(s) == 1 else part.reshape(-1, *s) for part, s in zip(parts, shapes, strict=True)]
+        return [
+            part if len(s) == 1 else part.reshape(s if -1 in s else (-1, *s))
+            for part, s in zip(parts, shapes, strict=True)
+        ]
 
     def combine(self, x: mx.array, join: Callable[..., mx.array]) -> mx.array:
         """join(*split(x)) for a function of equally large parts that looks at each element alone: it need not matter how they lie."""
@@ -121,19 +132,37 @@ def _in_panels(weight: mx.array) -> mx.array:
 
 
 def _side_by_side(panels: mx.array, shape: Sequence[int] = (-1,)) -> mx.array:
-    """(P, N, PANEL) -> (N, P * PANEL), or (N, *shape)"""
+    """(P, N, PANEL) -> (N, P * PANEL), or (N, *shape), or a shape of three and more in which -1 is N"""
     num_rows = panels.shape[1]
-    return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(num_rows, *shape)
+    whole = shape if len(shape) > 2 and -1 in shape else (num_rows, *shape)
+    return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(whole)
 
 
-def _project(part: nn.Module, x: mx.array) -> mx.array:
+_adds_alike = False
+
+
+def add_alike() -> None:
+    """From here on this process multiplies few rows with quantized weights, or one, by a kernel that adds each row up as it would alone,
+    wherever that kernel runs. Call it before a model's first forward."""
+    global _adds_alike
+    _adds_alike = True
+
+
+def project(part: nn.Module, x: mx.array) -> mx.array:
+    """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
     weight = _affine(part)
-    return part(x) if weight is None else qmv_rows(x, weight)
+    if weight is not None:
+        return qmv_rows(x, weight, exact=_adds_alike)
+    return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
 def _affine(part: nn.Module) -> QuantizedWeight | None:
-    """The weight of a quantized linear of affine format without a bias."""
-    if not isinstance(part, nn.QuantizedLinear) or part.mode != "affine" or "bias" in part:
+    """The weight of a quantized module of affine format without a bias."""
+    if (
+        not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding))
+        or part.mode != "affine"
+        or "bias" in part
+    ):
         return None
     return QuantizedWeight(part.weight, part.scales, part.biases, part.group_size, part.bits)
 
@@ -184,9 +213,10 @@ class Rotary:
         return cls(np.concatenate([frequencies, np.zeros((head_dim - dims) // 2)]), scaling.amplitude)
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """positions (N,) int32 -> what `rotate` multiplies a number and the other of its pair with, (N, 1, D) float32 each; made once a
-        forward, used by every layer."""
-        cos, sin = _turns(positions[:, None, None], self._cos, self._sin)
+        """positions (N,) int32, or (N, 1, 1) of any type -> what `rotate` multiplies a number and the other of its pair with, (N, 1, D)
+        float32 each; made once a forward, used by every layer."""
+        at = positions if positions.ndim == 3 else positions[:, None, None]
+        cos, sin = _turns(at, self._cos, self._sin)
         return (cos, sin) if self._lengths is None else (cos * self._lengths, sin * self._lengths)
 
 

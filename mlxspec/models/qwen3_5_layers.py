@@ -12,16 +12,16 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.attention import AttentionLayerCache, Tailed
 from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
-from mlxspec.kernels.attention import attend, attend_spelled
+from mlxspec.kernels.attention import attend, attend_spelled, attend_tailed
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
-from mlxspec.models.layers import FusedLinear, rms_norm, rotary_order, rotate, rows_of, swapped
+from mlxspec.models.layers import FusedLinear, project, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp, make_experts_run
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.platform import device
@@ -30,7 +30,8 @@ from mlxspec.platform import device
 class RoundLayout(NamedTuple):
     """Where rows lie in this forward (widths, and as arrays `here`), what stands of the last one, and the way back to it.
 
-    stood None: the states that come in have nothing deferred.
+    stood None: the states that come in have nothing deferred. room: of how many tokens kernels make what is held until it is known which
+    of these stand; None: of as many as there are.
     """
 
     widths: FlatRows
@@ -38,6 +39,7 @@ class RoundLayout(NamedTuple):
     rollback: Rollback
     here: RowLayout
     stood: Stood | None = None
+    room: int | None = None
 
 
 class Qwen35Attention(nn.Module):
@@ -78,7 +80,7 @@ class Qwen35Attention(nn.Module):
                 mx.repeat(weight[None, order], num, axis=0)
                 for weight, num in ((query_norm, c.num_heads), (key_norm, c.num_kv_heads))
             ]
-        )
+        ).astype(mx.float32)  # so that the product with it and the rotation are rounded once
         self.qk_norm_swapped = swapped(self.qk_norm)
         self.out = FusedLinear([self.o_proj])
         for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
@@ -87,16 +89,19 @@ class Qwen35Attention(nn.Module):
     def project(
         self, x: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """x (N, H) -> queries (N, Hq, D), keys and values (N, Hkv, D), gate (N, Hq * D); queries and keys rotated, queries scaled but for
-        `_scale`."""
+        """x (N, H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D), gate (N, Hq * D); queries and keys rotated, queries scaled but
+        for `_scale`."""
         c = self._c
         num_heads = c.num_heads + c.num_kv_heads
         qk, gate, v = self.qkv.split(
-            x, (num_heads, c.head_dim), (c.num_heads * c.head_dim,), (c.num_kv_heads, c.head_dim)
+            x,
+            (1, -1, num_heads, c.head_dim),
+            (c.num_heads * c.head_dim,),
+            (1, -1, c.num_kv_heads, c.head_dim),
         )
-        normed = mx.fast.rms_norm(qk.astype(self.qk_norm.dtype), None, c.rms_eps)
+        normed = mx.fast.rms_norm(qk, None, c.rms_eps)
         other = swapped(normed) * self.qk_norm_swapped
-        q, k = mx.split(rotate(normed * self.qk_norm, other, cos, sin).astype(x.dtype), [c.num_heads], axis=1)
+        q, k = mx.split(rotate(normed * self.qk_norm, other, cos, sin).astype(x.dtype), [c.num_heads], axis=2)
         return q, k, v, gate
 
     def core(
@@ -109,18 +114,23 @@ class Qwen35Attention(nn.Module):
     ) -> mx.array:
         """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
         outs, rows = [], places.rows
-        for r, (keys, values) in enumerate(cache.append(k, v, places)):
+        for r, view in enumerate(cache.append(k, v, places)):
             width = rows.widths[r]
             if width == 0:
                 continue
-            queries = q if rows.num_rows == 1 else q[rows.starts[r] : rows.starts[r + 1]]
+            queries = q if rows.num_rows == 1 else q[:, rows.starts[r] : rows.starts[r + 1]]
+            if isinstance(view, Tailed):
+                out = attend_tailed(queries.swapaxes(1, 2), *view[:4], self._scale, view.mask)
+                outs.append(out[0].swapaxes(0, 1).reshape(width, -1))
+                continue
+            keys, values = view
             mask = places.masks[r]
             if not device.has_fused_attention() and width <= STEPS_AT_MOST:
                 mask = places.causal(r) if mask is None else mask
                 outs.append(attend_spelled(queries, keys, values, self._scale, mask))
                 continue
             # one token: the head axis and the token axis trade places without moving a byte
-            queries = queries.reshape(1, -1, 1, q.shape[2]) if width == 1 else queries.swapaxes(0, 1)[None]
+            queries = queries.reshape(1, -1, 1, q.shape[3]) if width == 1 else queries.swapaxes(1, 2)
             out = attend(queries, keys, values, self._scale, mask)  # (1, Hq, w, D)
             outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
@@ -156,7 +166,17 @@ class GatedDeltaNet(nn.Module):
         self.taps = mx.split(self.conv_weight, c.conv_kernel)
         self.neg_a = -mx.exp(self.A_log.astype(mx.float32))
         self.dt_bias = self.dt_bias.astype(mx.float32)
-        for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d", "A_log"):
+        self.output_norm = mx.tile(self.norm.weight, c.num_v_heads)
+        for name in (
+            "in_proj_qkv",
+            "in_proj_z",
+            "in_proj_b",
+            "in_proj_a",
+            "out_proj",
+            "conv1d",
+            "A_log",
+            "norm",
+        ):
             delattr(self, name)
 
     def __call__(
@@ -168,8 +188,15 @@ class GatedDeltaNet(nn.Module):
             last_inputs = KeptInputs(past.inputs, stood.rows, stood.kept)
         projected = self.in_proj(x)
         weights = ConvWeights(self.conv_weight, self.neg_a, self.dt_bias, self.taps)
-        inputs, window = conv_qkv(
-            projected, past.window, weights, self._shape, layout.here, last_inputs, facts=layout.facts
+        inputs, window, kept = conv_qkv(
+            projected,
+            past.window,
+            weights,
+            self._shape,
+            layout.here,
+            last_inputs,
+            facts=layout.facts,
+            room=layout.room,
         )
         where = layout.here, layout.widths
         if layout.facts:
@@ -177,12 +204,12 @@ class GatedDeltaNet(nn.Module):
             future = RecurrentState(state, window)
         else:
             y, state, held = layout.rollback.verify(inputs, past, stood, *where)
-            future = RecurrentState(state, window, projected, held)
+            future = RecurrentState(state, window, kept, held)
         return self._output(y, columns(projected, self._shape)[1]), future
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
         """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""
-        return self.out(gated_norm(y, z, self.norm.weight, self._c.rms_eps))
+        return self.out(gated_norm(y, z, self.output_norm, self._c.rms_eps))
 
 
 class SparseMlp(nn.Module):
@@ -203,14 +230,14 @@ class SparseMlp(nn.Module):
         make_experts_run(self.switch_mlp)
 
     def __call__(self, x: mx.array) -> mx.array:
-        probs = mx.softmax(self.gate(x), axis=-1, precise=True)
+        probs = mx.softmax(project(self.gate, x), axis=-1, precise=True)
         k = self._c.num_experts_per_token
         chosen = mx.argpartition(probs, kth=-k, axis=-1)[..., -k:]
         weights = mx.take_along_axis(probs, chosen, axis=-1)
         if self._c.norm_topk:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         mixed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
-        return mixed + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        return mixed + mx.sigmoid(project(self.shared_expert_gate, x)) * self.shared_expert(x)
 
 
 class Qwen35DecoderLayer(nn.Module):

@@ -25,6 +25,8 @@ from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
 
+_OF_THE_HEAD = 30  # kernels that Metal launches for a token, for `device.start`
+
 
 class Qwen35Mtp(nn.Module):
     """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w)."""
@@ -51,6 +53,11 @@ class Qwen35Mtp(nn.Module):
     def target(self) -> Qwen35:
         return self._target[0]
 
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: the target's."""
+        return self._target[0].dtype
+
     def make_cache(self, num_rows: int) -> ModelCache:
         c = self._config
         return ModelCache(
@@ -70,11 +77,13 @@ class Qwen35Mtp(nn.Module):
         """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. facts: as in models.base."""
         target, layer = self._target[0], self.layers[0]
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
-        cos, sin = self._rotary.table(places.positions)
+        cos, sin = self._rotary.table(places.turns)
         x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
             target.embed(tokens), hidden, cos, sin
         )
-        device.start(x)  # so that the device need not wait until all of the forward is built
+        device.start(
+            x, num_launches=_OF_THE_HEAD
+        )  # so that the device need not wait until all of the forward is built
         attended = layer.self_attn.core(q, k, v, places, cache.attention(0))
         out = self._runners.get("after", self._after, rows)(x, attended, gate)
         seen = out
