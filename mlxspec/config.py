@@ -304,7 +304,8 @@ class EngineConfig:
     """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
 
     `max_context` None takes the model's own limit. `max_waiting`: so many submitted requests may wait for a row. `prefill_chunk` is in
-    tokens: so much of prompts is read between two rounds of the rows that decode. `memory_budget`: bytes the engine may take in all,
+    tokens: so much of prompts is read between two rounds of the rows that decode; None: 2,048 on a GPU, 512 on a CPU. `memory_budget`:
+    bytes the engine may take in all,
     weights included; None: what this machine gives. `prefix_budget`: bytes, within those, of what is kept for prompts that begin like
     earlier texts; 0 keeps nothing, None takes a share. `rollback`: how recurrent layers
     go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
@@ -318,7 +319,7 @@ class EngineConfig:
 
     max_rows: int = 8
     max_waiting: int = 512
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     memory_budget: int | None = None
     prefix_budget: int | None = None
     max_context: int | None = None
@@ -341,7 +342,8 @@ class EngineConfig:
             check_number("memory_budget", self.memory_budget, 1, MAX_BYTES, integer=True)
         if self.prefix_budget is not None:
             check_number("prefix_budget", self.prefix_budget, 0, MAX_BYTES, integer=True)
-        check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
+        if self.prefill_chunk is not None:
+            check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:
             check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)
 

@@ -180,8 +180,8 @@ def _prefill(peer, engine: Engine, rounds: int) -> dict[str, float]:  # type: ig
 
         def ours(prompt: mx.array = prompt, length: int = length) -> None:
             cache = engine.model.make_cache(1)
-            for begin in range(0, length, engine.config.prefill_chunk):
-                piece = prompt[begin : begin + engine.config.prefill_chunk]
+            for begin in range(0, length, engine.memory.full_chunk):
+                piece = prompt[begin : begin + engine.memory.full_chunk]
                 rows = FlatRows((piece.size,))
                 out = engine.model.forward(piece, rows, cache, facts=True, logits_at="last")
                 cache.commit()

@@ -17,6 +17,7 @@ from mlxspec.models.registry import architecture
 from mlxspec.platform import device
 
 DEFAULT_CONTEXT = 8192
+_CHUNK_ON_GPU, _CHUNK_ON_CPU = 2048, 512  # tokens
 _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 
 
@@ -64,7 +65,13 @@ def state_bytes(module: Any, context: int, rows: int) -> int:
     """Of the caches of a model, or of a head: anything with `make_cache`."""
     verify = SpecConfig().ngram_m + 1  # the widest forward whose tokens may be taken back
     cache = module.make_cache(0)
-    return rows * int(cache.bytes_for(context, prefill=EngineConfig().prefill_chunk, verify=verify))
+    return rows * int(cache.bytes_for(context, prefill=chunk_of(EngineConfig()), verify=verify))
+
+
+def chunk_of(config: EngineConfig) -> int:
+    """Tokens of prompts that are read at once. A GPU needs many: each of a mixture's experts gets a small part of them, and an M5's fused
+    attention takes 1,024 queries and more."""
+    return config.prefill_chunk or (_CHUNK_ON_GPU if device.has_gpu() else _CHUNK_ON_CPU)
 
 
 def expected(

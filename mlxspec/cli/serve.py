@@ -67,7 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         parser.add_argument_group("rows and memory"),
         ("--max-rows", int, "N", "answers that grow side by side (default 8)"),
-        ("--prefill-chunk", int, "N", "tokens of prompts that are read between two rounds (default 512)"),
+        (
+            "--prefill-chunk",
+            int,
+            "N",
+            "tokens of prompts read between two rounds (default 2048 on a GPU, 512 on a CPU)",
+        ),
         (
             "--memory-budget",
             size,

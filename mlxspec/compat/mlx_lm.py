@@ -164,6 +164,7 @@ def _responses(
     spec = _spec(engine, kwargs.get("num_draft_tokens"), draft_model is not None)
     if kwargs.get("prefill_step_size") is not None:
         engine.config = replace(engine.config, prefill_chunk=kwargs["prefill_step_size"])
+        engine.memory.full_chunk = kwargs["prefill_step_size"]
     recorder = _Recorder()
     params = SamplingParams(
         max_tokens=MAX_CONTEXT if max_tokens < 0 else max_tokens,

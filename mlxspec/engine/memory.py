@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, machine_memory
+from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, chunk_of, machine_memory
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.hiddens import missing
@@ -28,11 +28,13 @@ _ALIVE = 64
 
 
 class EngineMemory:
-    """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row."""
+    """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row; full_chunk: tokens of prompts
+    that are read at once where memory allows it."""
 
     def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
         """Raises MemoryBudgetError where the weights alone do not fit: no request ever would."""
-        self._model, self._drafters, self._config, self._verify = model, tuple(drafters), config, verify
+        self._model, self._drafters, self._verify = model, tuple(drafters), verify
+        self.full_chunk = chunk_of(config)
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters)
         self.budget = check_weights(self.weights, config.memory_budget)
         left = self.budget - self.weights
@@ -53,7 +55,7 @@ class EngineMemory:
     def needed(self, request: Request) -> int:
         """Of a row for all tokens the request may come to have, its drafters' and what it keeps on the host included."""
         length = _most_tokens(request)
-        found = row_bytes(self._model.make_cache(0), length, self._config.prefill_chunk, self._verify)
+        found = row_bytes(self._model.make_cache(0), length, self.full_chunk, self._verify)
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
         if self.prefix_budget and missing(self._drafters, request.spec):
             # held until the store has them, which may be at the end only
@@ -94,7 +96,7 @@ class EngineMemory:
     @property
     def chunk(self) -> int:
         """Tokens of prompts to read at once: less where the rows leave little room."""
-        chunk = self._config.prefill_chunk
+        chunk = self.full_chunk
         while chunk > self._smallest and self._free < self.activations(chunk, self._longest):
             chunk = max(self._smallest, chunk // 2)
         return chunk
@@ -109,7 +111,7 @@ class EngineMemory:
         """Bytes that one forward after another needs for itself, at most, with the rows that are here: their longest context, rounded up
         to a power of two so that it seldom changes, and not below DEFAULT_CONTEXT."""
         longest = 1 << max(self._longest - 1, DEFAULT_CONTEXT - 1).bit_length()
-        return self.activations(self._config.prefill_chunk, min(longest, self._model.max_context))
+        return self.activations(self.full_chunk, min(longest, self._model.max_context))
 
     def activations(self, chunk: int, context: int) -> int:
         """What a forward of so many tokens behind `context` ones takes while it runs."""
@@ -126,7 +128,7 @@ class EngineMemory:
 
     @property
     def _smallest(self) -> int:
-        return min(SMALLEST_CHUNK, self._config.prefill_chunk)
+        return min(SMALLEST_CHUNK, self.full_chunk)
 
 
 def check_weights(weights: int, budget: int | None) -> int:

@@ -25,10 +25,13 @@ _ALIVE, _ALIVE_SPELLED = 4, 16
 # Metal attends without writing scores out for heads of these sizes: a few queries, as many as a key's heads times them are 32, and many
 _FEW, _FEW_HEADS = 8, 32
 _FUSED_FEW, _FUSED_MANY = (64, 96, 128, 256), (64, 80, 128)
+# and on an M5, where matrix units are, for heads of 256 and at least so many queries that see all before them
+_FUSED_BY_UNITS, _WIDE = 256, 1024
 # queries: more of them keep a GPU busy whichever way they lie; on a CPU more than a round has, so that all its widths go MLX's way
 _FOLDED = 64
 # (queries, keys): MLX changes kernels at 8 queries and from 1,024 and 4,096 keys on
 _TRIALS = ((1, 40), (1, 1100), (1, 4200), (4, 40), (4, 1100), (8, 4200), (17, 300))
+_WIDE_TRIAL = (_WIDE, 1100)
 _LIMIT = 0.05  # of the largest number: rounding of 16-bit types is a tenth of this, a wrong kernel many times as much
 
 
@@ -68,11 +71,14 @@ def score_bytes(heads: Heads, width: int, length: int) -> int:
     return _bytes_a_score(heads) * heads.num * min(width, _block(heads, length)) * length
 
 
-def _writes_scores(heads: Heads, width: int) -> bool:
+def _writes_scores(heads: Heads, width: int, *, masked: bool = False) -> bool:
     if not has_kernel(heads):
         return True
     if width > _FEW:
-        return heads.dim not in _FUSED_MANY
+        by_units = (
+            heads.dim == _FUSED_BY_UNITS and width >= _WIDE and not masked and device.has_matrix_units()
+        )
+        return heads.dim not in _FUSED_MANY and not by_units
     return heads.dim not in _FUSED_FEW or width * heads.num > _FEW_HEADS * heads.num_kv
 
 
@@ -95,7 +101,7 @@ def attend(
     """
     heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
     width, length = queries.shape[2], keys.shape[2]
-    block, writes = _block(heads, length), _writes_scores(heads, width)
+    block, writes = _block(heads, length), _writes_scores(heads, width, masked=mask is not None)
     if device.has_fused_attention():
         folds = writes and (width <= _FOLDED or not has_kernel(heads))
     else:  # what MLX has on a CPU are plain operations too
@@ -118,12 +124,12 @@ def attend(
 def attend_spelled(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
 ) -> mx.array:
-    """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) as they come, returns (w, Hq * D). MLX's own way has the same
-    operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
+    """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) or (1, w, Hq, D) as they come, returns (w, Hq * D). MLX's own way
+    has the same operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
 
     mask (w, L) bool; None: all see all.
     """
-    width, num_heads, dim = queries.shape
+    width, num_heads, dim = queries.shape[-3:]
     num_kv_heads = keys.shape[1]
     groups = num_heads // num_kv_heads
     q = queries if scale == 1.0 else queries * scale
@@ -136,6 +142,30 @@ def attend_spelled(
         scores = _masked(scores, mask)
     out = weigh(scores, mx.expand_dims(values, 2))  # (1, Hkv, G, w, D)
     return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)
+
+
+def attend_tailed(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    tail_keys: mx.array,
+    tail_values: mx.array,
+    scale: float,
+    mask: mx.array | None = None,
+) -> mx.array:
+    """Attention of one row whose keys and values lie in two parts, L in the first and n in the tail; returns (1, Hq, w, D).
+
+    mask (w, L + n) bool: what each query sees; None: everything. In plain operations: MLX's kernels take keys that lie in one piece.
+    """
+    _, num_heads, width, dim = queries.shape
+    num_kv, length = keys.shape[1], keys.shape[2]
+    q = (queries * scale).reshape(1, num_kv, -1, dim)
+    scores = mx.concatenate([q @ k.swapaxes(-1, -2) for k in (keys, tail_keys)], axis=-1)
+    if mask is not None:
+        apart = scores.reshape(1, num_kv, -1, width, scores.shape[-1])
+        scores = _masked(apart, mask).reshape(scores.shape)
+    first, rest = mx.split(mx.softmax(scores, axis=-1, precise=True), [length], axis=-1)
+    return (first @ values + rest @ tail_values).reshape(1, num_heads, width, dim)
 
 
 @partial(mx.compile, shapeless=True)
@@ -190,7 +220,8 @@ def _largest_error(heads: Heads) -> float:
     def draw(num: int, length: int) -> mx.array:
         return mx.array(rng.standard_normal((1, num, length, heads.dim), np.float32)).astype(heads.dtype)
 
-    for width, length in _TRIALS:
+    by_units = heads.dim == _FUSED_BY_UNITS and device.has_matrix_units()
+    for width, length in (*_TRIALS, *((_WIDE_TRIAL,) if by_units else ())):
         # keys and values are views of buffers with room behind, as caches have them
         keys, values = (draw(heads.num_kv, length + 8)[:, :, :length] for _ in range(2))
         queries = 3 * draw(heads.num, width)

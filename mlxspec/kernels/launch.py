@@ -108,17 +108,23 @@ class KernelReport:
 
 _checks: dict[str, Callable[[], Check]] = {}
 _raced: set[str] = set()
+_unless_lost: set[str] = set()
 _reports: dict[str, KernelReport] = {}
 _speedups: dict[str, dict[str, float]] = {}
 
 
-def self_check(name: str, *, raced: bool = False) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
-    """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race."""
+def self_check(
+    name: str, *, raced: bool = False, unless_lost: bool = False
+) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
+    """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race, or with `unless_lost`
+    wherever it has not lost one."""
 
     def register(function: Callable[[], Check]) -> Callable[[], Check]:
         _checks[name] = function
         if raced:
             _raced.add(name)
+        if unless_lost:
+            _unless_lost.add(name)
         return function
 
     return register
@@ -139,9 +145,10 @@ def reports() -> tuple[KernelReport, ...]:
 
 
 def needed() -> tuple[KernelReport, ...]:
-    """As `reports`, but kernels that have won no race are not used and so not checked: what loading a model decides."""
+    """As `reports`, but kernels that would have to win a race and have won none are not used and so not checked: what loading a model
+    decides."""
     for name in sorted(_checks):
-        if name not in _raced or not _may_run() or _wins_anything(name):
+        if name not in _raced or name in _unless_lost or not _may_run() or _wins_anything(name):
             in_use(name)
     return _all_reports()
 
@@ -211,8 +218,10 @@ def largest_error(got: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
 
 
 def wins(name: str, width: str) -> bool:
-    """Whether kernel `name` was faster than MLX's own operation at `width`; unmeasured means no."""
-    return _speedups.get(name, {}).get(width, 0.0) >= _RACE_MARGIN
+    """Whether kernel `name` was faster than MLX's own operation at `width`. Unmeasured means no, but yes for one that is used unless it
+    has lost."""
+    unmeasured = _RACE_MARGIN if name in _unless_lost else 0.0
+    return _speedups.get(name, {}).get(width, unmeasured) >= _RACE_MARGIN
 
 
 def _wins_anything(name: str) -> bool:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxspec.checkpoints.memory import chunk_of
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
@@ -224,13 +225,13 @@ def test_scratch_is_claimed_for_the_contexts_that_are_here(asked: list[tuple[str
     model = tiny_models.small(max_context=1 << 18)
     made = Engine(model, config=EngineConfig(memory_budget=64 << 30))
     held = made.memory
-    usual = held.activations(made.config.prefill_chunk, 8192)
-    assert held.scratch == usual < held.activations(made.config.prefill_chunk, 1 << 18)
+    usual = held.activations(made.memory.full_chunk, 8192)
+    assert held.scratch == usual < held.activations(made.memory.full_chunk, 1 << 18)
     device.claim(held, held.budget, held.scratch)
     short, long = (made._make(words(n, 0), FEW, None) for n in (3000, 100_000))
     for request, length in ((short, 8192), (long, 1 << 17)):
         assert held.reserve(request)
-        assert held.scratch == held.activations(made.config.prefill_chunk, length)
+        assert held.scratch == held.activations(made.memory.full_chunk, length)
         assert asked[-1] == ("set_cache_limit", held.scratch)
     num_asked = len(asked)
     held.release(short)
@@ -262,3 +263,12 @@ def test_a_closed_engine_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert budget == made.memory.budget > scratch > 0
     made.close()
     assert not device._claims
+
+
+@pytest.mark.parametrize(("has_gpu", "chunk"), [(False, 512), (True, 2048)])
+def test_a_gpu_reads_prompts_in_larger_chunks(has_gpu: bool, chunk: int, monkeypatch) -> None:
+    monkeypatch.setattr(device, "has_gpu", lambda: has_gpu)
+    assert chunk_of(EngineConfig()) == chunk
+    assert chunk_of(EngineConfig(prefill_chunk=100)) == 100
+    if not has_gpu:
+        assert equality.engine(prefill_chunk=64).memory.full_chunk == 64

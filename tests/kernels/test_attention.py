@@ -5,6 +5,7 @@ There is no kernel to be wrong on a CPU, so a GPU is played: `has_fused_attentio
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -274,3 +275,66 @@ def test_a_round_goes_one_way_at_all_widths_on_a_cpu(monkeypatch: pytest.MonkeyP
     for width in (1, 4, 17, attention._FOLDED, attention._FOLDED + 1):
         attend(*draw(width, 2000), 0.2)
     assert found == [attention._FOLDED + 1]
+
+
+@pytest.mark.parametrize(("units", "whole"), [(False, 0), (True, 1)])
+def test_an_m5_attends_a_whole_piece_of_a_prompt_at_once(
+    on_gpu: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, units: bool, whole: int
+) -> None:
+    """MLX's kernel for heads of 256 takes 1,024 causal queries and more there, and none where there are fewer or a mask."""
+    monkeypatch.setattr(device, "has_matrix_units", lambda: units)
+    monkeypatch.setattr(attention, "has_kernel", lambda heads: True)
+    seen: list[int] = []
+
+    def kernel(queries: mx.array, *_: Any, **__: Any) -> mx.array:
+        seen.append(queries.shape[2])
+        return queries
+
+    on_gpu(kernel)
+    heads = Heads(2, 1, 256, mx.float32)
+    for width, mask in ((2048, None), (1024, None), (1023, None), (1024, mx.ones((1024, 1024), mx.bool_))):
+        q, k, v = draw(width, width, heads)
+        attend(q, k, v, 1.0, mask)
+    assert [n for n in seen if n >= 1024] == [2048, 1024] * whole
+    assert max(n for n in seen if n < 1024) <= 256
+    fused = heads._replace(num=24, num_kv=4, dtype=mx.bfloat16)
+    assert (attention.score_bytes(fused, 2048, 1 << 17) == 0) == units
+
+
+def test_what_an_m5_attends_with_is_compared_too(
+    on_gpu: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong_when_wide(queries: mx.array, *args: Any, **options: Any) -> mx.array:
+        return MLX_ATTENDS(queries, *args, **options) + float(queries.shape[2] >= 1024)
+
+    monkeypatch.setattr(device, "has_matrix_units", lambda: True)
+    on_gpu(wrong_when_wide)
+    assert not has_kernel(Heads(1, 1, 256, mx.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "generation", "units"),
+    [
+        ("applegpu_g13g", "26.2", 13, False),
+        ("applegpu_g16s", "26.2", 16, False),
+        ("applegpu_g17g", "26.2", 17, True),
+        ("applegpu_g17s", "15.6", 17, False),
+        ("applegpu_g17p", "26.2", 17, False),
+        ("air64_v26", "26.2", None, False),
+        ("", "", None, False),
+    ],
+)
+def test_a_gpu_says_which_generation_it_is(
+    name: str, system: str, generation: int | None, units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "backend", lambda: "metal")
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": name})
+    monkeypatch.setattr(platform, "mac_ver", lambda: (system, ("", "", ""), ""))
+    for asked in (device.gpu_generation, device.has_matrix_units):
+        asked.cache_clear()
+    try:
+        assert device.gpu_generation() == generation
+        assert device.has_matrix_units() == units
+    finally:
+        for asked in (device.gpu_generation, device.has_matrix_units):
+            asked.cache_clear()

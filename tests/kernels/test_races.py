@@ -108,7 +108,7 @@ def test_no_record_is_a_sentence(record):
 
 
 def test_only_a_kernel_that_won_something_is_checked_at_load(record, monkeypatch):
-    """Without a win on record nothing of a raced kernel is compiled; a failed check says so and is visible."""
+    """Without a win on record nothing of a kernel that needs one is compiled; a failed check says so and is visible."""
     asked = []
 
     def fails() -> launch.Check:
@@ -118,7 +118,6 @@ def test_only_a_kernel_that_won_something_is_checked_at_load(record, monkeypatch
     good = launch.Check(error=0.0, limit=1.0)
     checks = {
         "qmv_rows": fails,
-        "gdn_prefill": lambda: asked.append("gdn_prefill"),
         "gdn_round": lambda: good,
     }
     monkeypatch.setattr(launch, "_checks", checks)
@@ -140,3 +139,17 @@ def test_only_a_kernel_that_won_something_is_checked_at_load(record, monkeypatch
 def test_without_metal_loading_reads_no_record(record, monkeypatch):
     monkeypatch.setattr(races, "restore", lambda: pytest.fail("read"))
     assert all("no Metal" in r.reason and not r.failed for r in races.prepare())
+
+
+def test_prompts_go_by_the_kernel_unless_it_has_lost(record, monkeypatch):
+    """Plain operations are a hundred launches and more a layer: nobody should have to run a race first."""
+    good = launch.Check(error=0.0, limit=1.0)
+    monkeypatch.setattr(launch, "_checks", {"gdn_prefill": lambda: good})
+    monkeypatch.setattr(launch, "_speedups", {})
+    with launch.using(lambda **_: None):
+        (report,) = launch.needed()
+        assert report.in_use
+        assert launch.wins("gdn_prefill", "64 tokens")
+        launch.set_speedup("gdn_prefill", "64 tokens", 0.9)
+        assert not launch.wins("gdn_prefill", "64 tokens")
+        assert launch.wins("gdn_prefill", "512 tokens")
