@@ -25,6 +25,7 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.rollback import rollback
+from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
@@ -45,6 +46,7 @@ from mlxspec.kernels.cpu.softmax import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
+from mlxspec.models.layers import add_alike
 from mlxspec.platform import device
 from mlxspec.policy.calibrate import guessed_costs
 from mlxspec.policy.controller import Controller
@@ -91,8 +93,9 @@ class Engine(EngineApi):
         self._rollback = rollback(self.config.rollback, num_states, exact=by_steps)
         self._widest = self._exact_width() if self.config.exact else None
         # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
+        overlaps, num_bytes = not self.config.exact, bytes_of(model)
         self._flight = Pipeline(
-            self.drafting, self.stats, widest=self._widest, overlaps=not self.config.exact
+            self.drafting, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
@@ -407,6 +410,7 @@ class Engine(EngineApi):
         """The widest round with the bits of plain steps; rows count as tokens of it."""
         widest = min(PROBE_AT_MOST, max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows))
         weigh_alike(widest)
+        add_alike()
         return self.probe(range(2, widest + 1)).exact_width
 
     @property

@@ -19,6 +19,14 @@ from mlxspec.events import Event
 from mlxspec.models.base import Model
 from mlxspec.policy.drafting import Drafting
 
+# A device that begins on a round while the one before still runs cannot write keys and values in place, as that one reads them, and copies
+# all of them. Then a round is built ahead and begun on when the one before is through. That costs the time in which MLX hands it over, a
+# millisecond or so: about what a GPU takes to copy so many bytes
+_COPIED_AT_MOST = 64 << 20
+# MLX waits while ten command buffers of about 50 MB each are on their way: when it comes to a layer of the next round of so many bytes of
+# weights, the round before is through with that layer
+_NO_COPIES = 20 * (50 << 20)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flown:
@@ -34,9 +42,19 @@ class Flown:
 class Pipeline:
     """At most one round. next: it, None where nothing is on its way."""
 
-    def __init__(self, drafting: Drafting, stats: EngineStats, *, widest: int | None, overlaps: bool) -> None:
-        """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another."""
+    def __init__(
+        self,
+        drafting: Drafting,
+        stats: EngineStats,
+        *,
+        widest: int | None,
+        overlaps: bool,
+        num_bytes: int = 0,
+    ) -> None:
+        """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another. num_bytes: of
+        weights that a round reads."""
         self.next: Round | None = None
+        self._copies = num_bytes < _NO_COPIES
         self._drafting, self._stats, self._widest, self._overlaps = drafting, stats, widest, overlaps
         self._launching = 0.0  # seconds in which `next` was launched
 
@@ -50,12 +68,14 @@ class Pipeline:
         stats, drafting, ahead = self._stats, self._drafting, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, drafting, stats, widest=self._widest)
-        self.next = None
+        self.next, holds = None, False
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
-            self.next = launch_behind(current, rows, model, cache, drafting, stats)
+            holds = self._copies and cache.buffer_bytes > _COPIED_AT_MOST
+            self.next = launch_behind(current, rows, model, cache, drafting, stats, holds=holds)
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
-        events = read(current, cache, drafting, stats, followed=self.next is not None)
+        held = self.next if holds else None
+        events = read(current, cache, drafting, stats, followed=self.next is not None, held=held)
         seconds = time.perf_counter() - started - self._launching
         return Flown(round=current, events=events, ahead=ahead, seconds=seconds)
 

@@ -92,9 +92,10 @@ class Prefill:
         tokens = mx.array(np.asarray(piece, np.int32))
         rows = FlatRows((len(piece),))
         try:
-            out = self._model.forward(
-                tokens, rows, self.cache, facts=True, logits_at="last" if last else "none"
-            )
+            with device.idle():
+                out = self._model.forward(
+                    tokens, rows, self.cache, facts=True, logits_at="last" if last else "none"
+                )
         except BaseException:
             self.cache.abort()
             raise

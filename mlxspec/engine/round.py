@@ -60,6 +60,7 @@ class Round:
         return Unread(chosen, 1 + mx.cumprod(stands, axis=1).sum(axis=1), self.hidden)
 
 
+@device.idle()
 def launch(
     requests: Sequence[Request],
     model: Model,
@@ -97,11 +98,17 @@ def launch_behind(
     cache: ModelCache,
     drafting: Drafting,
     stats: EngineStats,
+    *,
+    holds: bool = False,
 ) -> Round | None:
     """A round on the tokens of one that has not been read, see above; None if the host must read those tokens first.
 
-    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other.
+    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other. holds: the round is built, and the device
+    is to begin on it only when `read` is given it as `held`.
     """
+    if holds:
+        with device.hold():
+            return launch_behind(last, requests, model, cache, drafting, stats)
     if any(not r.sampler.is_plain for r in requests):
         return None
     if any(r.sampler.needs_tokens(2 * last.rows.max_width) for r in requests):
@@ -159,18 +166,26 @@ def _drafted_behind(
 
 
 def read(
-    round_: Round, cache: ModelCache, drafting: Drafting, stats: EngineStats, *, followed: bool = False
+    round_: Round,
+    cache: ModelCache,
+    drafting: Drafting,
+    stats: EngineStats,
+    *,
+    followed: bool = False,
+    held: Round | None = None,
 ) -> list[Event]:
     """Wait for a round, accept, commit, and tell requests and drafters. Every row that still runs advances by at least one token, or ends.
     An error in the host's work for a row ends that row only.
 
     Only tokens that requests took are committed: nothing after the end of an answer enters the cache. followed: the next round has been
-    launched; it must be dropped if a row has ended.
+    launched; it must be dropped if a row has ended. held: the next round, where the device has not begun on it.
     """
     rows = round_.rows
     started = time.perf_counter()
     try:
         mx.eval(round_.choice.arrays, round_.tokens)
+        if held is not None:
+            mx.async_eval(held.choice.arrays)
         chosen, given = numbers(round_.choice.sampled).tolist(), numbers(round_.tokens).tolist()
     except BaseException:
         cache.abort()
@@ -200,11 +215,9 @@ def read(
         drafting.settle()
     elif round_.is_open:
         cache.commit(kept)
-        if device.backend() == "cpu":
-            # while the host is busy with what was read; and the next forward's shape is its own, not that of a pair of forwards, so that
-            # it comes up often enough to be compiled. A GPU's kernel does it in passing
+        if not cache.defers:
             cache.flush()
-            device.start(*cache.states)
+            device.start(*cache.states)  # while the host is busy with what was read
     stats.num_rounds += 1
     stats.num_synchronised += not followed
     stats.num_plain_rounds += rows.max_width == 1
@@ -265,7 +278,7 @@ def _forward(
         if any(r.sampler.constraints is not None for r in requests):
             mx.async_eval(out.logits)  # the device computes while the host finds out what may come
         choice = choose_apart(requests, proposals, rows, tokens, out.logits, ahead=ahead)
-        mx.async_eval(choice.arrays)
+        device.launch(*choice.arrays)
     except BaseException:
         cache.abort()
         raise

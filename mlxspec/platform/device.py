@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sys
-from collections.abc import MutableMapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Backend = Literal["cpu", "metal", "cuda"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+HAND_OVER_AT = 100  # launches: two to three of MLX's command buffers
+_MATRIX_UNITS = 17  # generation of the first GPU that has them
 _LARGEST_KEPT, _KEPT = 32 << 20, 256 << 20  # bytes; 32 MiB is the most that glibc takes
 _NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
 # MLX reads this once, at its first operation; its default is 1. On an M5, float32 products of two rows and more then have a mantissa of 10
@@ -113,14 +116,60 @@ def prefill_threads() -> None:
     _set_threads(_chosen.max_threads)
 
 
-def start(*arrays: mx.array) -> None:
-    """Let the CPU begin on what has been built of a forward while the host builds the rest: MLX keeps about a hundred operations there on
-    their way, so that a thread that is handed a forward as a whole is idle while the next is built. No-op on GPUs, which queue more.
+class _Ahead:
+    """is_idle: whether a GPU has nothing to do but what the host is building; holds: whether nothing is to be handed over. num_launches:
+    kernels built since the last were handed over."""
+
+    is_idle = False
+    holds = False
+    num_launches = 0
+
+
+def start(*arrays: mx.array, num_launches: int = 0) -> None:
+    """Let the device begin on what has been built of a forward while the host builds the rest.
+
+    num_launches: about so many kernels were built since the last call. A CPU begins at every call: MLX keeps about a hundred operations
+    there on their way, so that a thread that is handed a forward as a whole is idle while the next is built. A GPU begins once HAND_OVER_AT
+    kernels have been built, and only within `idle`: else it works on the round before. No-op within `hold`.
     """
-    if backend() == "cpu":
+    if _Ahead.holds:
+        return
+    if backend() != "cpu":
+        _Ahead.num_launches += num_launches
+        if not _Ahead.is_idle or _Ahead.num_launches < HAND_OVER_AT:
+            return
+        _Ahead.num_launches = 0
+    import mlx.core as mx
+
+    mx.async_eval(*arrays)
+
+
+def launch(*arrays: mx.array) -> None:
+    """Let the device begin on these, which nothing more is to be built of. No-op within `hold`."""
+    if not _Ahead.holds:
         import mlx.core as mx
 
         mx.async_eval(*arrays)
+
+
+@contextmanager
+def idle() -> Iterator[None]:
+    """What is built inside is waited for, and the device has nothing else to do."""
+    before, _Ahead.is_idle, _Ahead.num_launches = _Ahead.is_idle, True, 0
+    try:
+        yield
+    finally:
+        _Ahead.is_idle = before
+
+
+@contextmanager
+def hold() -> Iterator[None]:
+    """What is built inside the device is to begin on later."""
+    before, _Ahead.holds = _Ahead.holds, True
+    try:
+        yield
+    finally:
+        _Ahead.holds = before
 
 
 def free_memory() -> int | None:
@@ -247,6 +296,30 @@ def has_gpu() -> bool:
 def has_fused_attention() -> bool:
     """Whether MLX's scaled-dot-product attention is one kernel here. On the CPU it is spelled out, and so can we."""
     return has_gpu()
+
+
+@functools.cache
+def gpu_generation() -> int | None:
+    """Of an Apple GPU: 13 is M1, 14 M2, 15 M3, 16 M4, 17 M5; None where there is none, or it does not say so (a virtual one does not)."""
+    if backend() != "metal":
+        return None
+    import mlx.core as mx
+
+    named = re.search(r"(\d\d)[a-z]$", str(mx.device_info().get("architecture", "")))
+    return int(named[1]) if named else None
+
+
+@functools.cache
+def has_matrix_units() -> bool:
+    """Whether MLX multiplies with a GPU's matrix units ("neural accelerators"): on an M5 with macOS 26.2."""
+    import platform
+
+    import mlx.core as mx
+
+    found = gpu_generation()
+    least = _MATRIX_UNITS + str(mx.device_info().get("architecture", "")).endswith("p")  # a phone's GPU
+    system = tuple(int(n) for n in platform.mac_ver()[0].split(".")[:2] if n.isdigit())
+    return found is not None and found >= least and system >= (26, 2)
 
 
 def compile_enabled() -> bool:

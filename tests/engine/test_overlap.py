@@ -3,17 +3,25 @@ and drafters are those of rounds that wait for each other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxspec.cache import attention as caches
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters import model_based
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine import pipeline
 from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.pipeline import Pipeline
+from mlxspec.kernels import attention
+from mlxspec.models import qwen3_5_layers
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same, spec
@@ -405,3 +413,76 @@ def test_a_head_that_fails_ends_for_its_rows_and_the_text_goes_on(when: str) -> 
     assert got.stats.notices == ["mtp drafting ended: RuntimeError: no head"]
     assert left[0] == 0
     check(2, asked(2), own.generate(PROMPTS[2], asked(2), spec=MTP), "after a failure")
+
+
+# ---- rounds that are built ahead and begun on later, as they would copy many keys and values
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_round_that_would_copy_much_is_handed_over_when_the_one_before_is_through(
+    holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_COPIED_AT_MOST", -1 if holds else 1 << 30)
+    order: list[str] = []
+
+    def noted(where: object, name: str, called: Callable[..., Any]) -> None:
+        def call(*args: Any, **options: Any) -> Any:
+            order.append(f"{name} begins")
+            found = called(*args, **options)
+            order.append(f"{name} ends")
+            return found
+
+        monkeypatch.setattr(where, name, call)
+
+    noted(mx, "async_eval", mx.async_eval)
+    noted(pipeline, "launch_behind", pipeline.launch_behind)
+    own = engine(prefix_budget=0)
+    requests = [own.submit(PROMPTS[i], asked(i), spec=MTP) for i in range(2)]
+    finished(own)
+    assert own.stats.num_rounds > own.stats.num_synchronised  # rounds overlapped
+    handed, building = 0, False
+    for what in order:
+        if what.startswith("launch_behind"):
+            building = what.endswith("begins")
+        handed += building and what == "async_eval begins"
+    assert (handed == 0) == holds
+    for i, request in enumerate(requests):
+        assert tuple(request.history[len(PROMPTS[i]) :]) == plain(i, asked(i)).tokens, f"request {i}"
+
+
+def test_large_models_never_hold_rounds_back() -> None:
+    """Where MLX itself waits, a round's keys are free when the next one comes to them."""
+    for num_bytes, holds in ((pipeline._NO_COPIES - 1, True), (pipeline._NO_COPIES, False)):
+        made = Pipeline(None, None, widest=None, overlaps=True, num_bytes=num_bytes)  # type: ignore[arg-type]
+        assert made._copies == holds
+
+
+# ---- drafts in tails
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_drafts_on_a_gpu_are_kept_in_tails(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And say what drafts in buffers say, also behind rounds that nobody has read."""
+    tailed: list[int] = []
+    real = attention.attend_tailed
+
+    def noted(queries: mx.array, *args: Any) -> mx.array:
+        tailed.append(queries.shape[2])
+        return real(queries, *args)
+
+    def drafted() -> tuple[list[tuple[int, ...]], int]:
+        own = engine(overlaps=overlaps, prefix_budget=0)
+        requests = [own.submit(PROMPTS[i], asked(i), spec=MTP) for i in range(2)]
+        finished(own)
+        return [tuple(r.history) for r in requests], sum(r.stats.num_accepted for r in requests)
+
+    in_buffers = drafted()
+    assert not tailed
+    monkeypatch.setattr(caches, "_WORTH_A_TAIL", 0)
+    monkeypatch.setattr(model_based.device, "has_gpu", lambda: True)
+    monkeypatch.setattr(qwen3_5_layers, "attend_tailed", noted)
+    in_tails = drafted()
+    assert tailed
+    assert set(tailed) == {1}
+    assert in_tails[0] == in_buffers[0]
+    assert abs(in_tails[1] - in_buffers[1]) <= 2  # sums are rounded otherwise

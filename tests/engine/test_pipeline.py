@@ -26,7 +26,7 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
 
     rounds, wanted = SimpleNamespace(is_open=False), iter(follows)
 
-    def behind(*_: object) -> object:
+    def behind(*_: object, **__: object) -> object:
         return spend(LAUNCH, rounds) if next(wanted) else spend(DECIDE, None)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,8 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         patch.setattr(pipeline, "launch_behind", behind)
         patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, []))
         own = Pipeline(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
-        flown = [own.advance([], None, None, may_follow=True) for _ in follows]  # type: ignore[arg-type]
+        cache = SimpleNamespace(buffer_bytes=0)
+        flown = [own.advance([], None, cache, may_follow=True) for _ in follows]  # type: ignore[arg-type]
         wall = clock[0]
     for i, one in enumerate(flown):
         assert one.ahead == (i > 0 and follows[i - 1])
