@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt
-from mlxspec.models.layers import FusedLinear
+from mlxspec.models.layers import FusedLinear, project
 
 
 class TextSizes(Protocol):
@@ -76,7 +76,7 @@ class TextModel(nn.Module):
         """(N, H) behind the final norm -> logits (N, V)"""
         if "lm_head" in self.language_model:
             return self.language_model.lm_head(hidden)
-        return self.language_model.model.embed_tokens.as_linear(hidden)
+        return project(self.language_model.model.embed_tokens, hidden)
 
     def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
         if logits_at == "none":

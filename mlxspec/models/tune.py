@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.kernels import gdn_prefill, qmv_rows, races
+from mlxspec.kernels import gdn_prefill, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.layers import FusedLinear
@@ -35,6 +35,16 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     if found and keep:
         races.save()
     return found
+
+
+def unraced(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
+    """Quantized projections of which no race is on record."""
+    known = launch.speedups().get("qmv_rows", {})
+    return [
+        w
+        for w in _distinct_weights(model)
+        if not any(k.startswith(f"{w.shape[1]} to {w.shape[0]},") for k in known)
+    ]
 
 
 def _distinct_weights(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:

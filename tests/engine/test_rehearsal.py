@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
@@ -14,6 +15,10 @@ from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for
 from mlxspec.engine.worker import Worker
+from mlxspec.kernels import launch, qmv_rows, races
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.qmv_rows import QuantizedWeight
+from mlxspec.models import tune
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
@@ -124,3 +129,35 @@ def test_a_rehearsal_that_fails_costs_nobody_anything(monkeypatch: pytest.Monkey
         assert worker.wait_ready(LONG) is not None
         assert [type(e).__name__ for e in worker.submit(PROMPT, PARAMS)][-1] == "FinishEvent"
         assert worker.state == "ready"
+
+
+@pytest.mark.parametrize("generation", [None, 13, 14, 15, 17])
+def test_an_m1_races_products_of_few_rows_once(
+    generation: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any round, and what was compiled before is traced anew; no race is run twice."""
+    weight = QuantizedWeight.of(mx.ones((8, 512)))
+    raced: list[QuantizedWeight] = []
+
+    def race(found: QuantizedWeight) -> None:
+        raced.append(found)
+        launch.set_speedup("qmv_rows", "512 to 8, bfloat16, 4 bit, group 64, 2 rows", 1.5)
+
+    monkeypatch.setattr(device, "gpu_generation", lambda: generation)
+    monkeypatch.setattr(launch, "_speedups", {})
+    monkeypatch.setattr(tune, "_distinct_weights", lambda model: [weight])
+    monkeypatch.setattr(qmv_rows, "tune", race)
+    monkeypatch.setattr(races, "save", lambda: None)
+    monkeypatch.setattr(device, "compile_enabled", lambda: True)
+    engine = make("fixed")
+    runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine.model, "_runners", runners)
+    runners.get("key", lambda x: x, FlatRows((1,)))
+    pieces = rehearse(engine)
+    next(pieces)
+    assert len(raced) == (generation in (13, 14))
+    list(pieces)
+    assert raced == ([weight] if generation in (13, 14) else [])
+    list(rehearse(engine))
+    assert len(raced) <= 1
+    assert (("key", FlatRows((1,)).shape, 0) in runners._few) == (generation not in (13, 14))
