@@ -1,0 +1,147 @@
+"""Graphs of whole forwards as they would run on Metal, on any machine: counted, never evaluated.
+
+Kernels, ours and MLX's fused ones, are stubs of one primitive each. Nothing is handed to a device: what would have been is recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mlxspec.platform import device  # before mlx
+
+# isort: split
+import mlx.core as mx
+import pytest
+
+from mlxspec.kernels import attention, launch
+
+VIEWS = {
+    *("Slice", "Reshape", "ExpandDims", "Squeeze", "Split", "Broadcast", "Transpose", "Flatten", "Unflatten"),
+    "StopGradient",
+}
+KERNELS = ("gdn_round", "conv_qkv", "gdn_prefill", "qmv_rows")
+_blanks: dict[tuple[tuple[int, ...], mx.Dtype, str], mx.array] = {}
+
+
+def blank(shape: Sequence[int], dtype: mx.Dtype, use: str = "given") -> mx.array:
+    """An array that is evaluated already. use: arrays of one use are one array; a compiled function must not hold what it is given."""
+    key = tuple(shape), dtype, use
+    if key not in _blanks:
+        _blanks[key] = mx.zeros(key[0], dtype)
+        mx.eval(_blanks[key])
+    return _blanks[key]
+
+
+def fresh(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """One that nobody else has, as it will be written in place."""
+    made = mx.zeros(tuple(shape), dtype)
+    mx.eval(made)
+    return made
+
+
+def one_primitive(
+    inputs: Sequence[mx.array], outputs: Sequence[tuple[Sequence[int], mx.Dtype]]
+) -> list[mx.array]:
+    return mx.depends([blank(*output, "made") for output in outputs], list(inputs))
+
+
+class Stubs:
+    """A factory like `mx.fast.metal_kernel`. variants: what MLX would compile, (name, template, kinds of inputs), for each kernel."""
+
+    def __init__(self) -> None:
+        self.variants: set[tuple[Any, ...]] = set()
+        self.names: Counter[str] = Counter()
+
+    def __call__(self, *, name: str, **_: Any) -> Callable[..., list[mx.array]]:
+        def call(
+            *, inputs: Sequence[Any], output_shapes: Any, output_dtypes: Any, template: Any, **_: Any
+        ) -> list[mx.array]:
+            kinds = tuple((x.dtype, x.ndim, x.size < 8) for x in inputs)  # MLX's signature of an input
+            self.variants.add((name, tuple(template), kinds))
+            self.names[name] += 1
+            return one_primitive(inputs, list(zip(output_shapes, output_dtypes, strict=True)))
+
+        return call
+
+
+def _rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """One kernel for operands of one dtype, as MLX has it: others are converted first."""
+    operands = [x] if weight is None else [x, weight]
+    dtype = mx.result_type(*operands)
+    return one_primitive([operand.astype(dtype) for operand in operands], [(x.shape, dtype)])[0]
+
+
+def _attention(q: mx.array, k: mx.array, v: mx.array, *, mask: Any = None, **_: Any) -> mx.array:
+    masks = [mask] if isinstance(mask, mx.array) else []
+    return one_primitive([q, k, v, *masks], [((*q.shape[:3], v.shape[3]), q.dtype)])[0]
+
+
+def _dequantize(
+    w: mx.array, scales: mx.array, biases: mx.array, *_: Any, bits: int = 4, **__: Any
+) -> mx.array:
+    return one_primitive([w, scales, biases], [((*w.shape[:-1], w.shape[-1] * 32 // bits), scales.dtype)])[0]
+
+
+def _rope(x: mx.array, *_: Any, **__: Any) -> mx.array:
+    return one_primitive([x], [(x.shape, x.dtype)])[0]
+
+
+class Recorder:
+    """Stands in for `mx.async_eval`: what would have been handed over, in order."""
+
+    def __init__(self) -> None:
+        self.handed: list[list[mx.array]] = []
+
+    def __call__(self, *arrays: Any) -> None:
+        self.handed.append([x for a in arrays for x in (a if isinstance(a, (list, tuple)) else [a])])
+
+
+@contextmanager
+def as_on_metal(
+    monkeypatch: pytest.MonkeyPatch, *, without: Sequence[str] = ()
+) -> Iterator[tuple[Stubs, Recorder]]:
+    """Inside, this is a Mac whose kernels have passed their self-checks, but for those in `without`, and nothing is evaluated.
+
+    Compiling is on: graphs are traced and simplified as they would be, and no g++ runs, since nothing is evaluated."""
+    stubs, recorder = Stubs(), Recorder()
+    reports = {
+        name: launch.KernelReport(name=name, in_use=name not in without, reason="a stub") for name in KERNELS
+    }
+    with monkeypatch.context() as patch, launch.using(stubs):
+        patch.setattr(launch, "_reports", reports)
+        patch.setattr(device, "backend", lambda: "metal")
+        patch.setattr(device, "compile_enabled", lambda: True)
+        patch.setattr(attention, "has_kernel", lambda heads: True)
+        patch.setattr(mx.fast, "rms_norm", _rms_norm)
+        patch.setattr(mx.fast, "scaled_dot_product_attention", _attention)
+        patch.setattr(mx.fast, "rope", _rope)
+        patch.setattr(mx, "dequantize", _dequantize)
+        patch.setattr(mx, "async_eval", recorder)
+        mx.enable_compile()
+        try:
+            yield stubs, recorder
+        finally:
+            if not device_compiles:
+                mx.disable_compile()
+
+
+device_compiles = device.compile_enabled()
+
+
+def nodes(outputs: Sequence[mx.array]) -> Counter[str]:
+    """Primitives of the graph behind `outputs`, by name, views among them."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "graph.dot"
+        mx.export_to_dot(str(file), *outputs)
+        return Counter(re.findall(r'\[label ="(\w+)", shape=rectangle\]', file.read_text()))
+
+
+def launches(outputs: Sequence[mx.array]) -> Counter[str]:
+    """Those that Metal needs a kernel for."""
+    return Counter({name: num for name, num in nodes(outputs).items() if name not in VIEWS})
