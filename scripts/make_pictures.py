@@ -62,22 +62,23 @@ def ready(text: str) -> bool:
     return text.endswith("\n>")
 
 
-RENAME = """\
-rename counts to totals:
+EDIT = """\
+remove the docstring:
 ```python
-def count_words(lines):
-    counts = {}
-    for line in lines:
-        for word in line.split():
-            counts[word] = counts.get(word, 0) + 1
-    return counts
+def read_all(paths):
+    \"\"\"Read the files at paths and return their texts.\"\"\"
+    texts = []
+    for path in paths:
+        with open(path) as file:
+            texts.append(file.read())
+    return texts
 ```"""
 
 
 def _chat(terminal: Recorder) -> None:
     """A question, a pasted edit, a command."""
     terminal.wait_for(ready)
-    for line in ("what does os.path.join do?", RENAME, "/draft off"):
+    for line in ("what does os.path.join do?", EDIT, "/stats"):
         seen = len(terminal.text())
         terminal.paste(line) if "\n" in line else terminal.type(line)
         terminal.settle(0.3)
@@ -86,7 +87,7 @@ def _chat(terminal: Recorder) -> None:
     terminal.settle()
 
 
-PICTURES = {"chat": Picture(command=("chat",), act=_chat)}
+PICTURES = {"chat": Picture(command=("chat", "--no-history"), act=_chat)}
 
 
 def record(picture: Picture) -> pyte.HistoryScreen:
