@@ -1,23 +1,57 @@
-// qmv_rows: y = x W^T for a few rows of x at once, W in MLX's affine 4-bit or 8-bit format, each weight read once for all rows.
+// qmv_rows: y = x W^T for a few rows of x at once, W in one of MLX's quantized formats, each weight read once for all rows.
 //
 // Every row is added up in the very order of MLX's own one-row kernel for these shapes (K a multiple of 512): a lane takes VALUES neighbours
-// of every 32 * VALUES, 4 at a time in the 4-bit format, scales each lane's part, then the lanes are summed. So a verify of several tokens
-// can be bit for bit their plain steps. The codes are shifted down instead of x scaled down: multiplying by a power of two changes no bit.
+// of every 32 * VALUES, 4 at a time in the 4-bit formats, scales each lane's part, then the lanes are summed. So a verify of several tokens
+// can be bit for bit their plain steps. Codes are taken in units of a power of two, which changes no bit (of products above 2^-112).
 //
-// x (M, K), scales and biases (N, K / GROUP), y (M, N) in T; w (N, K * BITS / 32) uint. M up to 8.
+// AFFINE 1: a weight is scale * code + bias, the code an unsigned integer of BITS bits; scales and biases (N, K / GROUP) are in T.
+// AFFINE 0: a weight is scale * code, the code e2m1 (BITS 4) or e4m3 (BITS 8); scales are bytes, e4m3 for groups of 16 (nvfp4) and e8m0
+// for others (mxfp4, mxfp8). There are no biases: the parameter stands for nothing and is not read.
+//
+// x (M, K) and y (M, N) in T; w (N, K * BITS / 32) uint, the first code in the lowest bits. M up to 8.
 // Threads: grid (32, ceil(N / 4), 1): a simdgroup takes 4 outputs for all rows. No threadgroup memory, no barriers.
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// The lane's codes of one output as floats, first code in the lowest bits.
-template <int BITS, int VALUES>
+// Two e4m3 codes, in bits 0 to 7 and 16 to 23, each as the half that is 2^-8 of it: the exponent's bias is 15 instead of 7. 0x7f and 0xff
+// are not numbers.
+inline half2 halves_of_e4m3(uint codes) {
+  const uint low = codes & 0x007f007fu;
+  return as_type<half2>(((codes & 0x00800080u) << 8) | (((low + 0x00010001u) & 0x00800080u) << 7) | (low << 7));
+}
+
+// Two e2m1 codes, in bits 0 to 3 and 16 to 19, each as the half that is 2^-14 of it: the exponent's bias is 15 instead of 1.
+inline half2 halves_of_e2m1(uint codes) {
+  return as_type<half2>(((codes & 0x00080008u) << 12) | ((codes & 0x00070007u) << 9));
+}
+
+// A group's scale from what is stored of it. The e8m0 code 0 is 2^-127, which has no exponent of its own in a float.
+template <int GROUP, int AFFINE, typename S>
+inline float scale_of(S stored) {
+  if (AFFINE) {
+    return static_cast<float>(stored);
+  }
+  const uint code = static_cast<uint>(stored);
+  return GROUP == 16 ? 256.0f * static_cast<float>(halves_of_e4m3(code).x) : as_type<float>(code == 0 ? 0x00400000u : code << 23);
+}
+
+// The lane's codes of one output as floats: integers of an affine format, else numbers in units of 2^-14 (e2m1) or 2^-8 (e4m3).
+template <int BITS, int AFFINE, int VALUES>
 inline void unpack(const device uint* from, thread float* to) {
   const uint2 packed = *(const device uint2*)from;
   constexpr int PER_WORD = 32 / BITS;
+  constexpr int HALF = PER_WORD / 2;
   UNROLL
   for (int i = 0; i < VALUES; ++i) {
     const uint word = i < PER_WORD ? packed.x : packed.y;
-    to[i] = float((word >> (BITS * (i % PER_WORD))) & ((1u << BITS) - 1u));
+    if (AFFINE) {
+      to[i] = static_cast<float>((word >> (BITS * (i % PER_WORD))) & ((1u << BITS) - 1u));
+    } else if (i % PER_WORD < HALF) {
+      const uint codes = word >> (BITS * (i % PER_WORD));
+      const half2 both = BITS == 4 ? halves_of_e2m1(codes) : halves_of_e4m3(codes);
+      to[i] = static_cast<float>(both.x);
+      to[i + HALF] = static_cast<float>(both.y);
+    }
   }
 }
 
@@ -51,6 +85,7 @@ inline float product_of(const thread T* x, const thread float* code) {
 
 //// body
 constexpr int VALUES = 64 / BITS;
+constexpr float PER_UNIT = AFFINE ? 1.0f : BITS == 4 ? 16384.0f : 256.0f;
 const int N = scales_shape[0], K = x_shape[1];
 const int lane = thread_index_in_simdgroup;
 const int first = 4 * thread_position_in_grid.y;
@@ -78,17 +113,21 @@ for (int at = lane * VALUES; at < K; at += 32 * VALUES) {
       mine[m][i + 2] = four.z;
       mine[m][i + 3] = four.w;
     }
-    sum[m] = sum_of<BITS, VALUES>(mine[m]);
+    sum[m] = AFFINE ? sum_of<BITS, VALUES>(mine[m]) : 0.0f;
   }
   UNROLL
   for (int r = 0; r < 4; ++r) {
     const int row = first + min(r, last);
-    unpack<BITS, VALUES>(w + row * (K * BITS / 32) + at * BITS / 32, code);
-    const float scale = static_cast<float>(scales[row * (K / GROUP) + at / GROUP]);
-    const float bias = static_cast<float>(biases[row * (K / GROUP) + at / GROUP]);
+    const int group = row * (K / GROUP) + at / GROUP;
+    unpack<BITS, AFFINE, VALUES>(w + row * (K * BITS / 32) + at * BITS / 32, code);
+    const float scale = scale_of<GROUP, AFFINE>(scales[group]);
+    const float bias = AFFINE ? static_cast<float>(biases[group]) : 0.0f;
     UNROLL
     for (int m = 0; m < M; ++m) {
-      result[r][m] += scale * product_of<BITS, VALUES>(mine[m], code) + sum[m] * bias;
+      const float product = PER_UNIT * product_of<BITS, VALUES>(mine[m], code);
+      // a statement of its own, as in MLX's kernel: a compiler may fuse products and sums within one, not beyond
+      const float part = AFFINE ? scale * product + sum[m] * bias : scale * product;
+      result[r][m] += part;
     }
   }
 }

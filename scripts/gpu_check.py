@@ -37,6 +37,8 @@ LIMITS = {
     "half": 1e-3,
     "bfloat": 8e-3,
 }  # outputs in T are rounded to it; gdn_round's are float32
+MICROSCALING = (4, 16, "nvfp4"), (8, 32, "mxfp8"), (4, 32, "mxfp4")  # bits, group, mode
+FORMATS = (4, 32, "affine"), (4, 128, "affine"), (8, 64, "affine"), *MICROSCALING
 CHECKED_PRODUCT = Product(num_rows=1, out_features=64, in_features=1024)
 _LARGE_COPY = 1 << 30
 _SETS_BYTES = 1 << 30  # what the launches of one graph touch together
@@ -134,9 +136,14 @@ def checked_cases() -> list[Case]:
     ]
     products = [replace(CHECKED_PRODUCT, num_rows=m) for m in WIDTHS]
     products += [
-        replace(CHECKED_PRODUCT, num_rows=3, out_features=62, bits=bits, group=group, dtype=dtype)
-        for bits, group in ((4, 32), (4, 128), (8, 64))
+        replace(CHECKED_PRODUCT, num_rows=3, out_features=62, bits=bits, group=group, dtype=dtype, mode=mode)
+        for bits, group, mode in FORMATS
         for dtype in LIMITS
+    ]
+    products += [
+        replace(CHECKED_PRODUCT, num_rows=m, bits=bits, group=group, mode=mode)
+        for bits, group, mode in MICROSCALING
+        for m in (1, 8)
     ]
     return [*rounds, *products]
 

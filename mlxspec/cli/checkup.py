@@ -168,12 +168,11 @@ def _sysctl(name: str) -> str:
 def _kernels() -> Iterator[Finding]:
     from mlxspec import kernels as _all  # noqa: F401
     from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows  # noqa: F401
-    from mlxspec.platform.resources import metal_source
 
     for heads in attention.COMMON:
         attention.has_kernel(heads)  # what is wrong is in the reports
     for report in launch.reports():
-        has_source = not report.is_ours or launch.BODY in metal_source(report.name)
+        has_source = not report.is_ours or launch.BODY in launch.source_of(report.name)
         name = f"kernel {report.name}"
         if not has_source:
             advice = "Install mlxspec again: the file is damaged."

@@ -51,7 +51,7 @@ def _race(engine: Engine) -> Iterator[None]:
     try:
         for weight in weights:
             with device.private_kernels():
-                qmv_rows.tune(weight)
+                qmv_rows.tune(weight, engine.model.dtype)
             yield
     finally:
         with suppress(OSError):  # a cache folder that cannot be written: they are run again next time

@@ -109,18 +109,21 @@ class KernelReport:
 _checks: dict[str, Callable[[], Check]] = {}
 _raced: set[str] = set()
 _unless_lost: set[str] = set()
+_texts: dict[str, str] = {}
 _reports: dict[str, KernelReport] = {}
 _speedups: dict[str, dict[str, float]] = {}
 
 
 def self_check(
-    name: str, *, raced: bool = False, unless_lost: bool = False
+    name: str, *, raced: bool = False, unless_lost: bool = False, text: str | None = None
 ) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
     """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race, or with `unless_lost`
-    wherever it has not lost one."""
+    wherever it has not lost one. `text`: the .metal file that it is in, where that has another name: parts of one text can be checked and
+    switched off separately."""
 
     def register(function: Callable[[], Check]) -> Callable[[], Check]:
         _checks[name] = function
+        _texts[name] = text or name
         if raced:
             _raced.add(name)
         if unless_lost:
@@ -261,6 +264,11 @@ def set_speedup(name: str, width: str, ratio: float) -> None:
 def speedups() -> dict[str, dict[str, float]]:
     """By raced kernel and what was raced, MLX's own time over ours: what this process measured or was told."""
     return {name: dict(_speedups[name]) for name in sorted(_raced & set(_speedups))}
+
+
+def source_of(name: str) -> str:
+    """The Metal text of a checked kernel."""
+    return metal_source(_texts[name])
 
 
 def raced() -> tuple[str, ...]:

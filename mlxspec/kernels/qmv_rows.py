@@ -1,11 +1,14 @@
-"""Quantized matrix product of few rows: y = x W^T for 1 to 8 rows of x and a 4-bit or 8-bit affine W, read once for all rows.
+"""Quantized matrix product of few rows: y = x W^T for 1 to 8 rows of x and a quantized W, read once for all rows.
 
-`qmv_rows` picks the Metal kernel or MLX's own quantized matmul (the twin). The kernel adds each row up in the order of MLX's own one-row
-kernel, which MLX's few-row kernels do not on newer GPUs; `exact` asks for that, otherwise the kernel has to have won its race (`tune`).
+`qmv_rows` picks the Metal kernel or MLX's own quantized matmul (the twin). W is affine with 4 or 8 bits, or of a microscaling format:
+mxfp4, nvfp4, mxfp8. The kernel adds each row up in the order of MLX's own one-row kernel. MLX's few-row kernels do not: for affine formats
+on newer GPUs, for microscaling formats on all. `exact` asks for that order, otherwise the kernel has to have won its race (`tune`). Affine
+and microscaling formats are checked separately: on a GPU that decodes one kind wrongly, the other stays in use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,49 +19,70 @@ from mlxspec.kernels import launch
 from mlxspec.platform.host import numbers
 
 MAX_ROWS = 8
-_GROUPS = (32, 64, 128)
-_BITS = (4, 8)
+AFFINE = "affine"
+_AFFINE_GROUPS, _AFFINE_BITS = (32, 64, 128), (4, 8)
+MICROSCALING = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}  # mode: group size, bits
 _ALIGNED = 512  # MLX's one-row kernel adds in another order where in_features is no multiple of this
-_NAME = "qmv_rows"
+_NAME, _FP_NAME = "qmv_rows", "qmv_rows_fp"  # one Metal function, checked and raced under two names
 
 _kernel = launch.MetalKernel(_NAME, inputs=["w", "scales", "biases", "x"], outputs=["y"])
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """codes (N, K * bits / 32) uint32, scales and biases (N, K / group_size) in the compute dtype, of an affine format."""
+    """A weight as `mx.quantize` packs it: codes (N, K * bits / 32) uint32, and one scale a group.
+
+    Affine formats: scales and biases (N, K / group_size) in the compute dtype. Microscaling formats: scales (N, K / group_size) uint8,
+    which hold e8m0 (mxfp4, mxfp8) or e4m3 (nvfp4) numbers; biases None.
+    """
 
     codes: mx.array
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
     group_size: int
     bits: int
+    mode: str = AFFINE
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K): out_features, in_features."""
         return self.scales.shape[0], self.scales.shape[1] * self.group_size
 
+    @property
+    def kernel(self) -> str:
+        """The name under which `launch` checks and races the kernel for this format."""
+        return _NAME if self.mode == AFFINE else _FP_NAME
+
+    @property
+    def format(self) -> str:
+        """Such as "4 bit, group 64" or "mxfp4"."""
+        return f"{self.bits} bit, group {self.group_size}" if self.mode == AFFINE else self.mode
+
     @classmethod
-    def of(cls, weight: mx.array, group_size: int = 64, bits: int = 4) -> QuantizedWeight:
-        """Quantize a float weight (N, K)."""
-        codes, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
-        return cls(codes, scales, biases, group_size, bits)
+    def of(cls, weight: mx.array, group_size: int = 64, bits: int = 4, mode: str = AFFINE) -> QuantizedWeight:
+        """Quantize a float weight (N, K). Raises ValueError where MLX has no such format."""
+        codes, scales, *biases = mx.quantize(weight, group_size=group_size, bits=bits, mode=mode)
+        return cls(codes, scales, biases[0] if biases else None, group_size, bits, mode)
 
 
 def supports(x: mx.array, weight: QuantizedWeight) -> bool:
     """Whether the Metal kernel takes these."""
-    return (
-        (weight.bits in _BITS and weight.group_size in _GROUPS)
-        and (x.ndim == 2 and 1 <= x.shape[0] <= MAX_ROWS and weight.shape[1] % _ALIGNED == 0)
-        and (x.dtype in launch.FLOATS and x.dtype == weight.scales.dtype == weight.biases.dtype)
-    )
+    rows = x.ndim == 2 and 1 <= x.shape[0] <= MAX_ROWS and weight.shape[1] % _ALIGNED == 0
+    return rows and x.dtype in launch.FLOATS and _is_known(weight, x.dtype)
+
+
+def _is_known(weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
+    if weight.mode != AFFINE:
+        known = MICROSCALING.get(weight.mode) == (weight.group_size, weight.bits)
+        return known and weight.scales.dtype == mx.uint8
+    same = weight.biases is not None and dtype == weight.scales.dtype == weight.biases.dtype
+    return same and weight.bits in _AFFINE_BITS and weight.group_size in _AFFINE_GROUPS
 
 
 def qmv_rows(x: mx.array, weight: QuantizedWeight, *, exact: bool = False) -> mx.array:
     """x (M, K) -> (M, N) in x's dtype. `exact`: every row bit for bit what it would be alone, wherever the kernel runs."""
-    wanted = exact or launch.wins(_NAME, _race_key(x, weight))
-    if wanted and supports(x, weight) and launch.in_use(_NAME):
+    wanted = exact or launch.wins(weight.kernel, _race_key(x, weight))
+    if wanted and supports(x, weight) and launch.in_use(weight.kernel):
         return qmv_rows_metal(x, weight)
     return qmv_rows_ops(x, weight)
 
@@ -67,7 +91,7 @@ def qmv_rows_ops(x: mx.array, weight: QuantizedWeight) -> mx.array:
     """MLX's own operation."""
     w = weight
     return mx.quantized_matmul(
-        x, w.codes, w.scales, w.biases, transpose=True, group_size=w.group_size, bits=w.bits
+        x, w.codes, w.scales, w.biases, transpose=True, group_size=w.group_size, bits=w.bits, mode=w.mode
     )
 
 
@@ -75,10 +99,17 @@ def qmv_rows_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
     """The kernel: one launch."""
     num_rows, out_features = x.shape[0], weight.shape[0]
     simdgroups = 2 if num_rows == 1 else 4
+    biases = weight.scales if weight.biases is None else weight.biases  # where there are none, none is read
     (y,) = _kernel(
-        [weight.codes, weight.scales, weight.biases, x],
+        [weight.codes, weight.scales, biases, x],
         outputs=[((num_rows, out_features), x.dtype)],
-        template={"T": x.dtype, "M": num_rows, "GROUP": weight.group_size, "BITS": weight.bits},
+        template={
+            "T": x.dtype,
+            "M": num_rows,
+            "GROUP": weight.group_size,
+            "BITS": weight.bits,
+            "AFFINE": int(weight.mode == AFFINE),
+        },
         grid=(32, -(-out_features // 4), 1),
         threadgroup=(32, simdgroups, 1),
     )
@@ -87,14 +118,18 @@ def qmv_rows_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
 
 def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, float]:
     """Race the kernel against MLX's own operation on this weight for 1 to 8 rows; returns MLX's time over ours by width. Nothing where the
-    kernel is not in use."""
+    kernel is not in use.
+
+    dtype: what rows are in; None: the dtype of an affine weight's scales, bfloat16 for a microscaling format.
+    """
     found: dict[str, float] = {}
+    dtype = dtype or (weight.scales.dtype if weight.mode == AFFINE else mx.bfloat16)
     for num_rows in range(1, MAX_ROWS + 1):
-        x = mx.ones((num_rows, weight.shape[1]), dtype or weight.scales.dtype)
-        if supports(x, weight) and launch.in_use(_NAME):
+        x = mx.ones((num_rows, weight.shape[1]), dtype)
+        if supports(x, weight) and launch.in_use(weight.kernel):
             key = _race_key(x, weight)
             found[key] = launch.race(
-                _NAME, key, partial(qmv_rows_metal, x, weight), partial(qmv_rows_ops, x, weight)
+                weight.kernel, key, partial(qmv_rows_metal, x, weight), partial(qmv_rows_ops, x, weight)
             )
     return found
 
@@ -102,23 +137,34 @@ def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, fl
 def _race_key(x: mx.array, weight: QuantizedWeight) -> str:
     out_features, in_features = weight.shape
     dtype = str(x.dtype).removeprefix("mlx.core.")
-    kind = f"{dtype}, {weight.bits} bit, group {weight.group_size}"
-    return f"{in_features} to {out_features}, {kind}, {x.shape[0]} rows"
+    return f"{in_features} to {out_features}, {dtype}, {weight.format}, {x.shape[0]} rows"
 
 
 @launch.self_check(_NAME, raced=True)
 def _self_check() -> launch.Check:
+    """Affine formats."""
+    return _check((64, bits, AFFINE) for bits in _AFFINE_BITS)
+
+
+@launch.self_check(_FP_NAME, raced=True, text=_NAME)
+def _self_check_fp() -> launch.Check:
+    """Microscaling formats."""
+    return _check((group, bits, mode) for mode, (group, bits) in MICROSCALING.items())
+
+
+def _check(formats: Iterable[tuple[int, int, str]]) -> launch.Check:
     """Against numpy's product with the dequantized weight; notes whether rows are bit for bit MLX's own one-row result."""
     rng = np.random.default_rng(0)
     worst, same = 0.0, True
-    for bits in _BITS:
+    for group, bits, mode in formats:
         for dtype, limit in ((mx.float32, 1e-5), (mx.bfloat16, 1e-2)):
             values = [
                 mx.array(rng.standard_normal(size, np.float32)).astype(dtype)
                 for size in ((70, 1024), (5, 1024))
             ]
-            weight, x = QuantizedWeight.of(values[0], 64, bits), values[1]
-            plain = mx.dequantize(weight.codes, weight.scales, weight.biases, group_size=64, bits=bits)
+            weight, x = QuantizedWeight.of(values[0], group, bits, mode), values[1]
+            packed = weight.codes, weight.scales, weight.biases
+            plain = mx.dequantize(*packed, group_size=group, bits=bits, mode=mode, dtype=dtype)
             got = qmv_rows_metal(x, weight)
             wanted = mx.array(numbers(x) @ numbers(plain).T)
             worst = max(worst, launch.largest_error([got], [wanted]) / limit)

@@ -20,7 +20,6 @@ import mlx.core as mx
 
 from mlxspec.kernels import launch
 from mlxspec.platform import device, folders
-from mlxspec.platform.resources import metal_source
 
 _FORMAT = 1
 _MOST_BYTES = 1 << 20
@@ -96,7 +95,7 @@ def save() -> Path:
 
 
 def _digest(name: str) -> str:
-    return hashlib.sha256(metal_source(name).encode()).hexdigest()[:16]
+    return hashlib.sha256(launch.source_of(name).encode()).hexdigest()[:16]
 
 
 def _checked(found: Any) -> dict[str, dict[str, float]] | str:

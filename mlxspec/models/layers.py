@@ -39,7 +39,7 @@ class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
     Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in); float32 ones on a CPU are kept in
-    panels, see `_in_panels`. Quantized ones are fused when bits, group size and mode agree, else stay side by side. Affine formats go
+    panels, see `_in_panels`. Quantized ones are fused when bits, group size and mode agree, else stay side by side. They go
     through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
     """
 
@@ -92,7 +92,7 @@ class FusedLinear(nn.Module):
     @property
     def quantized(self) -> list[QuantizedWeight]:
         """The weights that `qmv_rows` multiplies with."""
-        found = [_affine(p) for p in self.parts] if "parts" in self else []
+        found = [_quantized_weight(p) for p in self.parts] if "parts" in self else []
         return [weight for weight in found if weight is not None]
 
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
@@ -150,21 +150,19 @@ def add_alike() -> None:
 
 def project(part: nn.Module, x: mx.array) -> mx.array:
     """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
-    weight = _affine(part)
+    weight = _quantized_weight(part)
     if weight is not None:
         return qmv_rows(x, weight, exact=_adds_alike)
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
-def _affine(part: nn.Module) -> QuantizedWeight | None:
-    """The weight of a quantized module of affine format without a bias."""
-    if (
-        not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding))
-        or part.mode != "affine"
-        or "bias" in part
-    ):
+def _quantized_weight(part: nn.Module) -> QuantizedWeight | None:
+    """The weight of a quantized module without a bias."""
+    if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "bias" in part:
         return None
-    return QuantizedWeight(part.weight, part.scales, part.biases, part.group_size, part.bits)
+    return QuantizedWeight(
+        part.weight, part.scales, part.get("biases"), part.group_size, part.bits, part.mode
+    )
 
 
 def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:

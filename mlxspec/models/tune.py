@@ -25,8 +25,9 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down.
     """
     found: dict[str, dict[str, float]] = {}
+    dtype = getattr(model, "dtype", None)  # a head has none of its own
     for weight in _distinct_weights(model):
-        found.setdefault("qmv_rows", {}).update(qmv_rows.tune(weight))
+        found.setdefault(weight.kernel, {}).update(qmv_rows.tune(weight, dtype))
     for shape, dtype in _distinct_recurrences(model):
         for num_tokens in PREFILL_TOKENS:
             inputs, state, rows = _prefill_data(shape, num_tokens, dtype)
@@ -39,11 +40,11 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
 
 def unraced(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
     """Quantized projections of which no race is on record."""
-    known = launch.speedups().get("qmv_rows", {})
+    known = launch.speedups()
     return [
         w
         for w in _distinct_weights(model)
-        if not any(k.startswith(f"{w.shape[1]} to {w.shape[0]},") for k in known)
+        if not any(k.startswith(f"{w.shape[1]} to {w.shape[0]},") for k in known.get(w.kernel, {}))
     ]
 
 
@@ -52,7 +53,7 @@ def _distinct_weights(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
     for _, module in model.named_modules():
         if isinstance(module, FusedLinear):
             for w in module.quantized:
-                found.setdefault((w.shape, w.bits, w.group_size, str(w.scales.dtype)), w)
+                found.setdefault((w.shape, w.format, str(w.scales.dtype)), w)
     return list(found.values())
 
 

@@ -25,6 +25,7 @@ _CTYPES = {
     np.dtype(np.uint16): "__nv_bfloat16",
     np.dtype(np.int32): "int",
     np.dtype(np.uint32): "uint",
+    np.dtype(np.uint8): "unsigned char",
 }
 _TEMPLATE = {"float": "float", "half": "__half", "bfloat": "__nv_bfloat16"}
 _ATTRIBUTES = """  const uint thread_index = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);

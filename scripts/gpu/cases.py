@@ -184,7 +184,7 @@ def gdn_round_wanted(launch: Launch, r: Round) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Product:
-    """y = x W^T for num_rows rows, in MLX's affine format."""
+    """y = x W^T for num_rows rows, in one of MLX's formats: "affine", "mxfp4" (4 bits, groups of 32), "nvfp4" (4, 16), "mxfp8" (8, 32)."""
 
     num_rows: int
     out_features: int = 17408
@@ -192,24 +192,54 @@ class Product:
     bits: int = 4
     group: int = 64
     dtype: str = "bfloat"
+    mode: str = "affine"
 
 
 def qmv_rows(p: Product, seed: int = 0) -> Launch:
-    """Every code is drawn, so no value of a code is left untried. Products of the same weight share it, whatever num_rows is."""
+    """Every code is drawn, so no value of a code is left untried, but those that are not numbers. Products of the same weight share it,
+    whatever num_rows is."""
     rng, n, size = np.random.default_rng(seed), p.out_features, p.in_features
     codes = rng.integers(0, 1 << 32, (n, size * p.bits // 32), np.uint32)
-    scales = rng.uniform(0.5, 1.5, (n, size // p.group)) / (size**0.5 * (1 << p.bits) / 4)
-    biases = -scales * ((1 << p.bits) - 1) / 2
+    if p.mode == "affine":
+        factors = rng.uniform(0.5, 1.5, (n, size // p.group)) / (size**0.5 * (1 << p.bits) / 4)
+        scales, biases = (rounded(a, p.dtype) for a in (factors, -factors * ((1 << p.bits) - 1) / 2))
+    else:
+        if p.bits == 8:
+            as_bytes = codes.view(np.uint8)
+            as_bytes[(as_bytes & 0x7F) == 0x7F] = 0x7E
+        about_one_half = 0x30 if p.mode == "nvfp4" else 126
+        scales = biases = rng.integers(about_one_half - 8, about_one_half, (n, size // p.group), np.uint8)
     x = rng.standard_normal((8, size))[: p.num_rows]
-    inputs = {"w": codes, "scales": rounded(scales, p.dtype), "biases": rounded(biases, p.dtype)}
+    inputs = {"w": codes, "scales": scales, "biases": biases}
     return Launch(
         kernel="qmv_rows",
         inputs={**inputs, "x": rounded(x, p.dtype)},
         outputs={"y": ((p.num_rows, n), DTYPES[p.dtype])},
-        template={"T": p.dtype, "M": p.num_rows, "GROUP": p.group, "BITS": p.bits},
+        template={
+            "T": p.dtype,
+            "M": p.num_rows,
+            "GROUP": p.group,
+            "BITS": p.bits,
+            "AFFINE": int(p.mode == "affine"),
+        },
         grid=(32, -(-n // 4), 1),
         threadgroup=(32, 2 if p.num_rows == 1 else 4, 1),
+        unread=frozenset() if p.mode == "affine" else frozenset({"biases"}),
     )
+
+
+def _e2m1(codes: Array) -> Array:
+    return np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7] * np.where(codes & 8, -1, 1)
+
+
+def _e4m3(codes: Array) -> Array:
+    exponent, fraction = (codes >> 3 & 15).astype(np.float64), (codes & 7).astype(np.float64)
+    size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10))
+    return np.where(codes & 128, -size, size)
+
+
+def _e8m0(codes: Array) -> Array:
+    return 2.0 ** (codes.astype(np.float64) - 127)
 
 
 def qmv_rows_wanted(launch: Launch, p: Product) -> dict[str, Array]:
@@ -220,9 +250,13 @@ def qmv_rows_wanted(launch: Launch, p: Product) -> dict[str, Array]:
     for begin in range(0, p.out_features, 1024):
         part = slice(begin, begin + 1024)
         codes = (launch.inputs["w"][part, :, None] >> shifts) & np.uint32((1 << p.bits) - 1)
-        groups = codes.reshape(len(codes), -1, p.group).astype(np.float64)
-        scales, biases = (exact(launch.inputs[name][part])[:, :, None] for name in ("scales", "biases"))
-        y[:, part] = x @ (groups * scales + biases).reshape(len(codes), -1).T
+        groups = codes.reshape(len(codes), -1, p.group)
+        scales, biases = (launch.inputs[name][part][:, :, None] for name in ("scales", "biases"))
+        if p.mode == "affine":
+            weights = groups.astype(np.float64) * exact(scales) + exact(biases)
+        else:
+            weights = (_e2m1 if p.bits == 4 else _e4m3)(groups) * (_e4m3 if p.group == 16 else _e8m0)(scales)
+        y[:, part] = x @ weights.reshape(len(codes), -1).T
     return {"y": y}
 
 

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
+#include <string.h>
 
 namespace metal {
 
@@ -30,6 +31,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
 
 typedef vec<float, 4> float4;
 typedef vec<uint, 2> uint2;
+typedef vec<__half, 2> half2;
 
 struct uint3 {
   uint x, y, z;
@@ -40,6 +42,14 @@ struct Sizes {
   int of[4];
   __device__ int operator[](int i) const { return of[i]; }
 };
+
+template <typename T, typename U>
+__device__ __forceinline__ T as_type(U from) {
+  static_assert(sizeof(T) == sizeof(U), "as_type keeps the size");
+  T to;
+  memcpy(&to, &from, sizeof(T));
+  return to;
+}
 
 __device__ __forceinline__ int min(int a, int b) { return b < a ? b : a; }
 __device__ __forceinline__ float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
@@ -66,6 +76,7 @@ __device__ __forceinline__ float simd_sum(float x) {
   using namespace metal;    \
   using metal::float4;      \
   using metal::fma;         \
+  using metal::half2;       \
   using metal::min;         \
   using metal::uint2;       \
   using metal::uint3;

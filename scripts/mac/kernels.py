@@ -60,18 +60,21 @@ def self_checks(here: Here) -> None:
 def qmv_race(here: Here) -> None:
     """Our quantized product beside MLX's own, at every number of rows."""
     here.needs_metal()
-    if not launch.in_use("qmv_rows"):
+    if not any(map(launch.in_use, ("qmv_rows", "qmv_rows_fp"))):
         raise Skipped("qmv_rows is not in use")
+    weights = [(f"{bits} bits", quantized(*shape, bits)) for shape in here.sizes.matmuls for bits in (4, 8)]
+    for mode, form in qmv_rows.MICROSCALING.items():
+        weights.append((mode, qmv_rows.QuantizedWeight.of(normal(*here.sizes.matmuls[0]), *form, mode)))
     rows, won = [], []
-    for out, size in here.sizes.matmuls:
-        for bits in (4, 8):
-            found = qmv_rows.tune(quantized(out, size, bits))
-            rows.append([f"{size} -> {out}", str(bits), *(f"{ratio:.2f}" for ratio in found.values())])
-            wins = [str(n) for n, ratio in enumerate(found.values(), 1) if ratio >= 1.02]
-            won.append(f"{size} -> {out} at {bits} bits: {' '.join(wins) or 'none'}")
+    for name, weight in weights:
+        out, size = weight.shape
+        found = qmv_rows.tune(weight)
+        rows.append([f"{size} -> {out}", name, *(f"{ratio:.2f}" for ratio in found.values())])
+        wins = [str(n) for n, ratio in enumerate(found.values(), 1) if ratio >= 1.02]
+        won.append(f"{size} -> {out} at {name}: {' '.join(wins) or 'none'}")
     races.save()
     print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
-    table(["shape", "bits", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
+    table(["shape", "format", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
     here.tell("rows at which qmv_rows won: " + "; ".join(won))
 
 

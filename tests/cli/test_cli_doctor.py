@@ -23,6 +23,7 @@ NAMES |= {
     "kernel conv_qkv",
     "kernel gdn_prefill",
     "kernel qmv_rows",
+    "kernel qmv_rows_fp",
 }
 
 

@@ -116,11 +116,15 @@ def test_rounds_are_launched_as_the_launcher_does(script, seen, widths, mode):
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 8])
-@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])
-def test_products_are_launched_as_the_launcher_does(script, seen, num_rows, bits, group):
-    made = script.make(replace(script.CHECKED_PRODUCT, num_rows=num_rows, bits=bits, group=group))
+@pytest.mark.parametrize(
+    ("bits", "group", "mode"),
+    [(4, 64, "affine"), (8, 32, "affine"), (4, 16, "nvfp4"), (4, 32, "mxfp4"), (8, 32, "mxfp8")],
+)
+def test_products_are_launched_as_the_launcher_does(script, seen, num_rows, bits, group, mode):
+    made = script.make(replace(script.CHECKED_PRODUCT, num_rows=num_rows, bits=bits, group=group, mode=mode))
     codes, scales, biases, x = (to_mx(a) for a in made.inputs.values())
-    qmv_rows.qmv_rows_metal(x, qmv_rows.QuantizedWeight(codes, scales, biases, group, bits))
+    weight = qmv_rows.QuantizedWeight(codes, scales, biases if mode == "affine" else None, group, bits, mode)
+    qmv_rows.qmv_rows_metal(x, weight)
     (told,) = seen
     same_launch(made, told)
 
@@ -132,7 +136,8 @@ def few(script) -> list[Any]:
     """Every kind of case but the large heads."""
     rounds = [c for c in script.checked_cases() if isinstance(c, script.Round) and len(c.widths) > 1]
     products = [c for c in script.checked_cases() if isinstance(c, script.Product)]
-    return [*rounds, products[0], products[7], products[-1]]
+    formats = {p.mode: p for p in products}
+    return [*rounds, products[0], products[7], *formats.values()]
 
 
 def test_the_kernels_are_right_by_its_own_measure(metal, script, capsys):

@@ -67,7 +67,7 @@ def test_every_section_about_kernels_runs(emulated, script, monkeypatch, tmp_pat
                 assert "skipped" not in text
     assert all(report.in_use for report in launch.reports())
     raced = launch.speedups()
-    assert set(raced) == {"gdn_prefill", "qmv_rows"}
+    assert set(raced) == {"gdn_prefill", "qmv_rows", "qmv_rows_fp"}
     said = "\n".join(run.summary)
     assert "gdn_round ok" in said
     assert "rows at which qmv_rows won: 512 -> 16 at 4 bits: " in said

@@ -9,10 +9,9 @@ import mlx.core as mx
 import pytest
 from checks_conv import check_extreme_gates, check_fresh, check_two_forwards
 from checks_gdn import Shape, check_prefill, check_replay_bits, check_snapshots, check_two_rounds
-from checks_qmv import check_rows, draw
+from checks_qmv import check_codes, check_rows, check_scales, draw
 
 from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows
-from mlxspec.platform import resources
 
 KERNELS = {
     "gdn_round": gdn_round._kernel,
@@ -45,11 +44,20 @@ def check_qmv_rows() -> None:
     check_rows(*draw(2, 9, 512, bits=8, group=32))
 
 
+def check_qmv_rows_fp() -> None:
+    for mode in qmv_rows.MICROSCALING:
+        check_rows(*draw(2, 9, 1024, mode=mode))
+    for mode in qmv_rows.MICROSCALING:
+        check_codes(mode, place=5)
+        check_scales(mode)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "gdn_round": check_gdn_round,
     "gdn_prefill": check_gdn_prefill,
     "conv_qkv": check_conv_qkv,
     "qmv_rows": check_qmv_rows,
+    "qmv_rows_fp": check_qmv_rows_fp,  # of the same text
 }
 
 # kernel, what is wrong, the right text, the wrong text
@@ -234,13 +242,18 @@ FAULTS = [
         "threadgroup float keys[C * Dk];",
         "threadgroup float keys[9 * C * Dk];",
     ),
-    ("qmv_rows", "codes in the wrong order", "BITS * (i % PER_WORD)", "BITS * (PER_WORD - 1 - i % PER_WORD)"),
+    (
+        "qmv_rows",
+        "codes in the wrong order",
+        "(BITS * (i % PER_WORD))) & ",
+        "(BITS * (PER_WORD - 1 - i % PER_WORD))) & ",
+    ),
     ("qmv_rows", "the second word forgotten", "i < PER_WORD ? packed.x : packed.y", "packed.x"),
     (
         "qmv_rows",
         "a group's scale for the next",
-        "scales[row * (K / GROUP) + at / GROUP]",
-        "scales[row * (K / GROUP) + (at + VALUES) / GROUP]",
+        "int group = row * (K / GROUP) + at / GROUP;",
+        "int group = row * (K / GROUP) + (at + VALUES) / GROUP;",
     ),
     ("qmv_rows", "the bias of one row of x for all", "sum[m] * bias", "sum[0] * bias"),
     ("qmv_rows", "outputs past the end read", "first + min(r, last)", "first + r"),
@@ -248,12 +261,57 @@ FAULTS = [
     (
         "qmv_rows",
         "half-precision accumulation",
-        "result[r][m] += scale",
-        "result[r][m] = float(half(result[r][m])) + scale",
+        "result[r][m] += part",
+        "result[r][m] = float(half(result[r][m])) + part",
     ),
     ("qmv_rows", "no sum over lanes", "simd_sum(result[r][m])", "result[r][m]"),
     ("qmv_rows", "the last block left out", "at < K; at", "at < K - 32 * VALUES; at"),
     ("qmv_rows", "rows of y exchanged", "y[m * N + first + r]", "y[(M - 1 - m) * N + first + r]"),
+    ("qmv_rows_fp", "the second word forgotten", "i < PER_WORD ? packed.x : packed.y", "packed.x"),
+    (
+        "qmv_rows_fp",
+        "codes in the wrong order",
+        "codes = word >> (BITS * (i % PER_WORD))",
+        "codes = word >> (BITS * (HALF - 1 - i % PER_WORD))",
+    ),
+    (
+        "qmv_rows_fp",
+        "a word's halves exchanged",
+        "to[i] = static_cast<float>(both.x)",
+        "to[i] = float(both.y)",
+    ),
+    ("qmv_rows_fp", "half of each word forgotten", "      to[i + HALF] = static_cast<float>(both.y);\n", ""),
+    ("qmv_rows_fp", "e2m1 without signs", "((codes & 0x00080008u) << 12) | ", ""),
+    ("qmv_rows_fp", "e2m1 without subnormals", "codes & 0x00070007u", "codes & 0x00060006u"),
+    ("qmv_rows_fp", "e2m1 with another exponent", "0x00070007u) << 9)", "0x00070007u) << 10)"),
+    ("qmv_rows_fp", "e4m3 without signs", "((codes & 0x00800080u) << 8) | ", ""),
+    ("qmv_rows_fp", "e4m3 with a number for what is none", "low + 0x00010001u", "low"),
+    ("qmv_rows_fp", "e4m3 with another exponent", "(low << 7));", "((low + 0x00080008u) << 7));"),
+    (
+        "qmv_rows_fp",
+        "the second e4m3 code's sign for the first",
+        "codes & 0x00800080u",
+        "codes >> 16 & 0x00800080u",
+    ),
+    ("qmv_rows_fp", "one unit for both kinds of code", "BITS == 4 ? 16384.0f : 256.0f", "16384.0f"),
+    ("qmv_rows_fp", "nvfp4 scales taken for e8m0", "return GROUP == 16 ?", "return GROUP == 64 ?"),
+    ("qmv_rows_fp", "e8m0 scales taken for e4m3", "return GROUP == 16 ?", "return GROUP <= 32 ?"),
+    (
+        "qmv_rows_fp",
+        "scales in another unit",
+        "256.0f * static_cast<float>(halves",
+        "static_cast<float>(halves",
+    ),
+    ("qmv_rows_fp", "e8m0 off by one", "0x00400000u : code << 23", "0x00400000u : (code - 1) << 23"),
+    ("qmv_rows_fp", "the smallest e8m0 taken for zero", "code == 0 ? 0x00400000u : code << 23", "code << 23"),
+    (
+        "qmv_rows_fp",
+        "the first group's scale for all",
+        "(scales[group])",
+        "(scales[row * (K / GROUP)])",
+    ),
+    ("qmv_rows_fp", "a row of x for all", "VALUES>(mine[m], code)", "VALUES>(mine[0], code)"),
+    ("qmv_rows_fp", "outputs past the end read", "first + min(r, last)", "first + r"),
     ("gdn_round", "the gate of another head", "step = beta[t * Hv + head]", "step = beta[t * Hv]"),
 ]
 
@@ -263,8 +321,8 @@ def plant(monkeypatch):
     """plant(kernel, old, new): launchers read the changed text until the test ends."""
 
     def change(name: str, old: str, new: str) -> None:
-        text = resources.metal_source(name)
-        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}.metal"
+        text = launch.source_of(name)
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the text of {name}"
         monkeypatch.setattr(launch, "metal_source", lambda _: text.replace(old, new))
 
     for kernel in KERNELS.values():

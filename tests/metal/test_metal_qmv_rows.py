@@ -1,25 +1,31 @@
-"""qmv_rows.metal against float64, against itself row by row, and bit for bit against MLX's own one-row kernel."""
+"""qmv_rows.metal against float64, against itself row by row, and bit for bit against MLX's own one-row kernel, in every format."""
 
 from __future__ import annotations
 
 import emulator
 import mlx.core as mx
 import mlx_kernels
+import numpy as np
 import pytest
-from checks_gdn import same_bits
-from checks_qmv import check_rows, draw
+from checks_gdn import numpy_of, same_bits
+from checks_qmv import PLACES, ROUNDING, check_codes, check_rows, check_scales, draw, unpacked
 
 from mlxspec.kernels import launch
 from mlxspec.kernels import qmv_rows as kernel
+from mlxspec.kernels.qmv_rows import MICROSCALING
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+MODES = tuple(MICROSCALING)
+# arguments of `draw`
+FORMATS = {"4bit": {"bits": 4}, "8bit": {"bits": 8}, **{mode: {"mode": mode} for mode in MODES}}
+every_format = pytest.mark.parametrize("how", FORMATS.values(), ids=FORMATS)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@every_format
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_dtypes(metal, dtype, bits):
+def test_dtypes(metal, dtype, how):
     with metal(order="random"):
-        check_rows(*draw(3, 24, 1024, dtype=dtype, bits=bits))
+        check_rows(*draw(3, 24, 1024, dtype=dtype, **how))
 
 
 @pytest.mark.parametrize("contract", [False, True])
@@ -30,28 +36,70 @@ def test_formats(metal, group, bits, contract):
         check_rows(*draw(2, 12, 512, group=group, bits=bits, dtype=mx.bfloat16))
 
 
+@pytest.mark.parametrize("contract", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_microscaling_formats(metal, mode, contract):
+    with metal(order="reverse", contract=contract):
+        check_rows(*draw(2, 12, 512, mode=mode, dtype=mx.bfloat16))
+
+
 @pytest.mark.parametrize(
-    "num_rows", [1, 4, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 5, 6, 7))]
+    ("num_rows", "mode"),
+    [
+        pytest.param(n, mode, marks=[] if mode == "affine" and n in (1, 4, 8) else pytest.mark.slow)
+        for mode in ("affine", *MODES)
+        for n in range(1, 9)
+    ],
 )
-def test_every_number_of_rows(metal, num_rows):
+def test_every_number_of_rows(metal, num_rows, mode):
     with metal():
-        check_rows(*draw(num_rows, 20, 512, dtype=mx.bfloat16))
+        check_rows(*draw(num_rows, 20, 512, mode=mode, dtype=mx.bfloat16))
 
 
+# ---- what codes and scales of microscaling formats mean
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_code_is_what_mlx_unpacks_it_to(emulated, mode, place):
+    with emulated():
+        check_codes(mode, place)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_scale_is_what_mlx_unpacks_it_to(emulated, mode):
+    with emulated():
+        check_scales(mode)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 7])
+@every_format
+def test_the_twin_means_the_same(how, num_rows):
+    """MLX's own product, which is what runs without Metal, against the tables in float64."""
+    x, weight = draw(num_rows, 33, 512, **how)
+    wanted = numpy_of(x).astype(np.float64) @ unpacked(weight).T
+    got = numpy_of(kernel.qmv_rows_ops(x, weight))
+    assert np.abs(got - wanted).max() <= ROUNDING[mx.float32] * np.abs(wanted).max()
+
+
+# ---- shapes and orders
+
+
+@pytest.mark.parametrize("mode", ["affine", "nvfp4"])
 @pytest.mark.parametrize("out", [1, 2, 3, 5, 8, 31])
-def test_any_number_of_outputs(metal, out):
+def test_any_number_of_outputs(metal, out, mode):
     with metal(order="random"):
-        check_rows(*draw(2, out, 512))
+        check_rows(*draw(2, out, 512, mode=mode))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@every_format
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_each_row_is_bitwise_mlx_one_row_kernel(emulated, dtype, bits):
+def test_each_row_is_bitwise_mlx_one_row_kernel(emulated, dtype, how):
     """The order of additions, by running the kernel text of the installed MLX beside ours (without contraction: with it, which of the
     equal orders a compiler fuses is its own choice, so on a Mac the self-check looks)."""
-    if reason := mlx_kernels.missing_header():
+    x, weight = draw(3, 20, 1536, dtype=dtype, **how)
+    if reason := mlx_kernels.missing_header(weight.mode):
         pytest.skip(reason)
-    x, weight = draw(3, 20, 1536, dtype=dtype, bits=bits)
     with emulated():
         ours = kernel.qmv_rows_metal(x, weight)
         for i in range(3):
@@ -59,33 +107,39 @@ def test_each_row_is_bitwise_mlx_one_row_kernel(emulated, dtype, bits):
 
 
 @pytest.mark.mac
-def test_each_row_is_bitwise_mlx_one_row_result_on_this_gpu():
-    x, weight = draw(4, 64, 2048, dtype=mx.bfloat16)
+@every_format
+def test_each_row_is_bitwise_mlx_one_row_result_on_this_gpu(how):
+    x, weight = draw(4, 64, 2048, dtype=mx.bfloat16, **how)
     alone = mx.concatenate([kernel.qmv_rows_ops(x[i : i + 1], weight) for i in range(4)])
     assert same_bits(kernel.qmv_rows_metal(x, weight), alone)
 
 
+@every_format
 @pytest.mark.parametrize("num_rows", [1, 4, 8])
-def test_weights_are_read_once(emulated, num_rows):
-    x, weight = draw(num_rows, 64, 1024, dtype=mx.bfloat16)
+def test_weights_are_read_once(emulated, num_rows, how):
+    """Codes, scales and, where there are any, biases: each byte once for all rows of x."""
+    x, weight = draw(num_rows, 64, 1024, dtype=mx.bfloat16, **how)
     emulator.runs.clear()
     with emulated():
         kernel.qmv_rows_metal(x, weight)
     (run,) = emulator.runs
-    for name, array in (("w", weight.codes), ("scales", weight.scales), ("biases", weight.biases)):
-        assert run.bytes_read[name] == array.nbytes
+    biases = 0 if weight.biases is None else weight.biases.nbytes
+    read = {name: run.bytes_read[name] for name in ("w", "scales", "biases")}
+    assert read == {"w": weight.codes.nbytes, "scales": weight.scales.nbytes, "biases": biases}
 
 
-def test_self_check(metal):
+@pytest.mark.parametrize("check", [kernel._self_check, kernel._self_check_fp])
+def test_self_check(metal, check):
     with metal():
-        check = kernel._self_check()
-    assert check.error <= check.limit
-    assert "bit for bit" in check.note
+        found = check()
+    assert found.error <= found.limit
+    assert "bit for bit" in found.note
 
 
 def test_what_the_kernel_does_not_take_goes_to_mlx(metal):
     """Nine rows, a width MLX adds in another order, another dtype, other bits: the launcher answers, with MLX's own operation."""
     cases = [draw(9, 8, 512), draw(2, 8, 576), draw(2, 8, 512, bits=2)]
+    cases += [draw(9, 8, 512, mode="mxfp4"), draw(2, 8, 576, mode="nvfp4")]
     x, weight = draw(2, 8, 512)
     cases.append((x.astype(mx.float16), weight))
     for x, weight in cases:
@@ -93,9 +147,17 @@ def test_what_the_kernel_does_not_take_goes_to_mlx(metal):
         assert kernel.qmv_rows(x, weight, exact=True).shape == (x.shape[0], 8)
 
 
-def test_unmeasured_means_mlx(monkeypatch):
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_of_any_dtype_are_taken_by_microscaling_formats(dtype, mode):
+    """Their scales are bytes, so rows of any dtype fit."""
+    assert kernel.supports(*draw(2, 8, 512, dtype=dtype, mode=mode))
+
+
+@every_format
+def test_unmeasured_means_mlx(monkeypatch, how):
     """Without `exact` the kernel runs only where it has won its race."""
-    x, weight = draw(2, 8, 512)
+    x, weight = draw(2, 8, 512, **how)
     used = []
     monkeypatch.setattr(launch, "in_use", lambda name: True)
     monkeypatch.setattr(kernel, "qmv_rows_metal", lambda *a: used.append(a) or mx.zeros(1))
@@ -104,19 +166,49 @@ def test_unmeasured_means_mlx(monkeypatch):
     assert not used
     kernel.qmv_rows(x, weight, exact=True)
     assert len(used) == 1
-    launch.set_speedup("qmv_rows", kernel._race_key(x, weight), 1.3)
+    launch.set_speedup(weight.kernel, kernel._race_key(x, weight), 1.3)
     kernel.qmv_rows(x, weight)
     assert len(used) == 2
-    launch.set_speedup("qmv_rows", kernel._race_key(x, weight), 0.9)
+    launch.set_speedup(weight.kernel, kernel._race_key(x, weight), 0.9)
     kernel.qmv_rows(x, weight)
     assert len(used) == 2
     launch.forget()
 
 
-def test_tune_races_every_width(monkeypatch):
-    _, weight = draw(1, 8, 512)
+@pytest.mark.parametrize(
+    ("mode", "said"), [("affine", "float32, 4 bit, group 64"), ("mxfp4", "bfloat16, mxfp4")]
+)
+def test_tune_races_every_width(monkeypatch, mode, said):
+    _, weight = draw(1, 8, 512, mode=mode)
     monkeypatch.setattr(launch, "in_use", lambda name: True)
     monkeypatch.setattr(kernel, "qmv_rows_metal", kernel.qmv_rows_ops)
     found = kernel.tune(weight)
-    assert list(found) == [f"512 to 8, float32, 4 bit, group 64, {n} rows" for n in range(1, 9)]
+    assert list(found) == [f"512 to 8, {said}, {n} rows" for n in range(1, 9)]
+    assert launch.speedups() == {weight.kernel: found}
     launch.forget()
+
+
+@pytest.mark.parametrize(
+    ("fault", "failed"),
+    [
+        (("0x00070007u) << 9)", "0x00070007u) << 10)"), {"qmv_rows_fp"}),
+        (("+ sum[m] * bias", "- sum[m] * bias"), {"qmv_rows"}),
+        (("simd_sum(result[r][m])", "result[r][m]"), {"qmv_rows", "qmv_rows_fp"}),
+    ],
+    ids=["of e2m1", "of biases", "of both"],
+)
+def test_a_fault_of_one_kind_of_format_leaves_the_other_in_use(emulated, monkeypatch, fault, failed):
+    """One text, but affine and microscaling formats are checked, switched off and reported separately."""
+    text = launch.metal_source("qmv_rows")
+    assert text.count(fault[0]) == 1
+    monkeypatch.setattr(launch, "metal_source", lambda _: text.replace(*fault))
+    monkeypatch.setattr(kernel._kernel, "_built", {})
+    launch.forget()
+    with emulated():
+        used = {name: launch.in_use(name) for name in ("qmv_rows", "qmv_rows_fp")}
+        reports = {r.name: r for r in launch._all_reports()}
+    launch.forget()
+    assert {name for name, is_used in used.items() if not is_used} == failed
+    for name in used:
+        assert reports[name].failed == (name in failed)
+        assert reports[name].reason.startswith("differs" if name in failed else "agrees")

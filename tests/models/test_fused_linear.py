@@ -1,4 +1,4 @@
-"""Quantized projections: one path through `qmv_rows`, which takes our kernel only where it won; other formats stay with their modules."""
+"""Quantized projections: one path through `qmv_rows`, which takes our kernel only where it won, in every format that it knows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 512
 def linear(out: int, *, seed: int = 0, bias: bool = False, mode: str = "affine", bits: int = 4) -> nn.Module:
     module = nn.Linear(SIZE, out, bias=bias)
     module.weight = mx.random.normal((out, SIZE), key=mx.random.key(seed)) * SIZE**-0.5
-    group = {"affine": 64, "mxfp4": 32}[mode]
+    group, bits = qmv_rows.MICROSCALING.get(mode, (64, bits))
     return nn.QuantizedLinear.from_linear(module, group_size=group, bits=bits, mode=mode)
 
 
@@ -43,15 +43,17 @@ def inputs(num_rows: int) -> mx.array:
     return mx.random.normal((num_rows, SIZE), key=mx.random.key(7))
 
 
-def test_the_kernel_runs_only_where_it_won(kernel_calls):
-    fused = FusedLinear([linear(24), linear(8, seed=1)])
-    plain = mx.concatenate([linear(24)(inputs(3)), linear(8, seed=1)(inputs(3))], axis=-1)
+@pytest.mark.parametrize("mode", ["affine", *qmv_rows.MICROSCALING])
+def test_the_kernel_runs_only_where_it_won(kernel_calls, mode):
+    parts = [linear(24, mode=mode), linear(8, seed=1, mode=mode)]
+    plain = mx.concatenate([part(inputs(3)) for part in parts], axis=-1)
+    fused = FusedLinear(parts)
     assert mx.array_equal(fused(inputs(3)), plain)
     assert kernel_calls == []
     (weight,) = fused.quantized
-    assert weight.shape == (32, SIZE)
-    launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(3), weight), 1.2)
-    launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(4), weight), 0.9)
+    assert (weight.shape, weight.mode) == ((32, SIZE), mode)
+    launch.set_speedup(weight.kernel, qmv_rows._race_key(inputs(3), weight), 1.2)
+    launch.set_speedup(weight.kernel, qmv_rows._race_key(inputs(4), weight), 0.9)
     for num_rows in (1, 3, 4, 9):
         fused(inputs(num_rows))
     assert kernel_calls == [3]
@@ -60,12 +62,13 @@ def test_the_kernel_runs_only_where_it_won(kernel_calls):
 def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
     parts = [linear(8), linear(8, mode="mxfp4"), linear(8, bits=8), linear(8, bias=True)]
     fused = FusedLinear(parts)
-    assert [(w.shape, w.bits) for w in fused.quantized] == [((8, SIZE), 4), ((8, SIZE), 8)]
+    formats = [w.format for w in fused.quantized]
+    assert formats == ["4 bit, group 64", "mxfp4", "8 bit, group 64"]  # a bias is added by the module itself
     for weight in fused.quantized:
-        launch.set_speedup("qmv_rows", qmv_rows._race_key(inputs(2), weight), 1.2)
+        launch.set_speedup(weight.kernel, qmv_rows._race_key(inputs(2), weight), 1.2)
     outs = [p(inputs(2)) for p in parts]
     assert mx.allclose(fused(inputs(2)), mx.concatenate(outs, axis=-1))
-    assert kernel_calls == [2, 2]
+    assert kernel_calls == [2, 2, 2]
 
 
 def test_float_weights_have_nothing_to_race():
@@ -73,12 +76,15 @@ def test_float_weights_have_nothing_to_race():
 
 
 class Pair(nn.Module):
-    """Two equal shapes, of which one is raced."""
+    """Two equal shapes, of which one is raced, and the same shape in a microscaling format."""
+
+    dtype = mx.float32
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = [FusedLinear([linear(8, seed=i)]) for i in range(2)]
         self.other = FusedLinear([linear(16)])
+        self.bytes = FusedLinear([linear(8, mode="mxfp4")])
 
 
 def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkeypatch, tmp_path):
@@ -92,8 +98,9 @@ def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkey
 
     monkeypatch.setattr(launch, "race", race)
     found = tune.tune(Pair())
-    assert len(raced) == len(set(raced)) == 2 * qmv_rows.MAX_ROWS
-    assert set(found) == {"qmv_rows"}
+    assert len(raced) == len(set(raced)) == 3 * qmv_rows.MAX_ROWS
+    assert set(found) == {"qmv_rows", "qmv_rows_fp"}
+    assert list(found["qmv_rows_fp"])[1] == "512 to 8, float32, mxfp4, 2 rows"
     launch.forget()
     assert tune.races.restore() is None
     assert launch.speedups() == found
