@@ -351,7 +351,7 @@ ON_LINUX = {step.run: step for step in STEPS if runs_on_linux(step)}
 def test_steps_run_on_linux(step: Step, tmp_path: Path) -> None:
     """As the workflow runs them, but with this machine's backend as the one to find; test runs only collect their tests."""
     script = step.run.replace("build/", f"{tmp_path}/")
-    if re.search(r"pytest|scripts/test", script):
+    if re.search(r"pytest|scripts/test", step.run):
         script = script.replace("/bin/bash scripts/test", f"{PYTHON} -m pytest").rstrip() + " --collect-only"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "MLX_DISABLE"))}
     env |= {"BACKEND": device.backend(), "MLXSPEC_CACHE": str(tmp_path / "cache")}
