@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,9 @@ class Endpoint:
                 log.failure(error)
             with suppress(OSError):
                 await reply.error(error)
+            # a task's exception and the frame that waited for the task refer to each other: the frames' locals, the body among them,
+            # would stay until the garbage collector looks, which counts objects and not their bytes
+            traceback.clear_frames(error.__traceback__)
         self._finish(scope, reply, said, time.monotonic() - started)
 
     async def _parsed(self, request: Request, client: str, raw: bytes, reply: Reply) -> None:

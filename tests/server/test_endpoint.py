@@ -1,0 +1,59 @@
+"""What an endpoint keeps of a request that has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+from mlxspec.server.endpoint import Asked, Endpoint, Reply
+from mlxspec.server.errors import ApiError
+from mlxspec.server.fairness import Gate, Lanes
+from mlxspec.server.limits import ServerLimits
+from mlxspec.server.metrics import Metrics
+
+
+class Held:
+    """Stands for a large body."""
+
+
+def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
+    """The collector counts objects, not bytes: bodies in cycles took hundreds of megabytes before it looked."""
+    seen: list[weakref.ref[Held]] = []
+    said: list[dict[str, Any]] = []
+
+    async def work(asked: Asked, reply: Reply) -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        raise ApiError("There are too many.")
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    lanes = Lanes()
+    endpoint = Endpoint(work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, reads_body=False)
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/x",
+        "headers": [],
+        "query_string": b"",
+        "client": ("here", 1),
+    }
+
+    async def run() -> None:
+        await endpoint(scope, receive, send)  # type: ignore[arg-type]
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert said[0]["status"] == 400
+        assert [ref() for ref in seen] == [None]
+    finally:
+        gc.enable()
+        lanes.close()
