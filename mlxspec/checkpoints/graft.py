@@ -1,67 +1,103 @@
-"""An MTP head out of another folder or repository than the model's, opening (and fetching) only the files that hold it.
+"""An MTP head out of another folder or repository than the model's, opening (and fetching) only what holds it.
 
 Knows files and names; what a head must be for a trunk is known to models/assemble.py.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
 
 from mlxspec.errors import ModelError
-from mlxspec.loading import download, hub
-from mlxspec.loading.folder import INDEX, tensor_files
+from mlxspec.loading import hub, ranges
+from mlxspec.loading.folder import INDEX, is_head_file, tensor_files
+from mlxspec.loading.qwen_weights import HEAD, is_raw, split_mtp
+from mlxspec.loading.ranges import Repository, Selection
 from mlxspec.loading.safetensors import check_header
-from mlxspec.loading.weights import Weights, read_file
+from mlxspec.loading.weights import Weights, is_bare_head, read_file
+from mlxspec.platform.folders import temporary_folder
 
-_HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
+
+class GraftedHead(NamedTuple):
+    """weights: its tensors, lazily, under the names they have there. raw: whether its norms are zero-centred, None where only their values
+    can tell."""
+
+    weights: Weights
+    raw: bool | None
 
 
-def read_head(original: str, revision: str | None = None) -> Weights:
-    """Its tensors, lazily, and the others of the same files. original: a folder or Hugging Face id. Raises ModelError if there is none."""
+class RemoteHead(NamedTuple):
+    """The head of a repository, not fetched yet. selection: its tensors; raw: as in GraftedHead."""
+
+    selection: Selection
+    raw: bool | None
+
+
+def read_head(original: str, revision: str | None = None) -> GraftedHead:
+    """original: a folder or Hugging Face id; of a repository that is not in the cache only the bytes of the head are fetched, and kept as
+    long as the process runs. Raises ModelError if there is none."""
+    local = hub.is_local(original)
+    if not local:
+        hub.check_repo(original)
+    folder = hub.resolve(original, revision=revision) if local else hub.cached(original, revision)
+    if folder is None:
+        remote = head_in(ranges.look(original, revision))
+        if remote is None:
+            raise _no_head(original)
+        wanted, place = remote.selection, temporary_folder()
+        path = ranges.fetch(wanted, place / f"{wanted.key}.part", place / f"{wanted.key}.safetensors")
+        return GraftedHead(read_file(path), remote.raw)
     found: Weights = {}
-    for path in _files(original, revision):
+    for path in _holding_head(folder):
         found |= read_file(path)
-    if not any(_HEAD.match(name) for name in found):
-        raise ModelError(
-            f"{hub.shown(original)} holds no MTP head (no tensors named mtp.*); name the original repository."
-        )
-    return found
+    rest, head = split_mtp(found)
+    if not head:
+        raise _no_head(original)
+    return GraftedHead({k: v for k, v in found.items() if k not in rest}, is_raw(rest) if rest else None)
 
 
-def _files(original: str, revision: str | None) -> list[Path]:
-    if hub.is_local(original):
-        return _holding_head(hub.resolve(original, revision=revision))
-    hub.check_repo(original)
-    folder = hub.cached(original, revision)
-    if folder is not None:
-        return _holding_head(folder)
-    plan = download.plan(original, revision)
-    sizes = {f.name: f for f in plan.files}
-    wanted = [f for f in plan.files if f.name.endswith(".safetensors")]
-    if INDEX in sizes:
-        folder = download.fetch(plan._replace(files=(sizes[INDEX],)))
-        names = _named(folder / INDEX)
-        beside = [f.name for f in wanted if "mtp" in f.name]
-        wanted = [f for f in wanted if f.name in names or f.name in beside]
-    if not wanted:
-        raise ModelError(
-            f"{original} holds no MTP head (its index names no tensors mtp.*); name the original repository."
-        )
-    folder = download.fetch(plan._replace(files=tuple(wanted)))
-    return [folder / f.name for f in wanted]
+def head_in(where: Repository) -> RemoteHead | None:
+    """The MTP head that a repository holds, None where it holds none. Fetches the index and the headers of files that may hold it. Raises
+    ModelError."""
+    files = [name for name in where.sizes if name.endswith(".safetensors")]
+    beside = [name for name in files if is_head_file(name)]
+    places = _places(where)
+    if places is None:
+        shards = {name for name in files if re.fullmatch(r"model[\w.-]*", name)}
+    else:
+        shards = {file for name, file in places.items() if HEAD.match(name)} & set(files)
+    held = ranges.headers(where, sorted({*beside, *shards}))
+    bare = {name for name in beside if is_bare_head(held[name][1])}
+    selection = ranges.select(where, held, lambda file, name: file in bare or HEAD.match(name) is not None)
+    if not selection.tensors:
+        return None
+    # conventions are told by names and shapes: no value is needed
+    shapes = {name: e.shape for file in shards for name, e in held[file][1].items()}
+    rest = {
+        name: mx.zeros(shapes.get(name, (1,))) for name in {*(places or ()), *shapes} if not HEAD.match(name)
+    }
+    return RemoteHead(selection, is_raw(rest) if rest else None)
 
 
-def _named(index: Path) -> set[str]:
-    """The files that an index says hold the head."""
-    try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-        return {str(file) for name, file in places if _HEAD.match(name)}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ModelError(f"{index.name} is damaged.") from error
+def _no_head(original: str) -> ModelError:
+    return ModelError(
+        f"{hub.shown(original)} holds no MTP head (no tensors named mtp.*); name the original repository."
+    )
+
+
+def _places(where: Repository) -> dict[str, str] | None:
+    """Tensor -> file by the repository's index, None where it has none. Raises ModelError."""
+    if INDEX not in where.sizes:
+        return None
+    places = ranges.read_json(where, INDEX).get("weight_map")
+    if not isinstance(places, dict):
+        raise ModelError(f"{INDEX} of {where.repo} is damaged.")
+    return {name: str(file) for name, file in places.items()}
 
 
 def _holding_head(folder: Path) -> list[Path]:
     shards, beside = tensor_files(folder)
-    return [p for p in shards if any(_HEAD.match(name) for name in check_header(p))] + beside
+    return [p for p in shards if any(HEAD.match(name) for name in check_header(p))] + beside

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from mlxspec.errors import MlxspecError, ModelError, StorageError
 from mlxspec.loading import hub, progress
 from mlxspec.loading.folder import check_links
+from mlxspec.loading.reach import check_reachable
 
 LARGE = 8 << 20  # bytes; smaller files are quickly fetched again
 _SPARE = 1 << 30  # bytes of the disk to be left alone
@@ -37,13 +38,15 @@ class File(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a download is made of. folder: where its files will be found; commit: the revision they are of."""
+    """What a download is made of. folder: where its files will be found; commit: the revision they are of; base_models: what the card of
+    the repository names as `base_model`."""
 
     repo: str
     revision: str | None
     commit: str
     folder: Path
     files: tuple[File, ...]
+    base_models: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -65,14 +68,16 @@ def plan(repo: str, revision: str | None = None) -> Plan:
 
     Raises ConfigError for a revision that can be none, ModelError where the hub has no such model or cannot be reached.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi, constants, hf_hub_download
 
     hub.check_repo(repo)
     hub.check_revision(revision)
-    with _explained(repo, revision):
+    with explained(repo, revision):
         config = Path(hf_hub_download(repo, "config.json", revision=revision))
         commit = config.parent.name
-        info = HfApi().model_info(repo, revision=commit, files_metadata=True)
+        info = HfApi().model_info(
+            repo, revision=commit, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
     blobs = config.parent.parent.parent / "blobs"
     files = []
     for entry in info.siblings or []:
@@ -90,7 +95,14 @@ def plan(repo: str, revision: str | None = None) -> Plan:
         files.append(File(name, size, _have(blob, size), blob))
     if not any(f.name.endswith(".safetensors") for f in files):
         raise ModelError(f"{repo} holds no *.safetensors files; mlxspec runs no other format.")
-    return Plan(repo, revision, commit, config.parent, tuple(sorted(files, key=_order)))
+    return Plan(repo, revision, commit, config.parent, tuple(sorted(files, key=_order)), base_models(info))
+
+
+def base_models(info: Any) -> tuple[str, ...]:
+    """What the card of a model names as `base_model`, of what the hub says about it."""
+    named = getattr(info.card_data, "base_model", None)
+    found = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    return tuple(name for name in found if isinstance(name, str) and name.strip())
 
 
 def fetch(wanted: Plan) -> Path:
@@ -99,7 +111,7 @@ def fetch(wanted: Plan) -> Path:
     check_disk(wanted)
     names = [f.name for f in wanted.files]
     with (
-        _explained(wanted.repo, wanted.revision),
+        explained(wanted.repo, wanted.revision),
         progress.steps(f"pulling {wanted.repo}", wanted.size) as step,
     ):
         step(wanted.size - wanted.missing)
@@ -159,17 +171,12 @@ def _fetch_small(wanted: Plan, files: list[File]) -> None:
 
 def _fetch_large(wanted: Plan, file: File, step: progress.Step) -> None:
     """Append to what a former try left. The whole is checked against its hash before it gets its name."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
 
-    url, headers = hf_hub_url(wanted.repo, file.name, revision=wanted.commit), build_hf_headers()
-    where = get_hf_file_metadata(url, headers=headers).location
-    if urlsplit(where).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # the token is for the hub, not for its stores
+    where, headers = location(wanted.repo, wanted.commit, file.name)
     part = _part(file.blob)
     part.parent.mkdir(parents=True, exist_ok=True)
-    with part.open("ab") as out, _alone(out, wanted.repo):
+    with part.open("ab") as out, alone(out, wanted.repo):
         have = min(out.tell(), file.size)
         if have < file.size:
             http_get(
@@ -178,7 +185,7 @@ def _fetch_large(wanted: Plan, file: File, step: progress.Step) -> None:
                 resume_size=have,
                 headers=headers,
                 expected_size=file.size,
-                tqdm_class=_counter(step, have),
+                tqdm_class=counter(step),
             )
         out.flush()
         os.fsync(out.fileno())
@@ -193,7 +200,19 @@ def _fetch_large(wanted: Plan, file: File, step: progress.Step) -> None:
         part.replace(file.blob)
 
 
-def _counter(step: progress.Step, have: int) -> type:
+def location(repo: str, commit: str, name: str) -> tuple[str, dict[str, str]]:
+    """Where the content of a file lies, behind the hub's redirection, and the headers of a request for it."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    url, headers = hf_hub_url(repo, name, revision=commit), build_hf_headers()
+    where = get_hf_file_metadata(url, headers=headers).location
+    if urlsplit(where).netloc != urlsplit(url).netloc:
+        headers.pop("authorization", None)  # the token is for the hub, not for its stores
+    return where, headers
+
+
+def counter(step: progress.Step) -> type:
     """A class that the hub's library takes for a progress bar."""
 
     class Counter:
@@ -216,7 +235,7 @@ def _counter(step: progress.Step, have: int) -> type:
 
 
 @contextlib.contextmanager
-def _alone(file: Any, repo: str) -> Iterator[None]:
+def alone(file: Any, repo: str) -> Iterator[None]:
     """Two processes must not append to the same file. Raises ModelError when another one does."""
     import fcntl
 
@@ -233,8 +252,8 @@ def _sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _explained(repo: str, revision: str | None) -> Iterator[None]:
-    """What goes wrong between here and the hub, as one sentence."""
+def explained(repo: str, revision: str | None) -> Iterator[None]:
+    """What goes wrong between here and the hub, as one sentence. Raises ModelError at once where the hub cannot be reached."""
     from huggingface_hub import errors as hf
     from huggingface_hub.utils import logging
 
@@ -243,6 +262,8 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what matters is said below, in one sentence
     try:
+        if not _is_offline():
+            check_reachable(repo)
         yield
     except MlxspecError:
         raise

@@ -31,6 +31,13 @@ def tensor_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return found, beside
 
 
+def is_head_file(name: str) -> bool:
+    """Whether a file of a repository, by its name, is an MTP head kept beside a model."""
+    return (
+        re.fullmatch(r"mtp/[\w.-]+\.safetensors|[\w.-]*mtp[\w.-]*\.safetensors", name, re.ASCII) is not None
+    )
+
+
 def _named(index: Path) -> list[Path]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())

@@ -24,7 +24,7 @@ _NORMS = (
 )
 _MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
 _TELLING = (".q_norm.weight", ".k_norm.weight")
-_HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
+HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
 
 
 def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
@@ -35,16 +35,17 @@ def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]
     return trunk, normalize_mtp(head, trunk, raw=raw)
 
 
-def head_of(weights: Weights, trunk: Mapping[str, mx.array]) -> Weights:
-    """The MTP head out of a folder of its own, or out of another model's, for a trunk that is loaded. Empty where there is none."""
+def head_of(weights: Weights, trunk: Mapping[str, mx.array], *, raw: bool | None = None) -> Weights:
+    """The MTP head out of a folder of its own, or out of another model's, for a trunk that is loaded. Empty where there is none. raw:
+    whether its norms are zero-centred; None: the other tensors of `weights` tell, or its own values."""
     rest, head = split_mtp(weights)
-    return normalize_mtp(head, trunk, raw=is_raw(rest))
+    return normalize_mtp(head, trunk, raw=is_raw(rest) if raw is None else raw)
 
 
 def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
     """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off). Raises ModelError if there are two heads."""
-    head = {_HEAD.sub("", k, count=1): v for k, v in weights.items() if _HEAD.match(k)}
-    trunk = {k: v for k, v in weights.items() if not _HEAD.match(k)}
+    head = {HEAD.sub("", k, count=1): v for k, v in weights.items() if HEAD.match(k)}
+    trunk = {k: v for k, v in weights.items() if not HEAD.match(k)}
     if len(head) + len(trunk) != len(weights):
         raise ModelError("The folder holds two MTP heads; keep one.")
     return trunk, head

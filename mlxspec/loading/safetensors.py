@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxspec.errors import ModelError
 
@@ -19,39 +20,74 @@ _BITS = {
 }  # fmt: skip
 
 
+class TensorEntry(NamedTuple):
+    """A tensor of a header. begin, end: its bytes, counted from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
 def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Tensor name -> (dtype, shape). Raises ModelError unless every tensor lies whole, alone and inside the file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):
-                raise ModelError(f"{path.name} is no safetensors file, or it is cut short.")
-            header = json.loads(file.read(length), object_pairs_hook=_object)
-    except (OSError, ValueError, RecursionError) as error:
+            length = header_length(file.read(8), size, path.name)
+            text = file.read(length)
+    except OSError as error:
         raise ModelError(f"{path.name} cannot be read as safetensors: {_reason(error)}.") from error
-    if not isinstance(header, dict):
-        raise ModelError(f"{path.name} has a header that is no object.")
-    header.pop("__metadata__", None)
+    return {name: (e.dtype, e.shape) for name, e in entries(text, size - 8 - length, path.name).items()}
+
+
+def header_length(first: bytes, size: int, file: str) -> int:
+    """Bytes of the header of a file of `size` bytes, by its first eight. file: its name, for errors. Raises ModelError."""
+    length = int.from_bytes(first, "little")
+    if size < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):
+        raise ModelError(f"{file} is no safetensors file, or it is cut short.")
+    return length
+
+
+def entries(header: bytes, room: int, file: str) -> dict[str, TensorEntry]:
+    """Tensor name -> entry of a header, behind which the file has `room` bytes. Raises ModelError unless every tensor lies whole, alone and
+    inside those."""
+    try:
+        data = json.loads(header, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read as safetensors: {_reason(error)}.") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{file} has a header that is no object.")
+    data.pop("__metadata__", None)
     spans, found = [], {}
-    for name, entry in header.items():
-        dtype, shape, begin, end = _entry(path, name, entry)
-        if end > size - 8 - length:
-            raise ModelError(
-                f"{path.name} is cut short: tensor {name[:80]!r} ends behind the end of the file."
-            )
-        if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-            raise ModelError(f"{path.name}: the bytes of tensor {name[:80]!r} do not match its shape.")
-        spans.append((begin, end, name))
-        found[name] = (dtype, shape)
+    for name, given in data.items():
+        entry = _entry(file, name, given)
+        if entry.end > room:
+            raise ModelError(f"{file} is cut short: tensor {name[:80]!r} ends behind the end of the file.")
+        if math.prod(entry.shape) * _BITS[entry.dtype] != (entry.end - entry.begin) * 8:
+            raise ModelError(f"{file}: the bytes of tensor {name[:80]!r} do not match its shape.")
+        spans.append((entry.begin, entry.end, name))
+        found[name] = entry
     spans.sort()
     for (_, end, name), (begin, _, other) in zip(spans, spans[1:], strict=False):
         if begin < end:
-            raise ModelError(f"{path.name}: tensors {name[:80]!r} and {other[:80]!r} overlap.")
+            raise ModelError(f"{file}: tensors {name[:80]!r} and {other[:80]!r} overlap.")
     return found
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+def header_of(tensors: Mapping[str, TensorEntry]) -> bytes:
+    """The beginning of a file that holds these tensors one behind the other, in this order: its length field and its header."""
+    at, data = 0, {}
+    for name, entry in tensors.items():
+        end = at + entry.end - entry.begin
+        data[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(data, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # readers may map the data, which wants to be aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def _entry(file: str, name: str, entry: Any) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
@@ -65,8 +101,8 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     except (TypeError, KeyError, ValueError):
         good = False
     if not good:
-        raise ModelError(f"{path.name}: the header entry of tensor {name[:80]!r} makes no sense.")
-    return dtype, tuple(shape), begin, end
+        raise ModelError(f"{file}: the header entry of tensor {name[:80]!r} makes no sense.")
+    return TensorEntry(dtype, tuple(shape), begin, end)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

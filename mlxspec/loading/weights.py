@@ -8,7 +8,7 @@ The tensors decide, never the config.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -64,9 +64,12 @@ def read_file(path: Path) -> Weights:
         raise ModelError(f"{path.name} cannot be read: {shown(error)}.") from error
     if set(loaded) != set(names):
         raise ModelError(f"{path.name} holds other tensors than its header names.")
-    # a head in a file of its own may have no prefix: these two names are of no model's trunk
-    bare = {"pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight"} <= loaded.keys()
-    return {f"mtp.{k}": v for k, v in loaded.items()} if bare else dict(loaded)
+    return {f"mtp.{k}": v for k, v in loaded.items()} if is_bare_head(loaded) else dict(loaded)
+
+
+def is_bare_head(names: Collection[str]) -> bool:
+    """Whether a file with these tensors is an MTP head whose names have no prefix: these two are of no model's trunk."""
+    return "pre_fc_norm_embedding.weight" in names and "pre_fc_norm_hidden.weight" in names
 
 
 def is_of_a_tower(name: str) -> bool:
