@@ -8,15 +8,22 @@ which mlx-lm does not open. Knows what goes where; formats are quantize.py's, fi
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mlx.core as mx
-
 from mlxspec.checkpoints.graft import read_head
+from mlxspec.checkpoints.head import (
+    DTYPES,
+    HEAD_FILE,
+    cast,
+    check_bits,
+    in_convention,
+    is_quantized,
+    main_dtype,
+    quantize_head,
+)
 from mlxspec.checkpoints.inspect import as_stored
 from mlxspec.checkpoints.mlx_config import mlx_config
 from mlxspec.checkpoints.quantize import Format, described, quantize
@@ -24,15 +31,12 @@ from mlxspec.checkpoints.writing import check_target, save, save_model, whole_fo
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
 from mlxspec.loading.download import check_disk
-from mlxspec.loading.qwen_weights import head_of, is_raw
 from mlxspec.loading.weights import Weights, is_of_a_tower
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
 
-HEAD_FILE = "mtp.safetensors"
-HEAD_BITS = (4, 8, 16)
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
 _NOT = ("config.json", "model.safetensors.index.json")
 
@@ -49,10 +53,7 @@ class Wish:
     graft: str | None = None
 
     def __post_init__(self) -> None:
-        if self.head_bits is not None and self.head_bits not in HEAD_BITS:
-            raise ConfigError(
-                f"--mtp-bits must be one of {', '.join(map(str, HEAD_BITS))}, not {self.head_bits}."
-            )
+        check_bits(self.head_bits)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
 
@@ -110,13 +111,13 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     if wish.graft is not None:
         head = _grafted(wish.graft, head, kind.head is not None, weights, sanitized[0])
     _check(wish, trunk, head, source)
-    dtype = DTYPES[wish.dtype] if wish.dtype else _main_dtype(config, trunk)
-    trunk, head = _cast(trunk, dtype), _cast(head, dtype, norms=False)
+    dtype = DTYPES[wish.dtype] if wish.dtype else main_dtype(config, trunk)
+    trunk, head = cast(trunk, dtype), cast(head, dtype, norms=False)
     formats: dict[str, Format] = {}
     if wish.trunk is not None:
         trunk, formats = quantize(trunk, model, wish.trunk)
-    if head and kind.head is not None and wish.head_bits != 16 and not _is_quantized(head):
-        head, own = quantize(head, kind.head(parsed, model), Format(bits=wish.head_bits or 4))
+    if isinstance(parsed, Qwen35Config):
+        head, own = quantize_head(head, parsed, model, wish.head_bits)
         formats |= {f"mtp.{path}": form for path, form in own.items()}
     quantization = _quantization(config, wish.trunk, formats)
     skipped = sum(map(is_of_a_tower, weights))
@@ -129,14 +130,11 @@ def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk:
         raise ConfigError("Models of this family have no MTP head; leave --graft-mtp out.")
     if head:
         raise ConfigError("The source has an MTP head already; leave --graft-mtp out.")
-    shifted = head_of(read_head(graft), trunk)
-    if is_raw(weights):  # a raw folder: whoever loads it adds 1 to the norms
-        return {k: v - 1.0 if v.ndim == 1 else v for k, v in shifted.items()}
-    return shifted
+    return in_convention(read_head(graft), weights, trunk)
 
 
 def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
-    if wish.trunk is not None and _is_quantized(trunk):
+    if wish.trunk is not None and is_quantized(trunk):
         raise ConfigError(
             f"{source} is quantized already; quantize the original, or leave --bits and --mode out."
         )
@@ -144,36 +142,8 @@ def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
         raise ConfigError(
             f"{source} has no MTP head for --mtp-bits; take one from the original with --graft-mtp."
         )
-    if wish.head_bits is not None and _is_quantized(head):
+    if wish.head_bits is not None and is_quantized(head):
         raise ConfigError(f"The MTP head of {source} is quantized already; leave --mtp-bits out.")
-
-
-def _is_quantized(weights: Mapping[str, mx.array]) -> bool:
-    return any(k.endswith(".scales") for k in weights)
-
-
-def _main_dtype(config: Mapping[str, Any], weights: Weights) -> mx.Dtype:
-    """What the config names, else what most of the values are."""
-    text = config.get("text_config")
-    for source in (config, text if isinstance(text, Mapping) else {}):
-        for key in ("dtype", "torch_dtype"):
-            if source.get(key) in DTYPES:
-                return DTYPES[source[key]]
-    sizes: Counter[mx.Dtype] = Counter()
-    for value in weights.values():
-        if mx.issubdtype(value.dtype, mx.floating):
-            sizes[value.dtype] += value.size
-    return sizes.most_common(1)[0][0] if sizes else mx.bfloat16
-
-
-def _cast(weights: Weights, dtype: mx.Dtype, *, norms: bool = True) -> Weights:
-    """Floats to `dtype`, as mlx-lm does it: a float32 norm would make it compute everything behind in float32. norms: vectors too."""
-
-    def keeps(name: str, value: mx.array) -> bool:
-        floats = mx.issubdtype(value.dtype, mx.floating)
-        return not floats or name.endswith("A_log") or (value.ndim == 1 and not norms)
-
-    return {k: v if keeps(k, v) else v.astype(dtype) for k, v in weights.items()}
 
 
 def _quantization(

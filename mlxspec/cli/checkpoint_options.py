@@ -1,4 +1,4 @@
-"""The options of the commands about checkpoints: pull, list, rm, inspect. Knows flags and argparse; knows no terminal."""
+"""The options of the commands about checkpoints. Knows flags and argparse; knows no terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from mlxspec.cli.parser import number
 
 COMMANDS = {
     "pull": "fetch a model from Hugging Face",
+    "search": "find models on Hugging Face that run here",
+    "models": "list the models that are known to run, with their memory and drafters",
     "list": "show the models in the local cache",
     "rm": "take a model out of the local cache",
     "convert": "write a model anew, quantized and with its MTP head",
@@ -22,7 +24,38 @@ def _pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="R", help=_REVISION)
     _add_context(parser)
     parser.add_argument("--force", action="store_true", help="fetch it even if it would not fit into memory")
+    parser.add_argument(
+        "--with-mtp",
+        action="store_true",
+        help="fetch the MTP head of the original repository too, where the model lacks it (a terminal is asked)",
+    )
+    parser.add_argument(
+        "--mtp-from", metavar="ORIGINAL", help="the repository of that head (default: the card's base_model)"
+    )
+    parser.add_argument(
+        "--mtp-bits",
+        type=number("--mtp-bits", int),
+        metavar="N",
+        help="of that head: 4 (the default), 8, or 16 to leave it as it is",
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+    add_debug(parser)
+
+
+def _search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="+", metavar="WORD", help="what the id holds, like qwen3.5 4bit")
+    parser.add_argument(
+        "--limit", type=number("--limit", int), default=20, metavar="N", help="at most so many (default 20)"
+    )
+    parser.add_argument("--all", action="store_true", help="also models that mlxspec does not run")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
+    add_debug(parser)
+
+
+def _models(parser: argparse.ArgumentParser) -> None:
+    _add_context(parser)
+    parser.add_argument("--fits", action="store_true", help="only what fits into this machine's memory")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     add_debug(parser)
 
 
@@ -109,6 +142,8 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "pull": _pull,
+    "search": _search,
+    "models": _models,
     "list": _list,
     "rm": _rm,
     "convert": _convert,

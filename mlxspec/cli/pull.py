@@ -1,23 +1,35 @@
-"""`mlxspec pull`: fetch a model from Hugging Face into the cache that its own tools use. Knows options and output."""
+"""`mlxspec pull`: fetch a model from Hugging Face into the cache that its own tools use, and the MTP head that its conversion lacks. Knows
+options, the question and output."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from typing import TYPE_CHECKING
 
 from mlxspec.cli import terminal
 from mlxspec.cli.progress_bar import shown_progress
 from mlxspec.config import check_number
+from mlxspec.errors import MlxspecError
+
+_LACKING = "This conversion lacks the MTP head that drafts for the model"
+
+if TYPE_CHECKING:
+    from mlxspec.checkpoints.head import HeadOffer
+    from mlxspec.loading.download import Plan
 
 
 def run(args: argparse.Namespace) -> int:
     """Tell what it takes, fetch it, tell where it is."""
+    from mlxspec.checkpoints import head
     from mlxspec.checkpoints.pull import check_fits, memory_of
     from mlxspec.loading.download import fetch, plan
     from mlxspec.loading.progress import amount
 
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
+    head.check_bits(args.mtp_bits)
     wanted = plan(args.repo, args.revision)
     memory = memory_of(wanted, args.context)
     there = wanted.size - wanted.missing
@@ -31,11 +43,69 @@ def run(args: argparse.Namespace) -> int:
     terminal.note(", ".join(parts) + ".")
     if not args.force:
         check_fits(wanted)
+    is_asked = args.with_mtp or args.mtp_from is not None
+    may_ask = not args.json and terminal.is_terminal(sys.stdin) and terminal.is_terminal(sys.stderr)
+    offer = _offer(args, wanted, is_asked) if is_asked or may_ask else None
     with shown_progress():
         folder = fetch(wanted)
+        kept = 0 if offer is None else head.add(offer, args.mtp_bits)
     if args.json:
         found = {"repo": wanted.repo, "revision": wanted.commit, "folder": str(folder), "bytes": wanted.size}
-        terminal.say(json.dumps(found | {"fetched": wanted.missing}) + "\n")
+        got = None if offer is None else {"from": offer.original, "fetched": offer.num_bytes, "bytes": kept}
+        terminal.say(json.dumps(found | {"fetched": wanted.missing, "mtp": got}) + "\n")
     else:
         terminal.say(f"{wanted.repo} {wanted.commit}\n{folder}\n")
+        if offer is not None:
+            terminal.note(
+                f"Its MTP head, from {offer.original}, takes {amount(kept)} and drafts whenever the model is loaded."
+            )
+        elif not may_ask and not is_asked:
+            _tell(wanted)
     return 0
+
+
+def _offer(args: argparse.Namespace, wanted: Plan, is_asked: bool) -> HeadOffer | None:
+    """The MTP head that is to be fetched too, None for none. Raises MlxspecError where one was asked for and cannot be had."""
+    from mlxspec.checkpoints import head
+    from mlxspec.loading.progress import amount
+
+    try:
+        if not is_asked and not head.may_have_head(wanted):
+            return None
+        if head.may_have_head(wanted) and head.has_head(wanted):
+            if is_asked:
+                terminal.note(f"{wanted.repo} has its MTP head already.")
+            return None
+        offer = head.find(wanted, args.mtp_from)
+    except MlxspecError as error:
+        if is_asked:
+            raise
+        terminal.note(_not_found(error))
+        return None
+    if is_asked:
+        terminal.note(f"Its MTP head is fetched from {offer.original}: {amount(offer.num_bytes)}.")
+        return offer
+    terminal.note(f"{_LACKING}; {offer.original} holds it.")
+    print(f"Fetch the head too, {amount(offer.num_bytes)}? [Y/n] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()  # empty where nobody answers any more
+    return offer if answer and answer.strip().lower() in ("", "y", "yes") else None
+
+
+def _tell(wanted: Plan) -> None:
+    """A remark on the head of a model that has been fetched without being asked about it."""
+    from mlxspec.checkpoints import head
+    from mlxspec.loading.progress import amount
+
+    try:
+        if not head.may_have_head(wanted) or head.has_head(wanted):
+            return
+        offer = head.find(wanted)
+    except MlxspecError as error:
+        return terminal.note(_not_found(error))
+    terminal.note(
+        f"{_LACKING}; {offer.original} holds it: `mlxspec pull {wanted.repo} --with-mtp` fetches it ({amount(offer.num_bytes)})."
+    )
+
+
+def _not_found(error: MlxspecError) -> str:
+    return f"{_LACKING}, and it was not found: {error}"

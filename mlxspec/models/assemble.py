@@ -42,8 +42,8 @@ _DEQUANTIZE_AT_MOST, _FREE_SHARE = 6 << 30, 0.75
 _SAMPLE = 512, 2048  # of a matrix that is timed
 
 HOW_TO_GET_A_HEAD = (
-    "conversions by mlx-lm drop it; `mlxspec convert MODEL -o FOLDER --graft-mtp ORIGINAL` takes it from the original repository, or "
-    "name a folder that holds it as the draft model"
+    "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
+    "-o NEW --graft-mtp ORIGINAL` does so for a folder, or name a folder that holds it as the draft model"
 )
 
 
@@ -159,6 +159,15 @@ def assemble_head_lazily(
     _fill(mtp, head, dtype, "The MTP head")
     mtp.fuse()
     return mtp
+
+
+def check_head(config: Mapping[str, Any], head: Weights) -> None:
+    """Raise ModelError unless these tensors, under our names, are an MTP head of the model that config.json describes. Reads no value."""
+    kind = architecture(config)
+    if kind.head is None:
+        raise ModelError("Models of this family have no MTP head.")
+    parsed = kind.parse(config)
+    _fill(kind.head(parsed, kind.build(parsed)), head, None, "The MTP head")
 
 
 def assemble_assistant(

@@ -70,7 +70,10 @@ def machine(one_machine: Machine, repositories: dict[str, Path]) -> Machine:
     hub.repos, hub.gated = dict(repositories), {"owner/gated"}
     hub.served.clear()
     hub.requests.clear()
+    hub.cards.clear()
     hub.stall_after.clear()
+    hub.break_after.clear()
+    hub.ignores_ranges.clear()
     hub.stalled.clear()
     hub.released.clear()
     return one_machine

@@ -10,17 +10,20 @@ import json
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import prod
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c0ffee" + 34 * "0"
 
 
 class HubServer:
-    """repos: id -> folder. gated: ids that need `Bearer TOKEN`. served: bytes of content by file name, GET only.
+    """repos: id -> folder. gated: ids whose files need `Bearer TOKEN`, while everybody may ask about them. served: bytes of content by file
+    name, GET only. cards: id -> what the front matter of its README says.
 
-    stall_after: a GET of a file in it sends so many bytes of that file, sets `stalled` and then nothing more.
+    stall_after: a GET of a file in it sends so many bytes of that file, sets `stalled` and then nothing more. break_after: as that, but the
+    connection is closed there, every time. ignores_ranges: files that are sent whole whatever range was asked for.
     """
 
     TOKEN = "hf_for_the_tests"
@@ -30,7 +33,10 @@ class HubServer:
         self.gated: set[str] = set()
         self.served: Counter[str] = Counter()
         self.requests: list[str] = []
+        self.cards: dict[str, dict[str, Any]] = {}
         self.stall_after: dict[str, int] = {}
+        self.break_after: dict[str, int] = {}
+        self.ignores_ranges: set[str] = set()
         self.stalled, self.released = threading.Event(), threading.Event()
         hub = self
 
@@ -59,14 +65,17 @@ class HubServer:
         self._server.server_close()
 
     def _answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
-        path = unquote(urlsplit(request.path).path)
+        url = urlsplit(request.path)
+        path = unquote(url.path)
         self.requests.append(f"{request.command} {path}")
+        if path == "/api/models":
+            return self._search(request, parse_qs(url.query))
         api = path.startswith("/api/models/")
         parts = path.removeprefix("/api/models/").strip("/").split("/")
         repo = "/".join(parts[:2])
         if repo not in self.repos:
             return self._error(request, 401, "RepoNotFound")
-        if repo in self.gated and request.headers.get("authorization") != f"Bearer {self.TOKEN}":
+        if repo in self.gated and not api and request.headers.get("authorization") != f"Bearer {self.TOKEN}":
             return self._error(request, 401, "GatedRepo")
         revision = parts[3] if len(parts) > 3 else "main"
         if revision not in ("main", COMMIT):
@@ -81,7 +90,10 @@ class HubServer:
                 }
                 for p in files
             ]
-            return self._json(request, {"id": repo, "sha": COMMIT, "siblings": entries})
+            return self._json(
+                request,
+                {"id": repo, "sha": COMMIT, "siblings": entries, "cardData": self.cards.get(repo, {})},
+            )
         if api and parts[2] == "tree":
             entries = [
                 {
@@ -100,13 +112,15 @@ class HubServer:
 
     def _file(self, request: BaseHTTPRequestHandler, file: Path, *, body: bool) -> None:
         content, ids = file.read_bytes(), _oid(file, "oid", "oid")
-        start, asked = 0, request.headers.get("range")
+        start, end, asked = 0, len(content), request.headers.get("range")
+        asked = None if file.name in self.ignores_ranges else asked
         if asked is not None:
-            start = int(asked.removeprefix("bytes=").split("-")[0])
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last) + 1, end) if last else end
         request.send_response(206 if asked is not None else 200)
         if asked is not None:
-            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        request.send_header("Content-Length", str(len(content) - start))
+            request.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        request.send_header("Content-Length", str(end - start if body else len(content)))
         request.send_header("Accept-Ranges", "bytes")
         request.send_header("X-Repo-Commit", COMMIT)
         request.send_header("ETag", f'"{ids.get("lfs", {}).get("oid") or ids["oid"]}"')
@@ -116,7 +130,13 @@ class HubServer:
         request.end_headers()
         if not body:
             return
-        rest = content[start:]
+        rest = content[start:end]
+        if len(rest) > self.break_after.get(file.name, len(rest)):
+            rest = rest[: self.break_after[file.name]]
+            request.wfile.write(rest)
+            self.served[file.name] += len(rest)
+            request.close_connection = True
+            return
         if file.name in self.stall_after:
             rest = rest[: self.stall_after.pop(file.name)]
             request.wfile.write(rest)
@@ -128,6 +148,31 @@ class HubServer:
             return
         request.wfile.write(rest)
         self.served[file.name] += len(rest)
+
+    def _search(self, request: BaseHTTPRequestHandler, query: dict[str, list[str]]) -> None:
+        """What the hub's list of models says, of the repositories whose ids hold all words, each with its config."""
+        words = query.get("search", [""])[0].lower().split()
+        found = []
+        for repo, folder in self.repos.items():
+            if not all(word in repo.lower() for word in words) or not (folder / "config.json").is_file():
+                continue
+            config = json.loads((folder / "config.json").read_text())
+            counts: Counter[str] = Counter()
+            for path in folder.glob("*.safetensors"):
+                raw = path.read_bytes()
+                header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+                for name, tensor in header.items():
+                    if name != "__metadata__":
+                        counts[tensor["dtype"]] += prod(tensor["shape"])
+            entry: dict[str, Any] = {
+                "id": repo,
+                "config": {k: config.get(k) for k in ("model_type", "quantization")},
+            }
+            entry |= {"downloads": 7 * len(found), "gated": repo in self.gated and "manual"}
+            entry |= {"cardData": self.cards.get(repo, {})}
+            entry |= {"safetensors": {"parameters": counts, "total": sum(counts.values())}}
+            found.append(entry)
+        return self._json(request, found[: int(query.get("limit", ["100"])[0])])
 
     def _json(self, request: BaseHTTPRequestHandler, data: Any) -> None:
         content = json.dumps(data).encode()

@@ -6,62 +6,16 @@ from typing import Any
 
 import pytest
 
+from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.errors import ModelError
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.registry import architecture
 
-
-def gemma3(
-    hidden: int, layers: int, heads: int, kv: int, ffn: int, window: int, dim: int, vocab: int
-) -> dict:
-    return {
-        "model_type": "gemma3_text",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": ffn,
-        "sliding_window": window,
-        "head_dim": dim,
-    }
-
-
-def gemma4(hidden: int, layers: int, heads: int, kv: int, ffn: int, interval: int, **more: Any) -> dict:
-    """As on the hub: a multimodal config around it."""
-    kinds = ["sliding_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
-    text = {
-        "vocab_size": 262144,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": ffn,
-        "layer_types": kinds,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "hidden_size_per_layer_input": 0,
-        "final_logit_softcapping": 30.0,
-    }
-    return {"model_type": "gemma4", "text_config": text | more}
-
-
-_E = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "sliding_window": 512}
-_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
-_SAME = {"attention_k_eq_v": True, "sliding_window": 1024}
-
 SIZES = {
-    "gemma3-270m": gemma3(640, 18, 4, 1, 2048, 512, 256, 262144),
-    "gemma3-1b": gemma3(1152, 26, 4, 1, 6912, 512, 256, 262144),
-    "gemma3-4b": gemma3(2560, 34, 8, 4, 10240, 1024, 256, 262208),
-    "gemma3-12b": gemma3(3840, 48, 16, 8, 15360, 1024, 256, 262208),
-    "gemma3-27b": gemma3(5376, 62, 32, 16, 21504, 1024, 128, 262208),
-    "gemma4-e2b": gemma4(1536, 35, 8, 1, 6144, 5, num_kv_shared_layers=20, use_double_wide_mlp=True, **_E),
-    "gemma4-e4b": gemma4(2560, 42, 8, 2, 10240, 6, num_kv_shared_layers=18, **_E),
-    "gemma4-12b": gemma4(3840, 48, 16, 8, 15360, 6, num_global_key_value_heads=1, **_SAME),
-    "gemma4-26b-a4b": gemma4(2816, 30, 16, 8, 2112, 6, num_global_key_value_heads=2, **_SAME, **_EXPERTS),
-    "gemma4-31b": gemma4(5376, 60, 32, 16, 21504, 6, num_global_key_value_heads=4, **_SAME),
-}  # fmt: skip
+    name.lower().replace("gemma-", "gemma"): config
+    for name, (_, config) in CONFIGS.items()
+    if name.startswith("gemma")
+}
 
 
 def build(config: dict) -> Gemma:

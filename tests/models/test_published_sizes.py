@@ -16,42 +16,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from test_gemma_config import SIZES as GEMMAS
 
+from mlxspec.checkpoints.known import CONFIGS, known
 from mlxspec.checkpoints.memory import state_bytes
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import architecture
 from mlxspec.platform import device
-
-
-def qwen(
-    hidden: int, layers: int, heads: int, kv: int, linear: int, *, tied: bool = False, **ffn: int
-) -> dict[str, Any]:
-    """As on the hub. heads, kv: of attention; linear: value heads of Gated DeltaNet."""
-    text = {
-        "vocab_size": 248320,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": linear,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "full_attention_interval": 4,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-        "tie_word_embeddings": tied,
-        "mtp_num_hidden_layers": 1,
-    }
-    kind = "qwen3_5_moe" if "num_experts" in ffn else "qwen3_5"
-    return {"model_type": kind, "text_config": text | ffn}
-
-
-def experts(num: int, each: int, size: int) -> dict[str, int]:
-    sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
-    return {"num_experts": num, "num_experts_per_tok": each, **sizes}
-
 
 # a tower: (its own parameters, those for each element of the hidden size)
 QWEN_LARGE, QWEN_SMALL, QWEN_SMALLEST = (437_132_016, 4609), (323_025_920, 4097), (97_446_144, 3073)
@@ -59,26 +29,27 @@ GEMMA3, GEMMA4, GEMMA4_E = (416_867_184, 1152), (569_550_384, 1152), (472_189_21
 GEMMA4_12B = (52_379_904, 0)  # has no towers but projections
 NONE = (0, 0)
 
-SIZES: dict[str, tuple[dict[str, Any], int, tuple[int, int]]] = {
-    "Qwen3.5-0.8B": (qwen(1024, 24, 8, 2, 16, tied=True, intermediate_size=3584), 873_438_784, QWEN_SMALLEST),
-    "Qwen3.5-2B": (qwen(2048, 24, 8, 2, 16, tied=True, intermediate_size=6144), 2_274_069_824, QWEN_SMALL),
-    "Qwen3.5-4B": (qwen(2560, 32, 16, 4, 32, tied=True, intermediate_size=9216), 4_659_865_088, QWEN_SMALL),
-    "Qwen3.5-9B": (qwen(4096, 32, 16, 4, 32, intermediate_size=12288), 9_653_104_368, QWEN_LARGE),
-    "Qwen3.6-27B, 3.8-27B": (qwen(5120, 64, 24, 4, 48, intermediate_size=17408), 27_781_427_952, QWEN_LARGE),
-    "Qwen3.6-35B-A3B": (qwen(2048, 40, 16, 2, 32, **experts(256, 8, 512)), 35_951_822_704, QWEN_LARGE),
-    "Qwen3.5-122B-A10B": (qwen(3072, 48, 32, 2, 64, **experts(256, 8, 1024)), 125_086_497_008, QWEN_LARGE),
-    "Qwen3.5-397B-A17B": (qwen(4096, 60, 32, 2, 64, **experts(512, 10, 1024)), 403_397_928_944, QWEN_LARGE),
-    "gemma-3-270m": (GEMMAS["gemma3-270m"], 268_098_176, NONE),
-    "gemma-3-1b": (GEMMAS["gemma3-1b"], 999_885_952, NONE),
-    "gemma-3-4b": (GEMMAS["gemma3-4b"], 4_300_079_472, GEMMA3),
-    "gemma-3-12b": (GEMMAS["gemma3-12b"], 12_187_325_040, GEMMA3),
-    "gemma-3-27b": (GEMMAS["gemma3-27b"], 27_432_406_640, GEMMA3),
-    "gemma-4-E2B": (GEMMAS["gemma4-e2b"], 5_123_178_051, GEMMA4_E),
-    "gemma-4-E4B": (GEMMAS["gemma4-e4b"], 7_996_156_490, GEMMA4_E),
-    "gemma-4-12B": (GEMMAS["gemma4-12b"], 11_959_730_224, GEMMA4_12B),
-    "gemma-4-26B-A4B": (GEMMAS["gemma4-26b-a4b"], 25_805_936_206, GEMMA4),
-    "gemma-4-31B": (GEMMAS["gemma4-31b"], 31_273_088_876, GEMMA4),
+PUBLISHED: dict[str, tuple[int, tuple[int, int]]] = {
+    "Qwen3.5-0.8B": (873_438_784, QWEN_SMALLEST),
+    "Qwen3.5-2B": (2_274_069_824, QWEN_SMALL),
+    "Qwen3.5-4B": (4_659_865_088, QWEN_SMALL),
+    "Qwen3.5-9B": (9_653_104_368, QWEN_LARGE),
+    "Qwen3.5-27B": (27_781_427_952, QWEN_LARGE),
+    "Qwen3.5-35B-A3B": (35_951_822_704, QWEN_LARGE),
+    "Qwen3.5-122B-A10B": (125_086_497_008, QWEN_LARGE),
+    "Qwen3.5-397B-A17B": (403_397_928_944, QWEN_LARGE),
+    "gemma-3-270m": (268_098_176, NONE),
+    "gemma-3-1b": (999_885_952, NONE),
+    "gemma-3-4b": (4_300_079_472, GEMMA3),
+    "gemma-3-12b": (12_187_325_040, GEMMA3),
+    "gemma-3-27b": (27_432_406_640, GEMMA3),
+    "gemma-4-E2B": (5_123_178_051, GEMMA4_E),
+    "gemma-4-E4B": (7_996_156_490, GEMMA4_E),
+    "gemma-4-12B": (11_959_730_224, GEMMA4_12B),
+    "gemma-4-26B-A4B": (25_805_936_206, GEMMA4),
+    "gemma-4-31B": (31_273_088_876, GEMMA4),
 }
+SIZES = {name: (CONFIGS[name][1], *counts) for name, counts in PUBLISHED.items()}
 
 
 def count(module: Any, without: str = "-") -> int:
@@ -91,6 +62,23 @@ def unread(config: Any, hidden: int) -> int:
         return 0
     shared = [layer for layer in config.layers if layer.source is not None]
     return sum(2 * hidden * s.num_kv_heads * s.head_dim + s.head_dim for s in shared)
+
+
+def test_no_known_model_is_without_its_count() -> None:
+    assert set(PUBLISHED) == set(CONFIGS)
+
+
+def test_memory_of_known_models() -> None:
+    """Of the 4B at 4 bits, reckoned by hand: 4.2 billion weights at 4.5 bits, a state, and keys and values of 8 layers."""
+    found = {m.names[0]: m for m in known(8192)}
+    four = found["Qwen/Qwen3.5-4B"]
+    assert 4.1e9 < four.parameters < 4.3e9
+    assert four.weights["4 bits"] == round(four.parameters * 4.5 / 8)
+    assert 8 * 2 * 4 * 256 * 2 * 8192 < four.state < 0.6e9
+    assert 0 < four.head_bytes < 0.1e9
+    assert found["google/gemma-4-E2B-it"].drafter == "google/gemma-4-E2B-it-assistant"
+    assert not found["google/gemma-3-1b-it"].drafter
+    assert known(1 << 20)[0].context == 262144  # no more than the model has
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -118,8 +106,8 @@ def test_effective_parameters(size: str, billions: float) -> None:
     ("size", "bytes_a_token", "constant"),
     [
         # keys and values of attention layers in bfloat16: layers * 2 * heads * dim * 2 bytes
-        ("Qwen3.6-27B, 3.8-27B", 16 * 2 * 4 * 256 * 2, 48 * 48 * 128 * 128 * 4),
-        ("Qwen3.6-35B-A3B", 10 * 2 * 2 * 256 * 2, 30 * 32 * 128 * 128 * 4),
+        ("Qwen3.5-27B", 16 * 2 * 4 * 256 * 2, 48 * 48 * 128 * 128 * 4),
+        ("Qwen3.5-35B-A3B", 10 * 2 * 2 * 256 * 2, 30 * 32 * 128 * 128 * 4),
         ("gemma-4-31B", 10 * 2 * 4 * 512 * 2, 50 * 2 * 1024 * 16 * 256 * 2),
         ("gemma-4-E2B", 3 * 2 * 1 * 512 * 2, 12 * 2 * 512 * 1 * 256 * 2),
     ],

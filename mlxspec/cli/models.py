@@ -1,0 +1,39 @@
+"""`mlxspec models`: what is known to run, and what it takes. Knows options and output; counting is checkpoints/known.py's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from mlxspec.cli import terminal
+from mlxspec.cli.table import print_table
+from mlxspec.config import check_number
+
+
+def run(args: argparse.Namespace) -> int:
+    """One line a shape, or one JSON object. Asks no network."""
+    from mlxspec.checkpoints.known import BITS, known
+    from mlxspec.checkpoints.memory import machine_memory
+    from mlxspec.loading.progress import amount
+
+    if args.context is not None:
+        check_number("--context", args.context, 1, 1 << 24, integer=True)
+    found = [m for m in known(args.context) if m.fits or not args.fits]
+    if args.json:
+        terminal.say(json.dumps({"machine": machine_memory(), "models": [asdict(m) for m in found]}) + "\n")
+        return 0
+    rows = []
+    for m in found:
+        total = [amount(m.weights[form] + m.state + m.head_bytes) for form in BITS]
+        head = amount(m.head_bytes) if m.head_bytes else "none"
+        rows.append((", ".join(m.names), *total, ", ".join(m.fits) or "no", head, m.drafter or "lookup only"))
+    headings = ("model", *BITS, "fits here", "head, 4 bits", "drafts beside lookup")
+    print_table(headings, rows, right=(1, 2, 3, 5))
+    contexts = sorted({m.context for m in found})
+    terminal.note(
+        f"Memory in all, for one row of {' or '.join(map(str, contexts))} tokens; this machine gives {amount(machine_memory())}. "
+        "`mlxspec search` finds conversions of a model. Those of mlx-lm lack the MTP head; `mlxspec pull MODEL --with-mtp` fetches it. "
+        "An assistant is named with --draft-model."
+    )
+    return 0
