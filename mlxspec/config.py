@@ -6,8 +6,9 @@ Plain Python: knows no arrays, no models, no command line. Every class is frozen
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mlxspec.errors import ConfigError
@@ -100,17 +101,17 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
-    bad_words: tuple[str, ...] = ()
+    bad_words: str | Sequence[str] = ()
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     lark: str | None = None
     thinking_budget: int | None = None
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
-    logits_processors: tuple[Callable[[Any, Any], Any], ...] = ()
+    logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     sampler: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -235,8 +236,8 @@ class SpecConfig:
     ngram_m: int = 16
     ngram_min_hits: int = 1
     ngram_mod_n: int = 24
-    ngram_dynamic: str | None = None
-    ngram_static: str | None = None
+    ngram_dynamic: str | Path | None = None
+    ngram_static: str | Path | None = None
     policy: Policy | None = None
     acceptance: Acceptance = "match"
     draft_sampling: DraftSampling | None = None
@@ -265,7 +266,7 @@ class SpecConfig:
         check_number("ngram_mod_n", self.ngram_mod_n, 1, 64, integer=True)
         for name in ("ngram_dynamic", "ngram_static"):
             path = getattr(self, name)
-            if path is not None and (not isinstance(path, str) or not path):
+            if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
                 raise ConfigError(f"{name} must be a file's path, not {shown(path)}.")
         # only drafters that know probabilities drop short drafts
         longest = dict.fromkeys(("mtp", "draft-model"), ("n_max", self.model_depth))

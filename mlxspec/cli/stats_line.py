@@ -152,17 +152,8 @@ def notices(all_stats: Iterable[RequestStats]) -> list[str]:
 
 
 def as_data(stats: RequestStats) -> dict[str, Any]:
-    """One answer's statistics for JSON: counts, seconds and the figures the line shows."""
-    data = asdict(stats)
-    return data | {
-        "num_drafted": stats.num_drafted,
-        "num_accepted": stats.num_accepted,
-        "tokens_per_round": round(stats.tokens_per_round, 4),
-        "other_seconds": stats.other_seconds,
-        "plain_tokens_per_second": stats.plain_speed and round(stats.plain_speed, 2),
-        "decode_tokens_per_second": round(stats.decode_speed, 2),
-        "prompt_tokens_per_second": round(stats.prefill_speed, 2),
-    }
+    """One answer's statistics for JSON, under the names that they have in Python."""
+    return stats.data()
 
 
 def device_data() -> dict[str, Any]:

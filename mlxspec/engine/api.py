@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams, SpecConfig, shown
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import RequestStats
 from mlxspec.errors import ConfigError
@@ -21,6 +21,9 @@ from mlxspec.loading.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Message = Mapping[str, Any]
+Conversation = str | Sequence[Message]  # a string is what the user says first
+Conversations = list[str] | tuple[str, ...] | Sequence[Sequence[Message]]
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ class EngineApi(ABC):
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
@@ -116,7 +119,7 @@ class EngineApi(ABC):
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
@@ -124,28 +127,48 @@ class EngineApi(ABC):
         **template: Any,
     ) -> Iterator[Event]: ...
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        messages: Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        spec: SpecConfig | None = None,
+        **template: Any,
+    ) -> list[Result]: ...
+
+    def chat(
+        self,
+        messages: Conversation | Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: bool = False,
         spec: SpecConfig | None = None,
         **template: Any,
-    ) -> Result | Iterator[Event]:
-        """The answer to a conversation ({"role", "content"} messages) in the model's chat format: a Result, or with `stream` its events.
+    ) -> Result | Iterator[Event] | list[Result]:
+        """The answer to a conversation in the model's chat format: a Result, or with `stream` its events; of several conversations, which
+        decode together, a list of Results in order.
 
-        template: what the model's chat template takes besides (enable_thinking=False, say). Raises ConfigError without a template.
+        messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
+        are system, user, assistant and tool. params: one for all conversations, or one each. template: what the model's chat template takes
+        besides (enable_thinking=False, say). Raises ConfigError without a template, and for what is no conversation.
         """
-        prompt = self.chat_prompt(messages, **template)
+        asked, single = conversations(messages)
         if stream:
-            return self.stream(prompt, params, spec=spec)
-        return self.generate(prompt, params, spec=spec)
+            if not single or isinstance(params, Sequence):
+                raise ConfigError("One conversation is streamed at a time.")
+            return self.stream(self.chat_prompt(asked[0], **template), params, spec=spec)
+        prompts = [self.chat_prompt(each, **template) for each in asked]
+        results = self.generate(prompts, params, spec=spec)
+        return results[0] if single else results
 
-    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        """Token ids of messages ({"role", "content"}) in the model's chat format. Raises ConfigError without a template."""
+    def chat_prompt(self, messages: Conversation, **options: Any) -> list[int]:
+        """Token ids of one conversation, as `chat` takes it, in the model's chat format. Raises ConfigError without a template, and for a
+        message that is none."""
         if self.tokenizer is None or self.tokenizer.template is None:
             raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
+        messages = checked_messages(messages)
         return self.tokenizer.encode(self.tokenizer.template.render(messages, **options), special=False)
 
     # --- what the other half gives
@@ -207,3 +230,37 @@ def paired(
     if len(each) != len(several):
         raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
     return list(zip(several, each, strict=True)), single
+
+
+def conversations(messages: Conversation | Conversations) -> tuple[list[Conversation], bool]:
+    """Each conversation, and whether it was one rather than a list of them. Raises ConfigError for what is neither."""
+    if isinstance(messages, str):
+        return [messages], True
+    if not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(
+            'Give chat a string, a list of messages like {"role": "user", "content": "..."}, or a list of such conversations.'
+        )
+    given: list[Any] = list(messages)
+    if isinstance(given[0], Mapping):
+        return [given], True
+    return given, False
+
+
+def checked_messages(messages: Conversation) -> Sequence[Message]:
+    """A conversation as messages. Raises ConfigError for what is no message, and for a role that is none."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(f"A conversation is a string or a list of messages, not {shown(messages)}.")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ConfigError(
+                f'messages[{i}] must be like {{"role": "user", "content": "..."}}, not {shown(message)}.'
+            )
+        role = message.get("role")
+        if role not in ROLES:
+            what = (
+                f"messages[{i}] has no role" if role is None else f"messages[{i}] has the role {shown(role)}"
+            )
+            raise ConfigError(f"{what}; the roles are {', '.join(ROLES)}.")
+    return [m for m in messages if isinstance(m, Mapping)]

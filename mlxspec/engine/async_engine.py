@@ -6,17 +6,26 @@ Knows requests, streams and the chat format; knows no thread but through the wor
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.engine.api import Message, Prompt, Prompts, Result, paired
+from mlxspec.engine.api import (
+    Conversation,
+    Conversations,
+    Prompt,
+    Prompts,
+    Result,
+    conversations,
+    paired,
+)
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
-from mlxspec.errors import CancelledError
+from mlxspec.errors import CancelledError, ConfigError
 from mlxspec.events import Event, FinishEvent
 
 
@@ -32,7 +41,7 @@ class AsyncEngine:
     decode together. Cancelling the task that awaits an answer, or closing a stream, cancels the request.
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
         self.worker = Worker(lambda: load(model, **options))
 
     async def ready(self) -> Engine:
@@ -97,7 +106,7 @@ class AsyncEngine:
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
@@ -108,7 +117,7 @@ class AsyncEngine:
     @overload
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
@@ -116,33 +125,49 @@ class AsyncEngine:
         **template: Any,
     ) -> AsyncIterator[Event]: ...
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        messages: Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        spec: SpecConfig | None = None,
+        **template: Any,
+    ) -> Awaitable[list[Result]]: ...
+
+    def chat(
+        self,
+        messages: Conversation | Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: bool = False,
         spec: SpecConfig | None = None,
         **template: Any,
-    ) -> Awaitable[Result] | AsyncIterator[Event]:
-        """The answer to {"role", "content"} messages in the model's chat format: awaited, a Result; with `stream` its events."""
-        if stream:
-            return self._chat_events(messages, params, spec, template)
-        return self._chat(messages, params, spec, template)
+    ) -> Awaitable[Result] | AsyncIterator[Event] | Awaitable[list[Result]]:
+        """As `Engine.chat`: awaited, a Result, or a list of them for several conversations; with `stream` the events of one."""
+        asked, single = conversations(messages)
+        if not stream:
+            return self._chat(asked, params, spec, template, single)
+        if not single or isinstance(params, Sequence):
+            raise ConfigError("One conversation is streamed at a time.")
+        return self._chat_events(asked[0], params, spec, template)
 
     async def _chat(
         self,
-        messages: Sequence[Message],
-        params: SamplingParams | None,
+        asked: Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None,
         spec: SpecConfig | None,
         template: dict[str, Any],
-    ) -> Result:
-        prompt = (await self.ready()).chat_prompt(messages, **template)
-        return await self.generate(prompt, params, spec=spec)
+        single: bool,
+    ) -> Any:
+        engine = await self.ready()
+        results = await self.generate([engine.chat_prompt(m, **template) for m in asked], params, spec=spec)
+        return results[0] if single else results
 
     async def _chat_events(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None,
         spec: SpecConfig | None,
         template: dict[str, Any],

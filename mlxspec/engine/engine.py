@@ -170,6 +170,12 @@ class Engine(EngineApi):
         gc.collect()  # compiled functions of a model and the model hold each other
         mx.clear_cache()
 
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def model(self) -> Model:
         """Raises EngineStoppedError once the engine is closed."""
@@ -180,6 +186,18 @@ class Engine(EngineApi):
     def follow(self, costs: CostModel) -> None:
         """Requests with policy auto decide by these costs from now on. Without it they begin with guesses, which answers replace."""
         self.drafting.follow(Controller(costs))
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of prompts that are read between two rounds; may be set between two steps. Raises ConfigError."""
+        return self.config.prefill_chunk
+
+    @prefill_chunk.setter
+    def prefill_chunk(self, num_tokens: int) -> None:
+        if num_tokens != self.config.prefill_chunk:
+            self._check_outside("change how prompts are read")
+            self.config = replace(self.config, prefill_chunk=num_tokens)
+            self.memory.reconfigure(self.config)
 
     @property
     def is_idle(self) -> bool:

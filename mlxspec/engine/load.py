@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -47,32 +48,41 @@ _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 
 
 def load(
-    model: str = hub.DEMO,
+    model: str | os.PathLike[str] = hub.DEMO,
     *,
     revision: str | None = None,
     draft: str | Sequence[str] = "auto",
-    draft_model: str | None = None,
+    draft_model: str | os.PathLike[str] | None = None,
     drafters: Sequence[Drafter] = (),
     spec: SpecConfig | None = None,
     config: EngineConfig | None = None,
+    max_context: int | None = None,
     dtype: str | None = None,
     adapter: str | None = None,
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; revision: a branch, tag or commit of the latter. draft: "off", "auto"
-    (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which they are asked.
-    draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant (the last
-    two are the drafter `mtp`); "auto" takes it rather than the model's own head, and a list that leaves it out is refused; the demo brings
-    its own. drafters: objects of your own (docs/drafters.md); "auto" asks them first, a
-    list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is
-    "auto" and spec names some). dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32
-    on a CPU. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights.
+    model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or commit of an id.
+    draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which
+    they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant
+    (the last two are the drafter `mtp`); "auto" takes it rather than the model's own head, and a list that leaves it out is refused; the
+    demo brings its own. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them
+    where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some).
+    max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on
+    a GPU and takes float32 on a CPU. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
     """
-    spec = spec or SpecConfig()
+    spec, config = spec or SpecConfig(), config or EngineConfig()
+    model = hub.named(model)
+    draft_model = None if draft_model is None else hub.named(draft_model)
+    if max_context is not None:
+        if config.max_context not in (None, max_context):
+            raise ConfigError(
+                f"max_context is {max_context}, and config says {config.max_context}; give one."
+            )
+        config = replace(config, max_context=max_context)
     if dtype is not None and dtype not in _DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
     own = _own(drafters)
@@ -101,7 +111,6 @@ def load(
             for name in names
             if name != "forced"
         ]
-        config = config or EngineConfig()
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
     engine = Engine(

@@ -47,6 +47,11 @@ class EngineMemory:
         self._drafters, self._reserved, self.weights, self.prefix_budget = (), {}, 0, 0
         vars(self).pop("_model", None)
 
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Prompts are read in other pieces from here on."""
+        self._config = config
+        device.adjust(self, self.scratch)
+
     @property
     def reserved(self) -> int:
         """Bytes of the rows that are here, as long as they may still grow."""

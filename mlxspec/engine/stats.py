@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from mlxspec.engine.verdict import ProbeReport
 
@@ -102,6 +103,23 @@ class RequestStats:
     def prefill_speed(self) -> float:
         """Tokens of the prompt read a second."""
         return self.num_read / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
+
+    def data(self) -> dict[str, Any]:
+        """All of it as plain objects, figures that are computed included; the names are those of the attributes."""
+        computed = (
+            "num_drafted",
+            "num_accepted",
+            "num_decoded",
+            "tokens_per_round",
+            "decode_speed",
+            "prefill_speed",
+            "plain_speed",
+            "other_seconds",
+        )
+        found = asdict(self) | {name: getattr(self, name) for name in computed}
+        for name, work in self.drafters.items():
+            found["drafters"][name]["acceptance"] = work.acceptance
+        return found
 
 
 @dataclass

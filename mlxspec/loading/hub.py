@@ -5,6 +5,7 @@ download.py fetches what is not in the local cache. A cached model is used as it
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,20 @@ def resolve(
     if judge is not None:
         judge(wanted)
     return fetch(wanted)
+
+
+def named(model: str | os.PathLike[str]) -> str:
+    """What was given as a string. A path object is a folder, whatever its name. Raises ModelError for one that is not there."""
+    if not isinstance(model, os.PathLike):
+        return model
+    try:
+        path = Path(model).expanduser().absolute()
+        is_there = path.exists()
+    except (OSError, RuntimeError, ValueError):  # as in _local
+        path, is_there = Path(model), False
+    if not is_there:
+        raise ModelError(f"There is no folder {shown(str(path))}.")
+    return str(path)
 
 
 def is_local(model: str) -> bool:
