@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlxspec.compat import mlx_lm as ours
-from mlxspec.errors import ConfigError, MlxspecError, VocabularyError
+from mlxspec.compat.mlx_lm.models import cache as our_cache
+from mlxspec.config import EngineConfig
+from mlxspec.errors import ConfigError, MlxspecError, ModelError, StorageError, VocabularyError
 from mlxspec.platform.resources import demo_folder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import mlx_lm
     from mlx_lm.generate import GenerationResponse, generate_step, speculative_generate_step
+    from mlx_lm.models import cache as their_cache
     from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 QUESTION = [{"role": "user", "content": "what does os.path.join do?"}]
@@ -25,7 +30,7 @@ CODE = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return"
 
 
 @cache
-def loaded() -> tuple[ours.Model, Any]:
+def loaded() -> tuple[ours.LoadedModel, Any]:
     return ours.load("demo")
 
 
@@ -38,39 +43,318 @@ def prompts(tokenizer: Any) -> list[Any]:
     return [tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True), CODE, mx.array([5, 6, 7])]
 
 
-@pytest.mark.parametrize("name", ["load", "generate", "stream_generate"])
+OURS = {
+    "load": ours.load,
+    "generate": ours.generate,
+    "stream_generate": ours.stream_generate,
+    "batch_generate": ours.batch_generate,
+    "generate_step": ours.generate_step,
+}
+THEIRS = {name: getattr(mlx_lm, name, None) for name in OURS} | {"generate_step": generate_step}
+DEFAULTS_OF_OURS = {
+    "prefill_step_size": None,
+    "quantized_kv_start": 0,
+}  # the engine's own chunk; no such cache
+
+
+@pytest.mark.parametrize("name", list(OURS))
 def test_signatures_are_theirs(name: str) -> None:
     def arguments(call: Any) -> list[tuple[str, Any, Any]]:
         given = inspect.signature(call).parameters.values()
-        return [(p.name, p.kind, p.default) for p in given if p.kind is not p.VAR_KEYWORD]
+        return [
+            (p.name, p.kind, DEFAULTS_OF_OURS.get(p.name, p.default))
+            for p in given
+            if p.kind is not p.VAR_KEYWORD
+        ]
 
-    assert arguments(getattr(ours, name)) == arguments(getattr(mlx_lm, name))
+    assert arguments(OURS[name]) == arguments(THEIRS[name])
+
+
+def test_caches_are_made_and_cut_by_functions_of_the_same_names() -> None:
+    for name in (
+        "make_prompt_cache",
+        "save_prompt_cache",
+        "load_prompt_cache",
+        "trim_prompt_cache",
+        "can_trim_prompt_cache",
+    ):
+        mine, yours = (list(inspect.signature(getattr(m, name)).parameters) for m in (our_cache, their_cache))
+        assert mine == yours, name
 
 
 def test_every_option_of_theirs_is_honoured_or_refused_by_name() -> None:
+    """What is accepted is held by a test of its effect below; whatever is not is named."""
     model, tokenizer = loaded()
     passed = {"prompt", "model", "draft_model", "stream", "max_tokens"}
-    options = {
-        p for step in (generate_step, speculative_generate_step) for p in inspect.signature(step).parameters
-    } - passed
-    honoured: dict[str, Any] = {
-        "sampler": lambda logprobs: mx.argmax(logprobs, axis=-1),
-        "logits_processors": [],
-        "num_draft_tokens": 2,
-        "prefill_step_size": 64,
-        "prompt_progress_callback": lambda done, total: None,
-        "kv_group_size": 64,
-        "quantized_kv_start": 0,
+    steps = (generate_step, speculative_generate_step)
+    options = {p for step in steps for p in inspect.signature(step).parameters} - passed
+    honoured = {
+        "sampler",  # test_their_processors_and_samplers_work
+        "logits_processors",
+        "prompt_cache",  # test_a_prompt_cache_...
+        "num_draft_tokens",  # test_num_draft_tokens_bounds_the_drafts
+        "prefill_step_size",  # test_prefill_step_size_cuts_prompts
+        "prompt_progress_callback",  # test_limits_progress_and_printing
     }
-    for name in sorted(options):
-        if name in honoured:
-            ours.stream_generate(model, tokenizer, CODE, max_tokens=2, **{name: honoured[name]}).close()
-            continue
+    without_effect = {"kv_group_size", "quantized_kv_start"}  # as with mlx-lm where kv_bits is None
+    for name in sorted(options - honoured - without_effect):
         ours.stream_generate(model, tokenizer, CODE, max_tokens=2, **{name: None}).close()
+        for call in (
+            lambda name=name: ours.stream_generate(model, tokenizer, CODE, **{name: 8}),
+            lambda name=name: ours.generate_step(mx.array([5]), model, **{name: 8}),
+        ):
+            with pytest.raises(ConfigError, match=name):
+                call()
+    for name in ("max_kv_size", "prefill_batch_size", "kv_bits"):
         with pytest.raises(ConfigError, match=name):
-            ours.stream_generate(model, tokenizer, CODE, max_tokens=2, **{name: 8})
+            ours.batch_generate(model, tokenizer, [[5, 6]], **{name: 8})
     with pytest.raises(TypeError, match="nonsense"):
         ours.stream_generate(model, tokenizer, CODE, nonsense=1)
+    with pytest.raises(TypeError, match="nonsense"):
+        ours.batch_generate(model, tokenizer, [[5, 6]], nonsense=1)
+
+
+def test_prefill_step_size_cuts_prompts() -> None:
+    """Counted in forwards over the prompt; a call without it has the engine's own again."""
+    model, tokenizer = ours.load("demo", config=EngineConfig(prefix_budget=0))
+    prompt = tokenizer.encode(CODE * 8)
+    own = model.engine.config.prefill_chunk
+    assert len(prompt) > 150
+
+    def pieces(**options: Any) -> list[int]:
+        told: list[int] = []
+        options["prompt_progress_callback"] = lambda done, total: told.append(done)
+        ours.generate(model, tokenizer, prompt, max_tokens=1, **options)
+        return told
+
+    whole = pieces()
+    assert whole == [0, len(prompt)]
+    assert pieces(prefill_step_size=32) == [*range(0, len(prompt), 32), len(prompt)]
+    assert model.engine.memory.chunk == 32
+    assert pieces() == whole
+    assert model.engine.config.prefill_chunk == model.engine.memory.chunk == own
+    for bad in (0, 8, 1 << 20, "many", 64.0):
+        with pytest.raises(ConfigError, match="prefill_step_size"):
+            pieces(prefill_step_size=bad)
+    long = tokenizer.encode(CODE * 60)  # more than one of the engine's chunks
+    assert len(long) > 2 * own
+    told: list[int] = []
+    options = {
+        "prompt_progress_callback": lambda done, total: told.append(done),
+        "prefill_step_size": 2 * own,
+    }
+    ours.batch_generate(model, tokenizer, [prompt], max_tokens=1, prefill_step_size=16)
+    assert model.engine.config.prefill_chunk == 16
+    for _ in ours.generate_step(mx.array(long), model, max_tokens=1, **options):
+        pass
+    assert told[:2] == [0, 2 * own]
+
+
+def test_num_draft_tokens_bounds_the_drafts() -> None:
+    """Of a drafter that runs a model: lookup has lengths of its own."""
+    model, tokenizer = ours.load("demo", draft="mtp")
+    prompt = prompts(tokenizer)[0]
+    runs = {}
+    for num in (0, 1, 4):
+        got = [r.from_draft for r in ours.stream_generate(model, tokenizer, prompt, 40, num_draft_tokens=num)]
+        longest = max(len(run) for run in "".join("d" if d else " " for d in got).split(" "))
+        runs[num] = longest
+    assert runs[0] == 0
+    assert runs[1] == 1
+    assert 1 < runs[4] <= 4
+
+
+def test_a_prompt_cache_is_extended_copied_and_cut() -> None:
+    model, tokenizer = loaded()
+    cache = our_cache.make_prompt_cache(model)
+    assert cache[0].empty()
+    first, second = tokenizer.encode(CODE), tokenizer.encode("\n\n\ndef mul(a, b):")
+    answer = [
+        r.token for r in ours.stream_generate(model, tokenizer, first, max_tokens=8, prompt_cache=cache)
+    ]
+    assert cache[0].tokens == [*first, *answer]
+    copied = copy.deepcopy(cache)
+    text = ours.generate(model, tokenizer, second, max_tokens=16, prompt_cache=cache)
+    assert text == ours.generate(model, tokenizer, [*first, *answer, *second], max_tokens=16)
+    assert copied[0].tokens == [*first, *answer]  # the other one is as it was
+    assert text == ours.generate(model, tokenizer, second, max_tokens=16, prompt_cache=copied)
+    assert our_cache.can_trim_prompt_cache(copied)
+    assert their_cache.trim_prompt_cache(copied, 3) == 3
+    assert copied[0].offset == cache[0].offset - 3
+    assert our_cache.trim_prompt_cache(copied, 10**6) == cache[0].offset - 3
+    assert copied[0].empty()
+    stream = ours.stream_generate(model, tokenizer, first, max_tokens=30, prompt_cache=copied)
+    taken = [next(stream).token for _ in range(3)]
+    stream.close()
+    assert copied[0].tokens == [*first, *taken]  # what was not asked for is not in it
+
+
+def test_a_cached_prompt_is_not_read_again() -> None:
+    """Counted in tokens that were read."""
+    model, tokenizer = loaded()
+    cache = our_cache.make_prompt_cache(model)
+    first, second = tokenizer.encode(CODE * 6), tokenizer.encode("\n\n\ndef mul(a, b):")
+    ours.generate(model, tokenizer, first, max_tokens=8, prompt_cache=cache)
+    read = counting(model)
+    ours.generate(model, tokenizer, second, max_tokens=8, prompt_cache=cache)
+    assert read[-1] <= len(second) + 8
+
+
+def counting(model: ours.LoadedModel) -> list[int]:
+    """Gets the number of tokens that each request reads of its prompt."""
+    read: list[int] = []
+    leave = model.engine._leave
+
+    def counted(request: Any) -> None:
+        read.append(request.stats.num_read)
+        leave(request)
+
+    model.engine._leave = counted  # type: ignore[method-assign]
+    return read
+
+
+def test_a_saved_cache_spares_another_process_the_reading(tmp_path: Path) -> None:
+    """Another engine stands for the process; the file of another model, or one that lies, is refused."""
+    model, tokenizer = loaded()
+    cache = our_cache.make_prompt_cache(model)
+    first, second = tokenizer.encode(CODE * 6), tokenizer.encode("\n\n\ndef mul(a, b):")
+    ours.generate(model, tokenizer, first, max_tokens=8, prompt_cache=cache)
+    path = tmp_path / "talk"
+    our_cache.save_prompt_cache(str(path), cache, {"who": "me"})
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.safetensors"]
+    found, metadata = our_cache.load_prompt_cache(path, return_metadata=True)
+    assert metadata == {"who": "me"}
+    assert found[0].tokens == cache[0].tokens
+    assert found[0].nbytes > 10_000
+    our_cache.save_prompt_cache(tmp_path / "again", found)  # not used by any model yet
+    again = our_cache.load_prompt_cache(tmp_path / "again")
+    other, _ = ours.load("demo")
+    for each in (found, again):
+        read = counting(other)
+        text = ours.generate(other, tokenizer, second, max_tokens=8, prompt_cache=each)
+        assert text == ours.generate(
+            model, tokenizer, second, max_tokens=8, prompt_cache=copy.deepcopy(cache)
+        )
+        assert read[0] <= len(second) + 8
+        assert each[0].nbytes == 0
+        other.engine.prefix.store.clear()
+    strange, _ = ours.load("demo-gemma")
+    with pytest.raises(ConfigError, match="another model"):
+        ours.generate(strange, tokenizer, second, prompt_cache=our_cache.load_prompt_cache(path))
+    empty = our_cache.make_prompt_cache(model)
+    our_cache.save_prompt_cache(tmp_path / "empty", empty)
+    assert our_cache.load_prompt_cache(tmp_path / "empty")[0].empty()
+
+
+def test_files_that_are_no_prompt_caches(tmp_path: Path) -> None:
+    model, tokenizer = loaded()
+    cache = our_cache.make_prompt_cache(model)
+    ours.generate(model, tokenizer, tokenizer.encode(CODE * 3), max_tokens=4, prompt_cache=cache)
+    path = tmp_path / "good.safetensors"
+    our_cache.save_prompt_cache(path, cache)
+    with pytest.raises(ConfigError, match="no prompt cache"):
+        our_cache.load_prompt_cache(tmp_path / "none")
+    theirs_model, theirs_tokenizer = theirs()
+    their = their_cache.make_prompt_cache(theirs_model)
+    mlx_lm.generate(theirs_model, theirs_tokenizer, CODE, max_tokens=2, prompt_cache=their)
+    their_cache.save_prompt_cache(str(tmp_path / "theirs.safetensors"), their)
+    with pytest.raises(ConfigError, match="mlx-lm cannot be read"):
+        our_cache.load_prompt_cache(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="make_prompt_cache"):
+        ours.generate(model, tokenizer, CODE, prompt_cache=their)
+    (tmp_path / "cut.safetensors").write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ModelError, match="cut short"):
+        our_cache.load_prompt_cache(tmp_path / "cut")
+    arrays, told = mx.load(str(path), return_metadata=True)
+    for name, change in {
+        "longer": {"layout": told["layout"].replace('"length": ', '"length": 9')},
+        "absent": {"layout": told["layout"].replace('"layers": ', '"layers": 9')},
+        "no layout": {"layout": "[]"},
+        "no json": {"metadata": "{"},
+    }.items():
+        mx.save_safetensors(str(tmp_path / "bad.safetensors"), arrays, metadata={**told, **change})
+        with pytest.raises((ConfigError, ModelError), match="prompt cache"):
+            our_cache.load_prompt_cache(tmp_path / "bad")
+        assert name
+    shorter = {k: v[:, :, :, :-1] if k.endswith(".keys") else v for k, v in arrays.items()}
+    mx.save_safetensors(str(tmp_path / "bad.safetensors"), shorter, metadata=told)
+    with pytest.raises(ConfigError, match="does not fit"):
+        ours.generate(model, tokenizer, CODE, prompt_cache=our_cache.load_prompt_cache(tmp_path / "bad"))
+    with pytest.raises(ConfigError, match="max_kv_size"):
+        our_cache.make_prompt_cache(model, max_kv_size=512)
+    with pytest.raises(ConfigError, match="strings to strings"):
+        our_cache.save_prompt_cache(tmp_path / "x", cache, {"n": 1})  # type: ignore[dict-item]
+    with pytest.raises(StorageError, match="could not be written"):
+        our_cache.save_prompt_cache(tmp_path / "no" / "such" / "x", cache)
+
+
+def test_processors_see_what_mlx_lm_shows_them() -> None:
+    """Behind a prompt cache only the tokens of this call."""
+    model, tokenizer = loaded()
+    seen: dict[str, list[int]] = {}
+
+    def listener(name: str) -> Any:
+        def listening(tokens: mx.array, logits: mx.array) -> mx.array:
+            seen.setdefault(name, tokens.tolist())
+            return logits
+
+        return listening
+
+    for name, (package, pair, caches) in {
+        "ours": (ours, (model, tokenizer), our_cache),
+        "theirs": (mlx_lm, theirs(), their_cache),
+    }.items():
+        cache = caches.make_prompt_cache(pair[0])
+        package.generate(*pair, CODE, max_tokens=4, prompt_cache=cache)
+        package.generate(*pair, [7, 8], max_tokens=2, prompt_cache=cache, logits_processors=[listener(name)])
+    assert seen["ours"] == seen["theirs"] == [7, 8]
+
+
+def test_a_batch_is_its_answers_one_by_one() -> None:
+    model, tokenizer = loaded()
+    texts = [CODE, "import os\n", "class A:\n    def", "x = [1, 2, 3]\n"]
+    asked = [tokenizer.encode(t) for t in texts]
+    limits = [24, 1, 40, 12]
+    done = ours.batch_generate(
+        model,
+        tokenizer,
+        asked,
+        max_tokens=limits,
+        return_token_ids=True,
+        return_logprobs=True,
+        completion_batch_size=2,
+    )
+    for prompt, limit, text, tokens, logprobs in zip(
+        asked, limits, done.texts, done.token_ids, done.logprobs, strict=True
+    ):
+        alone = list(ours.stream_generate(model, tokenizer, prompt, max_tokens=limit))
+        assert [r.token for r in alone if r.finish_reason != "stop"] == tokens
+        assert text == tokenizer.decode(tokens)
+        own = [r.logprobs[r.token].item() for r in alone if r.finish_reason != "stop"]
+        assert mx.allclose(mx.array(logprobs), mx.array(own), atol=1e-3)
+    assert done.caches is None
+    assert model.engine.is_idle
+    with pytest.raises(ConfigError, match="as many"):
+        ours.batch_generate(model, tokenizer, asked, max_tokens=[1])
+    with pytest.raises(ConfigError, match="token ids"):
+        ours.batch_generate(model, tokenizer, ["text"])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="empty"):
+        ours.batch_generate(model, tokenizer, [[]])
+
+    def failing(tokens: mx.array, logits: mx.array) -> mx.array:
+        raise ValueError("no")
+
+    with pytest.raises(MlxspecError, match="failing failed: ValueError: no"):
+        ours.batch_generate(model, tokenizer, asked, logits_processors=[failing])
+    assert model.engine.is_idle
+
+
+def test_a_batch_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = loaded()
+    ours.batch_generate(model, tokenizer, [[5, 6], [7, 8]], max_tokens=4, verbose=True)
+    out = capsys.readouterr().out
+    assert "Finished processing 2/2" in out
+    assert "tokens-per-sec" in out
 
 
 def test_greedy_text_is_theirs() -> None:
@@ -161,8 +445,8 @@ def test_what_cannot_be_honoured_says_so() -> None:
         ours.stream_generate(model, tokenizer, CODE, stream=None)
     with pytest.raises(ConfigError, match="compat"):
         ours.stream_generate(object(), tokenizer, CODE)  # type: ignore[arg-type]
-    with pytest.raises(AttributeError, match="make_cache"):
-        model.make_cache()
+    with pytest.raises(AttributeError, match="layers"):
+        model.layers()
 
     def failing(tokens: mx.array, logits: mx.array) -> mx.array:
         raise ValueError("no")

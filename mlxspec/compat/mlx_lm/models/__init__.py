@@ -1,0 +1,1 @@
+"""Where mlx-lm keeps its prompt caches: see cache.py."""
