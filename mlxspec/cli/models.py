@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     print_table(headings, rows, right=(1, 2, 3, 5))
     contexts = sorted({m.context for m in found})
     terminal.note(
-        f"Memory in all, for one row of {' or '.join(map(str, contexts))} tokens; this machine gives {amount(machine_memory())}. "
+        f"Memory in all on a GPU, for one row of {' or '.join(map(str, contexts))} tokens; this machine gives {amount(machine_memory())}. "
         "`mlxspec search` finds conversions of a model. Those of mlx-lm lack the MTP head; `mlxspec pull MODEL --with-mtp` fetches it. "
         "An assistant is named with --draft-model."
     )

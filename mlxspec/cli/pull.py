@@ -13,11 +13,11 @@ from mlxspec.cli.progress_bar import shown_progress
 from mlxspec.config import check_number
 from mlxspec.errors import MlxspecError
 
-_LACKING = "This conversion lacks the MTP head that drafts for the model"
-
 if TYPE_CHECKING:
     from mlxspec.checkpoints.head import HeadOffer
     from mlxspec.loading.download import Plan
+
+_LACKING = "This conversion lacks the MTP head that drafts for the model"
 
 
 def run(args: argparse.Namespace) -> int:
