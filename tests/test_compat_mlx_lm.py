@@ -35,6 +35,11 @@ def loaded() -> tuple[ours.LoadedModel, Any]:
 
 
 @cache
+def plain() -> tuple[ours.LoadedModel, Any]:
+    return ours.load("demo", draft="off")
+
+
+@cache
 def theirs() -> tuple[Any, Any]:
     return mlx_lm.load(str(demo_folder("target")))
 
@@ -386,6 +391,17 @@ def test_their_processors_and_samplers_work() -> None:
     options["sampler"] = make_sampler(temp=0.8, top_p=0.9, min_p=0.02, top_k=20)
     mx.random.seed(3)
     assert len(ours.generate(model, tokenizer, prompt, **options)) > 10
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_seed_of_mlx_gives_their_text_where_nobody_drafts(seed: int) -> None:
+    """A sampler that draws from MLX's random generator is called once a token, in order. Drafts would draw in between."""
+    (model, tokenizer), pair = plain(), theirs()  # making modules draws, too
+    options = {"max_tokens": 24, "sampler": make_sampler(temp=1.0, top_p=0.95)}
+    mx.random.seed(seed)
+    wanted = mlx_lm.generate(*pair, CODE, **options)
+    mx.random.seed(seed)
+    assert ours.generate(model, tokenizer, CODE, **options) == wanted
 
 
 def test_a_draft_model_drafts_and_another_vocabulary_is_refused(tmp_path: Any) -> None:
