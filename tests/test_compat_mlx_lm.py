@@ -17,6 +17,7 @@ from mlxspec.compat.mlx_lm.models import cache as our_cache
 from mlxspec.config import EngineConfig
 from mlxspec.errors import ConfigError, MlxspecError, ModelError, StorageError, VocabularyError
 from mlxspec.platform.resources import demo_folder
+from tests.models.test_adapters import write_adapter
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -404,6 +405,17 @@ def test_a_seed_of_mlx_gives_their_text_where_nobody_drafts(seed: int) -> None:
     assert ours.generate(model, tokenizer, CODE, **options) == wanted
 
 
+def test_an_adapter_gives_their_text(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", demo_folder("target"))
+    pair = ours.load("demo", adapter_path=str(adapter))
+    wanted = mlx_lm.generate(
+        *mlx_lm.load(str(demo_folder("target")), adapter_path=str(adapter)), CODE, max_tokens=16
+    )
+    assert ours.generate(*pair, CODE, max_tokens=16) == wanted
+    assert wanted != ours.generate(*loaded(), CODE, max_tokens=16)
+    assert pair[0].fingerprint != loaded()[0].fingerprint
+
+
 def test_a_draft_model_drafts_and_another_vocabulary_is_refused(tmp_path: Any) -> None:
     model, tokenizer = loaded()
     small, _ = ours.load("demo-draft", draft="off")
@@ -452,7 +464,9 @@ def test_limits_progress_and_printing(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_what_cannot_be_honoured_says_so() -> None:
     model, tokenizer = loaded()
-    for options in ({"adapter_path": "x"}, {"model_config": {"a": 1}}, {"trust_remote_code": True}):
+    with pytest.raises(ModelError):
+        ours.load("demo", adapter_path="/there/is/none")
+    for options in ({"model_config": {"a": 1}}, {"trust_remote_code": True}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             ours.load("demo", **options)
     with pytest.raises(ConfigError, match="max_tokens"):

@@ -23,8 +23,8 @@ from mlxspec.loading.folder import tensor_files
 class LoadedModel:
     """What `load` returns in place of mlx-lm's module. Attributes: engine, folder, prefill_chunk (the engine's own, in tokens)."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        self.engine, self.folder = engine, folder
+    def __init__(self, engine: Engine, folder: Path, adapter: Path | None = None) -> None:
+        self.engine, self.folder, self._adapter = engine, folder, adapter
         self.prefill_chunk = engine.config.prefill_chunk
         self._pairs: dict[int, tuple[LoadedModel, Engine]] = {}
 
@@ -48,10 +48,13 @@ class LoadedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the weights' names and sizes, of the config, and of the dtype computed in: equal where states can be gone on from."""
+        """Of the weights' names and sizes, of the config, of an adapter's content and of the dtype computed in: equal where states can be
+        gone on from."""
         shards, beside = tensor_files(self.folder)
         told = [(self.folder / "config.json").read_bytes(), str(self.engine.model.dtype).encode()]
         told += [f"{path.name} {path.stat().st_size}".encode() for path in (*shards, *beside)]
+        if self._adapter is not None:
+            told += [path.read_bytes() for path in sorted(self._adapter.glob("adapter*"))]
         return hashlib.sha256(b"\n".join(told)).hexdigest()
 
     def __getattr__(self, name: str) -> Any:
@@ -77,17 +80,16 @@ def load(
     """
     refused = {
         "model_config": model_config,
-        "adapter_path": adapter_path,
         "trust_remote_code": trust_remote_code,
     }
     for name, value in refused.items():
         if value:
             raise ConfigError(f"load: {name} is not supported by mlxspec; leave it out.")
     folder = hub.resolve(path_or_hf_repo, revision=revision, judge=check_fits)
-    engine = _load(path_or_hf_repo if revision is None else str(folder), **options)
+    engine = _load(path_or_hf_repo if revision is None else str(folder), adapter=adapter_path, **options)
     config = load_config(folder)
     tokenizer: TokenizerWrapper = load_tokenizer(
         folder, tokenizer_config, eos_token_ids=config.get("eos_token_id")
     )
-    model = LoadedModel(engine, folder)
+    model = LoadedModel(engine, folder, None if adapter_path is None else Path(adapter_path))
     return (model, tokenizer, config) if return_config else (model, tokenizer)
