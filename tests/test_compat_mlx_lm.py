@@ -124,7 +124,7 @@ def test_prefill_step_size_cuts_prompts() -> None:
     """Counted in forwards over the prompt; a call without it has the engine's own again."""
     model, tokenizer = ours.load("demo", config=EngineConfig(prefix_budget=0))
     prompt = tokenizer.encode(CODE * 8)
-    own = model.engine.config.prefill_chunk
+    own = model.engine.prefill_chunk
     assert len(prompt) > 150
 
     def pieces(**options: Any) -> list[int]:
@@ -138,7 +138,7 @@ def test_prefill_step_size_cuts_prompts() -> None:
     assert pieces(prefill_step_size=32) == [*range(0, len(prompt), 32), len(prompt)]
     assert model.engine.memory.chunk == 32
     assert pieces() == whole
-    assert model.engine.config.prefill_chunk == model.engine.memory.chunk == own
+    assert model.engine.prefill_chunk == model.engine.memory.chunk == own
     for bad in (0, 8, 1 << 20, "many", 64.0):
         with pytest.raises(ConfigError, match="prefill_step_size"):
             pieces(prefill_step_size=bad)
@@ -150,7 +150,7 @@ def test_prefill_step_size_cuts_prompts() -> None:
         "prefill_step_size": 2 * own,
     }
     ours.batch_generate(model, tokenizer, [prompt], max_tokens=1, prefill_step_size=16)
-    assert model.engine.config.prefill_chunk == 16
+    assert model.engine.prefill_chunk == 16
     for _ in ours.generate_step(mx.array(long), model, max_tokens=1, **options):
         pass
     assert told[:2] == [0, 2 * own]

@@ -190,14 +190,14 @@ class Engine(EngineApi):
     @property
     def prefill_chunk(self) -> int:
         """Tokens of prompts that are read between two rounds; may be set between two steps. Raises ConfigError."""
-        return self.config.prefill_chunk
+        return self.memory.full_chunk
 
     @prefill_chunk.setter
     def prefill_chunk(self, num_tokens: int) -> None:
-        if num_tokens != self.config.prefill_chunk:
+        if num_tokens != self.memory.full_chunk:
             self._check_outside("change how prompts are read")
             self.config = replace(self.config, prefill_chunk=num_tokens)
-            self.memory.reconfigure(self.config)
+            self.memory.read_by(num_tokens)
 
     @property
     def is_idle(self) -> bool:

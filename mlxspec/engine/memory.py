@@ -47,9 +47,9 @@ class EngineMemory:
         self._drafters, self._reserved, self.weights, self.prefix_budget = (), {}, 0, 0
         vars(self).pop("_model", None)
 
-    def reconfigure(self, config: EngineConfig) -> None:
-        """Prompts are read in other pieces from here on."""
-        self._config = config
+    def read_by(self, num_tokens: int) -> None:
+        """So many tokens of prompts are read at once from here on, where memory allows it."""
+        self.full_chunk = num_tokens
         device.adjust(self, self.scratch)
 
     @property

@@ -25,7 +25,7 @@ class LoadedModel:
 
     def __init__(self, engine: Engine, folder: Path, adapter: Path | None = None) -> None:
         self.engine, self.folder, self._adapter = engine, folder, adapter
-        self.prefill_chunk = engine.config.prefill_chunk
+        self.prefill_chunk = engine.prefill_chunk
         self._pairs: dict[int, tuple[LoadedModel, Engine]] = {}
 
     def paired(self, draft: LoadedModel) -> Engine:
