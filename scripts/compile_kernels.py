@@ -185,8 +185,6 @@ def _weights(dtype: mx.Dtype) -> Iterator[qmv_rows.QuantizedWeight]:
         for group in (16, 32, 64, 128):
             with suppress(ValueError):  # not a format of MLX's
                 yield qmv_rows.QuantizedWeight.of(mx.zeros((64, 512), dtype), group, bits)
-    for mode, (group, bits) in qmv_rows.MICROSCALING.items():
-        yield qmv_rows.QuantizedWeight.of(mx.zeros((64, 512), dtype), group, bits, mode)
     for mode, form in qmv_rows.MICROSCALING.items():
         yield qmv_rows.QuantizedWeight.of(mx.zeros((64, 512), dtype), *form, mode)
 
