@@ -18,6 +18,7 @@ MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
 MAX_BYTES = 1 << 50
 FIXED_DEPTH, AUTO_DEPTH = 3, 8  # tokens a model drafts at once, unless told otherwise
+DRAFT_BITS = (4, 8, 16)
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
@@ -216,6 +217,12 @@ class SpecConfig:
     when the model is loaded. What a grammar forces is drafted before anything else wherever there are drafters at all; the name for
     that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names they bear.
 
+    draft_vocab: over how many tokens drafters that run a model propose. Of the language-model head they read those rows alone: the most
+    frequent tokens, all added ones, and those that the text itself holds. What is verified is not affected. 0: all tokens; None: all, or
+    32,768 where the vocabulary is so large that the head is much of what a drafted token reads. draft_bits: how the weights of an MTP head
+    and the rows above are kept where they are floats and the model is quantized: 4 or 8 bits, or 16 for as they are. Both are read when
+    the model is loaded.
+
     policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
     and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
     may take. None is what the engine was made with: `load` makes it "auto" and measures what rounds cost here; an Engine made by hand
@@ -238,6 +245,8 @@ class SpecConfig:
     ngram_mod_n: int = 24
     ngram_dynamic: str | Path | None = None
     ngram_static: str | Path | None = None
+    draft_vocab: int | None = None
+    draft_bits: int = 4
     policy: Policy | None = None
     acceptance: Acceptance = "match"
     draft_sampling: DraftSampling | None = None
@@ -264,6 +273,11 @@ class SpecConfig:
         check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
         check_number("ngram_min_hits", self.ngram_min_hits, 1, 1024, integer=True)
         check_number("ngram_mod_n", self.ngram_mod_n, 1, 64, integer=True)
+        if self.draft_vocab is not None:
+            check_number("draft_vocab", self.draft_vocab, 0, MAX_CONTEXT, integer=True)
+        check_number("draft_bits", self.draft_bits, 4, 16, integer=True)
+        if self.draft_bits not in DRAFT_BITS:
+            raise ConfigError(f"draft_bits must be one of 4, 8, 16, not {self.draft_bits}.")
         for name in ("ngram_dynamic", "ngram_static"):
             path = getattr(self, name)
             if path is not None and (not isinstance(path, (str, Path)) or not str(path)):

@@ -29,6 +29,7 @@ _TRUNCATE = "tests/sampling/test_truncate.py"
 _LOAD = "tests/engine/test_load_order.py"
 _MEMORY = "tests/engine/test_memory.py"
 _PACKED = "tests/models/test_packed_on_cpu.py"
+_PROPOSALS = "tests/drafters/test_proposals.py"
 
 
 class Fault(NamedTuple):
@@ -496,6 +497,90 @@ FAULTS = (
         'if ".switch_" in path else 1',
         "if False else 1",
         f"{_PACKED}::test_a_packed_model_says_how_long_a_token_takes",
+    ),
+    Fault(
+        "a text is proposed the tokens of another",
+        "drafters/proposals.py",
+        "mx.where(may, own, -mx.inf)",
+        "own",
+        f"{_PROPOSALS}::test_no_text_is_proposed_anothers_tokens",
+    ),
+    Fault(
+        "a text brings no tokens of its own",
+        "drafters/proposals.py",
+        "text.own[token] = None",
+        "changed = False",
+        f"{_PROPOSALS}::test_ids_are_the_lists_and_the_texts_own",
+    ),
+    Fault(
+        "a history that was cut is not looked at again",
+        "drafters/proposals.py",
+        "if text is None or len(history) < text.num_seen:",
+        "if text is None:",
+        f"{_PROPOSALS}::test_a_growing_text_brings_its_latest_tokens",
+    ),
+    Fault(
+        "places among the rows are taken for ids",
+        "sampling/sampler.py",
+        "return places.astype(mx.int32) if ids is None else ids[places]",
+        "return places.astype(mx.int32)",
+        f"{_PROPOSALS}::test_the_first_draft_is_the_best_of_what_may_be_proposed[mtp]",
+    ),
+    Fault(
+        "tokens that cannot be drafted have a probability",
+        "sampling/sampler.py",
+        "everything = mx.full((logits.shape[0], vocab_size), -mx.inf, logits.dtype)",
+        "everything = mx.full((logits.shape[0], vocab_size), -9.0, logits.dtype)",
+        f"{_PROPOSALS}::test_drawing_from_some_tokens_is_drawing_from_all_where_others_are_impossible[sampled-shared]",
+    ),
+    Fault(
+        "noise goes by the place among the rows",
+        "sampling/sampler.py",
+        "noise = noise[:, ids]",
+        "noise = noise[:, : ids.size]",
+        f"{_PROPOSALS}::test_shared_noise_is_that_of_the_whole_vocabulary",
+    ),
+    Fault(
+        "penalties and bias go by the place among the rows",
+        "sampling/sampler.py",
+        "return values if ids is None else values[ids]",
+        "return values if ids is None else values[: ids.size]",
+        f"{_PROPOSALS}::test_drawing_from_some_tokens_is_drawing_from_all_where_others_are_impossible[penalized-shared]",
+    ),
+    Fault(
+        "the first rows of a packed head are taken for those asked for",
+        "models/layers.py",
+        "parts = head.weight[ids],",
+        "parts = head.weight[: len(ids)],",
+        "tests/models/test_head_rows.py::test_packed_rows_are_the_very_ones[4bit]",
+    ),
+    Fault(
+        "packed rows are packed anew",
+        "models/head_rows.py",
+        'if self._bits is not None and "scales" not in part and part.weight.shape[1] % GROUP_SIZE == 0:',
+        "if self._bits is not None and part.weight.shape[1] % GROUP_SIZE == 0:",
+        "tests/models/test_head_rows.py::test_only_floats_are_quantized[8bit]",
+    ),
+    Fault(
+        "the memory's account leaves rows of a head out",
+        "drafters/mtp.py",
+        "return bytes_of(self._head) + (0 if self.reduced is None else self.reduced.weight_bytes)",
+        "return bytes_of(self._head)",
+        "tests/checkpoints/test_proposal_rows.py::test_loading_takes_rows_and_says_so",
+    ),
+    Fault(
+        "small vocabularies are cut too",
+        "checkpoints/proposal_rows.py",
+        "if vocab_size < LEAST_VOCABULARY or",
+        "if",
+        "tests/checkpoints/test_proposal_rows.py::test_a_head_that_is_little_of_the_bytes_stays_whole",
+    ),
+    Fault(
+        "special tokens are left to chance",
+        "loading/row_lists.py",
+        "np.asarray(added, np.int64), ids,",
+        "np.asarray(added[:0], np.int64), ids,",
+        "tests/loading/test_row_lists.py::test_without_a_list_there_is_the_order_of_merges_and_every_added_token",
     ),
 )
 

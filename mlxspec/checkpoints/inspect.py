@@ -16,7 +16,8 @@ from mlx.utils import tree_flatten
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.memory import MemoryEstimate
-from mlxspec.config import DRAFTER_NAMES
+from mlxspec.checkpoints.proposal_rows import Proposing, proposing
+from mlxspec.config import DRAFTER_NAMES, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.qwen_weights import split_mtp
@@ -61,11 +62,13 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Usable:
-    """Whether a drafter can run with this model; why: what it needs."""
+    """Whether a drafter can run with this model; why: what it needs. proposing: of one that runs a model, from how many rows of the
+    language-model head it proposes unless told otherwise, and the bytes that a drafted token reads."""
 
     name: str
     usable: bool
     why: str
+    proposing: Proposing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,13 +153,14 @@ def inspect(
         )
     config = folder.config()
     kind = architecture(config)
-    made = assemble_lazily(config, lambda: weights)
+    made = assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits)
     context = _context(context, made)
     plain = kind.build(made.config)
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
     head = _head(kind, made, own, plain)
     beside = _beside(draft_model, made)
+    drafters = _usable(head, beside, made)
     return InspectReport(
         name=name,
         folder=str(folder.path),
@@ -173,8 +177,8 @@ def inspect(
         file_bytes=_bytes(trunk),
         skipped_bytes=_bytes(weights) - _bytes(text),
         head=head,
-        memory=_memory(made, beside and beside.module, context, rows),
-        drafters=_usable(head, beside),
+        memory=_memory(made, beside and beside.module, context, rows, drafters),
+        drafters=drafters,
     )
 
 
@@ -202,7 +206,8 @@ def _beside(name: str | None, target: Assembled) -> _Beside | None:
     folder = ModelFolder(hub.resolve(name, download=False))
     kind = folder.kind()
     if kind == "head":
-        return _Beside(name, kind, assemble_head_lazily(folder.read, target))
+        head = assemble_head_lazily(folder.read, target, draft_bits=SpecConfig.draft_bits)
+        return _Beside(name, kind, head)
     if kind == "assistant":
         return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model))
     module = assemble_lazily(folder.config(), folder.read).model
@@ -284,30 +289,37 @@ def _advice(kind: Architecture, made: Assembled) -> str:
     return "models of this family have none"
 
 
-def _memory(made: Assembled, beside: Any, context: int, rows: int) -> MemoryEstimate:
+def _memory(
+    made: Assembled, beside: Any, context: int, rows: int, usable: tuple[Usable, ...]
+) -> MemoryEstimate:
+    head_rows = sum(u.proposing.row_bytes for u in usable if u.proposing is not None)
     drafters = [m for m in (made.mtp, beside) if m is not None]
     return MemoryEstimate(
         context=context,
         rows=rows,
         weights=memory.bytes_of(made.model),
-        drafter_weights=memory.bytes_of(*drafters),
+        drafter_weights=memory.bytes_of(*drafters) + head_rows,
         state=memory.state_bytes(made.model, context, rows),
         drafter_state=sum(memory.state_bytes(m, context, rows) for m in drafters if hasattr(m, "make_cache")),
         machine=memory.machine_memory(),
     )
 
 
-def _usable(head: Head, beside: _Beside | None) -> tuple[Usable, ...]:
+def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable, ...]:
     found = []
     for name in DRAFTER_NAMES:
-        usable, why = True, "needs no weights"
+        usable, why, drafting = True, "needs no weights", None
         if name == "mtp":
             usable, why = _mtp(head, beside)
+            is_named = beside is not None and beside.kind != "model"
+            drafting = beside.module if beside is not None and is_named else made.mtp
         elif name == "draft-model":
             usable, why = _draft_model(beside)
+            drafting = beside.module if beside is not None and usable else None
         elif name == "forced":
             why = "what a grammar forces"
-        found.append(Usable(name=name, usable=usable, why=why))
+        read = None if drafting is None else proposing(drafting, made.model, None, SpecConfig.draft_bits)
+        found.append(Usable(name=name, usable=usable, why=why, proposing=read))
     return tuple(found)
 
 

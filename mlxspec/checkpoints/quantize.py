@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.weights import Weights
+from mlxspec.models.assemble import ROUTERS
 
 # mode: (group sizes, bits), the defaults first, as mlx-lm has them
 MODES = {
@@ -18,7 +19,6 @@ MODES = {
     "nvfp4": ((16,), (4,)),
     "mxfp8": ((32,), (8,)),
 }
-_ROUTERS = ("mlp.gate", "shared_expert_gate", "router.proj")  # who decides between experts keeps 8 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def quantize(weights: Weights, module: Any, how: Format) -> tuple[Weights, dict[
         name = f"{path}.weight"
         if not hasattr(part, "to_quantized") or name not in out or f"{path}.scales" in out:
             continue
-        form = _ROUTER_FORMAT if path.endswith(_ROUTERS) else how
+        form = _ROUTER_FORMAT if path.endswith(ROUTERS) else how
         if out[name].shape[-1] % form.group_size or out[name].shape[-1] % how.group_size:
             continue
         packed = mx.quantize(out[name], group_size=form.group_size, bits=form.bits, mode=form.mode)

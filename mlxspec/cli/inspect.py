@@ -11,7 +11,7 @@ from mlxspec.cli.table import print_pairs
 from mlxspec.config import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers
+    from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers, Usable
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,10 +64,14 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
         ("", f"weights {amount(m.weights)}, state {amount(m.state)}"),
         ("", f"drafters' weights {amount(m.drafter_weights)}, state {amount(m.drafter_state)}"),
         *[
-            ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}")
+            ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}{_proposing(d)}")
             for i, d in enumerate(r.drafters)
         ],
     ]
+
+
+def _proposing(drafter: Usable) -> str:
+    return "" if drafter.proposing is None else f"; {drafter.proposing.sentence}"
 
 
 def _drafter_pairs(r: DrafterReport) -> list[tuple[str, str]]:

@@ -83,6 +83,8 @@ _SPEC = {
     "ngram_n": "--ngram-n",
     "ngram_m": "--ngram-m",
     "acceptance": "--acceptance",
+    "draft_vocab": "--draft-vocab",
+    "draft_bits": "--draft-bits",
 }
 _ENGINE = {
     "max_context": "--max-context",
@@ -206,6 +208,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
         ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),
         ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),
+        ("--draft-vocab", int, "N", _DRAFT_VOCAB),
+        ("--draft-bits", int, "B", _DRAFT_BITS),
         ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
         ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
     )
@@ -217,6 +221,8 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 _UNDO = f"{', '.join(ROLLBACKS)} (default {EngineConfig.rollback})"
 _FIXED = f"policy fixed {FIXED_DEPTH}"
+_DRAFT_VOCAB = "tokens over which a model proposes, the most frequent ones; 0: all (default: 32768 of a large vocabulary)"
+_DRAFT_BITS = f"bits of a drafter's weights beside a quantized model, 16 to leave floats (default {SpecConfig.draft_bits})"
 _ACCEPTANCE = (
     "match keeps drafts equal to the model's own choice; rejection keeps more, but not the seed's text"
 )

@@ -11,6 +11,7 @@ from mlxspec.errors import VocabularyError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import LogitsAt, Model, Output
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.reads import Reads, reads
 
 _SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows
@@ -22,19 +23,19 @@ class DraftModel(ModelDrafter):
 
     name = "draft-model"
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
-        """vocab_size: the target's; logits are cut or padded to it."""
-        super().__init__(model.max_context)
+    def __init__(self, model: Model, vocab_size: int, head_rows: HeadRows | None = None) -> None:
+        """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too."""
+        super().__init__(model.max_context, head_rows)
         self._model = model
         self._vocab_size = vocab_size
 
     @property
     def weight_bytes(self) -> int:
-        return bytes_of(self._model)
+        return bytes_of(self._model) + (0 if self.reduced is None else self.reduced.weight_bytes)
 
     @property
     def reads(self) -> Reads:
-        return reads(self._model)
+        return reads(self._model, head=None if self.proposals is None else self.proposals.weight_bytes)
 
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._model.make_cache(num_rows)
@@ -51,7 +52,10 @@ class DraftModel(ModelDrafter):
         if missing > 0:
             # ids of the target's padding mean nothing to either, but must not be looked up behind the end
             tokens = mx.minimum(tokens, self._model.vocab_size - 1)
-        out = self._model.forward(tokens, rows, cache, facts=True, logits_at=logits_at)
+        wanted: LogitsAt = logits_at if self.proposals is None else "none"
+        out = self._model.forward(tokens, rows, cache, facts=True, logits_at=wanted)
+        if self.proposals is not None:
+            return self._own_head(out, rows, logits_at)
         if out.logits is None or missing == 0:
             return out
         logits = out.logits[:, : self._vocab_size]

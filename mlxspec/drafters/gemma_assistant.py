@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -19,6 +20,7 @@ from mlxspec.drafters.model_based import ModelDrafter, _Row
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -47,8 +49,11 @@ class GemmaAssistant(ModelDrafter):
     name = "mtp"
     needs = Needs(hidden=True, newest=True, cache=True)
 
-    def __init__(self, assistant: Gemma4Assistant, max_context: int) -> None:
-        super().__init__(max_context)
+    def __init__(
+        self, assistant: Gemma4Assistant, max_context: int, head_rows: HeadRows | None = None
+    ) -> None:
+        """head_rows: rows of the assistant's own head."""
+        super().__init__(max_context, head_rows)
         self._assistant = assistant
         self._newest: dict[int, mx.array] = {}  # row -> hidden (1, H)
         self._target: ModelCache | None = None
@@ -77,9 +82,13 @@ class GemmaAssistant(ModelDrafter):
     def truncate(self, row: int, length: int) -> None:
         """The hidden of an older token is not kept: there are no drafts until the next round has one."""
         self._newest.pop(row, None)
+        if self.reduced is not None:
+            self.reduced.forget(row)
 
     def close(self, row: int) -> None:
         self._newest.pop(row, None)
+        if self.reduced is not None:
+            self.reduced.forget(row)
         if not self._newest:
             self._target, self._places = None, {}
 
@@ -89,15 +98,17 @@ class GemmaAssistant(ModelDrafter):
 
     @property
     def weight_bytes(self) -> int:
-        return bytes_of(self._assistant)
+        return bytes_of(self._assistant) + (0 if self.reduced is None else self.reduced.weight_bytes)
 
     @property
     def reads(self) -> Reads:
         whole = reads(self._assistant)
+        if self.proposals is not None:
+            return replace(whole, head=self.proposals.weight_bytes)
         return replace(whole, head=int(whole.head * self._assistant.scored))
 
     def row_bytes(self, length: int) -> int:
-        return 0
+        return 0 if self.reduced is None else self.reduced.own_bytes(length)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """Raises ValueError where nobody has told of a target's cache."""
@@ -145,4 +156,7 @@ class GemmaAssistant(ModelDrafter):
             raise ValueError("an assistant needs the newest hidden, and its target's keys and values")
         positions = [cache.positions[r] for r in rows.active]
         views = {kind: [seen[r] for r in rows.active] for kind, seen in cache.views.items()}
-        return self._assistant.step(tokens, hidden, positions, views)
+        if self.proposals is None:
+            return self._assistant.step(tokens, hidden, positions, views)
+        head = partial(self.proposals.logits, rows=[self._order[r] for r in rows.active])
+        return self._assistant.step(tokens, hidden, positions, views, head=head)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import mlx.core as mx
@@ -14,8 +15,10 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard
+from mlxspec.drafters.proposals import Proposals
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.reads import Reads
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
@@ -57,7 +60,10 @@ class ModelDrafter(Drafter):
     """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
 
     max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no cell in the cache: they
-    are never run, and cell i belongs to token i + skips.
+    are never run, and cell i belongs to token i + skips. head_rows: the rows of the language-model head that proposals come from, besides
+    those of tokens that a text holds itself; None: the whole head.
+
+    uses_whole_head: propose from the whole head all the same, to compare the two; changed between rows only.
 
     is_warm: whether no forward has compiled anything since somebody set it to True: what a draft took is then what the next one of its
     shape takes.
@@ -65,13 +71,20 @@ class ModelDrafter(Drafter):
 
     skips: ClassVar[int] = 0
 
-    def __init__(self, max_context: int) -> None:
+    def __init__(self, max_context: int, head_rows: HeadRows | None = None) -> None:
         self.max_context = max_context
+        self.reduced = None if head_rows is None else Proposals(head_rows)
+        self.uses_whole_head = False
         self._cache: ModelCache | None = None
         self._order: list[int] = []  # row names in cache order
         self._rows: dict[int, _Row] = {}
         self.is_warm = True
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
+
+    @property
+    def proposals(self) -> Proposals | None:
+        """What the next logits are proposed from; None: the whole head."""
+        return None if self.uses_whole_head else self.reduced
 
     @property
     def reads(self) -> Reads:
@@ -90,7 +103,14 @@ class ModelDrafter(Drafter):
         cache: ModelCache,
         logits_at: LogitsAt,
     ) -> Output:
-        """Run tokens (N,) as facts and leave the transaction open."""
+        """Run tokens (N,) as facts and leave the transaction open. Logits are those of `proposals.ids` where there are proposals."""
+
+    def _own_head(self, out: Output, rows: FlatRows, logits_at: LogitsAt) -> Output:
+        """The Output of a forward without logits, with those that are proposed from: of each active row's last token."""
+        if self.proposals is None or logits_at == "none":
+            return out
+        seen = out.hidden[rows.last_indices] if rows.num_tokens > len(rows.active) else out.hidden
+        return replace(out, logits=self.proposals.logits(seen, [self._order[i] for i in rows.active]))
 
     def begin(self, row: int) -> None:
         self._add(row, self._make_cache(1))
@@ -144,6 +164,8 @@ class ModelDrafter(Drafter):
         state = self._rows.get(row)
         if state is None:
             return
+        if self.reduced is not None:
+            self.reduced.forget(row)
         done = self._length(row)
         if length >= done:
             del state.tokens[length - done :]
@@ -198,6 +220,8 @@ class ModelDrafter(Drafter):
 
     def close(self, row: int) -> None:
         self._ended.pop(row, None)
+        if self.reduced is not None:
+            self.reduced.forget(row)
         if self._rows.pop(row, None) is None:
             return
         place = self._order.index(row)
@@ -212,10 +236,12 @@ class ModelDrafter(Drafter):
         return 0 if self._cache is None else self._cache.nbytes
 
     def row_bytes(self, length: int) -> int:
-        """A fork has recurrent states of its own, and a forward writes some beside those it reads."""
+        """A fork has recurrent states of its own, and a forward writes some beside those it reads. Rows of the head that the text brings
+        count as well."""
         cache = self._make_cache(0)
         states = sum(layer.bytes_for(length, 1) for layer in cache.layers if layer.is_recurrent)
-        return 2 * states + cache.bytes_for(length, prefill=_QUEUE_AT_MOST, verify=1)
+        own = 0 if self.reduced is None else self.reduced.own_bytes(length)
+        return own + 2 * states + cache.bytes_for(length, prefill=_QUEUE_AT_MOST, verify=1)
 
     def _give_up(self, row: int, why: str) -> None:
         self.close(row)
@@ -229,9 +255,15 @@ class ModelDrafter(Drafter):
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         """Catch up and take the first step in one forward, further steps on a fork. All lazy."""
+        self._open(asks)
         cache, out = self._run({a.row: self._rows[a.row].take() for a in asks}, "last")
         hidden = out.hidden[self._last_rows.last_indices] if out.hidden.shape[0] > len(asks) else out.hidden
         return self._go_on(cache, asks, out.logits, hidden, sampler, owners)
+
+    def _open(self, asks: Sequence[Ask]) -> None:
+        """Before the logits of a draft."""
+        if self.proposals is not None:
+            self.proposals.open({a.row: a.history for a in asks})
 
     def _go_on(
         self,
@@ -257,7 +289,8 @@ class ModelDrafter(Drafter):
         while logits is not None:
             first = [len(a.history) + depth for a in active]
             positions: Positions = first if shift is None else Shifted(first, *shift)
-            chosen, scores = sampler.draft(logits, [owners[a.row] for a in active], positions)
+            ids = None if self.proposals is None else self.proposals.ids
+            chosen, scores = sampler.draft(logits, [owners[a.row] for a in active], positions, ids)
             sureness = confidence(logits)
             for i, ask in enumerate(active):
                 tokens[ask.row].append(chosen[i : i + 1])

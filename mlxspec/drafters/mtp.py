@@ -22,6 +22,7 @@ from mlxspec.drafters.base import Ask, Draft, Heard, Needs, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
@@ -42,18 +43,20 @@ class Mtp(ModelDrafter):
     needs = Needs(hidden=True)
     skips = 1
 
-    def __init__(self, head: Qwen35Mtp, max_context: int) -> None:
-        super().__init__(max_context)
+    def __init__(self, head: Qwen35Mtp, max_context: int, head_rows: HeadRows | None = None) -> None:
+        """head_rows: rows of the target's language-model head."""
+        super().__init__(max_context, head_rows)
         self._head = head
         self._behind: _Behind | None = None
 
     @property
     def weight_bytes(self) -> int:
-        return bytes_of(self._head)
+        return bytes_of(self._head) + (0 if self.reduced is None else self.reduced.weight_bytes)
 
     @property
     def reads(self) -> Reads:
-        return reads(self._head, head=reads(self._head.target).head)
+        whole = reads(self._head.target).head
+        return reads(self._head, head=whole if self.proposals is None else self.proposals.weight_bytes)
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         behind = self._behind
@@ -82,6 +85,7 @@ class Mtp(ModelDrafter):
         before = {name: cache.lengths[i] for i, name in enumerate(self._order) if name in places}
         unread = unread.select([places[name] for name in before])
         self._behind = _Behind(lengths=before)
+        self._open(asks)
         try:
             logits, hidden = self._run_behind(cache, before, unread)
             shift = unread.num, unread.width
@@ -137,6 +141,8 @@ class Mtp(ModelDrafter):
         cache.commit(num)
         before = np.arange(len(names), dtype=np.int32) * unread.width - 1
         hidden = out.hidden[mx.array(before) + unread.num]
+        if self.proposals is not None:
+            return self.proposals.logits(hidden, list(names)), hidden
         return self._head.head(hidden), hidden
 
     def _make_cache(self, num_rows: int) -> ModelCache:
@@ -152,4 +158,6 @@ class Mtp(ModelDrafter):
     ) -> Output:
         if hidden is None:
             raise ValueError("the MTP head needs the hidden of every token")
-        return self._head.forward(tokens, hidden, rows, cache, logits_at=logits_at)
+        wanted: LogitsAt = logits_at if self.proposals is None else "none"
+        out = self._head.forward(tokens, hidden, rows, cache, logits_at=wanted)
+        return self._own_head(out, rows, logits_at)

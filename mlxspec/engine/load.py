@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.checkpoints.memory import bytes_of
+from mlxspec.checkpoints.proposal_rows import Drafting, choose_rows
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
@@ -41,6 +42,7 @@ from mlxspec.models.assemble import (
 )
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
 from mlxspec.policy.calibrate import allowance, kept_costs
 
@@ -99,7 +101,13 @@ def load(
     started = time.perf_counter()  # whatever had to be downloaded is here
     with device.private_kernels():
         races.prepare()
-        target = assemble_lazily(folder.config(), folder.read, _DTYPES.get(dtype or ""), adapter=adapter)
+        target = assemble_lazily(
+            folder.config(),
+            folder.read,
+            _DTYPES.get(dtype or ""),
+            adapter=adapter,
+            draft_bits=spec.draft_bits,
+        )
         tokenizer = _tokenizer(folder.path, target)
         names = _names(asked, target, beside, tuple(own), is_named=is_named)
         modules: list[nn.Module] = [target.model]
@@ -263,7 +271,7 @@ def _drafter(
     if name.startswith("ngram-"):
         return make_ngram_drafter(name, spec, target.model.vocab_size)
     if name == "mtp":
-        return _mtp(target, beside, _DTYPES.get(dtype or ""), modules, notices)
+        return _mtp(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
     if name == "draft-model" and beside is not None:
         small = assemble_lazily(
             beside.config(), beside.read, _DTYPES.get(dtype or ""), beside=bytes_of(*modules)
@@ -273,13 +281,16 @@ def _drafter(
             tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size
         )
         modules.append(small.model)
-        return DraftModel(small.model, target.model.vocab_size)
+        rows = _head_rows(name, small.model, target, tokenizer, spec, modules, notices)
+        return DraftModel(small.model, target.model.vocab_size, rows)
     raise ConfigError(f"The drafter {name} cannot be made.")
 
 
 def _mtp(
     target: Assembled,
     beside: ModelFolder | None,
+    spec: SpecConfig,
+    tokenizer: Tokenizer,
     dtype: mx.Dtype | None,
     modules: list[nn.Module],
     notices: list[str],
@@ -293,14 +304,36 @@ def _mtp(
         if unknown:
             notices.append(not_read(unknown, "the assistant's config.json"))
         modules.append(assistant)
-        return GemmaAssistant(assistant, model.max_context)
+        rows = _head_rows("mtp", assistant, target, tokenizer, spec, modules, notices)
+        return GemmaAssistant(assistant, model.max_context, rows)
     head = target.mtp
     if beside is not None and (kind == "head" or head is None):
-        head = assemble_head_lazily(beside.read, target, dtype)
+        head = assemble_head_lazily(beside.read, target, dtype, draft_bits=spec.draft_bits)
     if head is None:
         raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
+    if head.bits_at_load is not None:
+        notices.append(
+            f"The MTP head, stored as floats, is kept in {head.bits_at_load} bits beside this quantized model; --draft-bits 16 leaves it."
+        )
     modules.append(head)
-    return Mtp(head, model.max_context)
+    rows = _head_rows("mtp", head, target, tokenizer, spec, modules, notices)
+    return Mtp(head, model.max_context, rows)
+
+
+def _head_rows(
+    name: str,
+    drafting: Drafting,
+    target: Assembled,
+    tokenizer: Tokenizer,
+    spec: SpecConfig,
+    modules: list[nn.Module],
+    notices: list[str],
+) -> HeadRows | None:
+    """The rows of a language-model head that a drafter proposes from, None for all of them; without their weights, as in `_drafter`."""
+    rows, said = choose_rows(name, drafting, target.model, tokenizer, spec.draft_vocab, spec.draft_bits)
+    notices += said
+    modules += [] if rows is None else [rows]
+    return rows
 
 
 def make_ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:

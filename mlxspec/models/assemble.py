@@ -40,6 +40,8 @@ from mlxspec.platform import device
 # Quantized matmul on a CPU is slow at any width, but memory is not endless: float32 bytes, and their part of the memory that is free.
 _DEQUANTIZE_AT_MOST, _FREE_SHARE = 6 << 30, 0.75
 _SAMPLE = 512, 2048  # of a matrix that is timed
+HEAD_GROUP = 64  # of an MTP head that is quantized when it is loaded
+ROUTERS = ("mlp.gate", "shared_expert_gate", "router.proj")  # who decides between experts
 
 HOW_TO_GET_A_HEAD = (
     "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
@@ -87,10 +89,11 @@ def assemble_lazily(
     *,
     beside: int = 0,
     adapter: str | None = None,
+    draft_bits: int = 16,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
-    whose LoRA layers are folded into the weights."""
+    whose LoRA layers are folded into the weights. draft_bits: as SpecConfig has it."""
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
@@ -108,7 +111,9 @@ def assemble_lazily(
     if head and kind.head is not None and refused is None:
         mtp = kind.head(parsed, model)
         mx.eval(mx.random.state)
-        _fill(mtp, head, dtype, "The MTP head", _foreign_format(config))
+        is_packed = bool(_fill(mtp, head, dtype, "The MTP head", _foreign_format(config)))
+        if packed and not is_packed:
+            _pack(mtp, draft_bits)
     for module in (model, mtp):
         if module is not None:
             module.fuse()
@@ -145,9 +150,13 @@ def assemble_head(read: Callable[[], Weights], target: Assembled, dtype: mx.Dtyp
 
 
 def assemble_head_lazily(
-    read: Callable[[], Weights], target: Assembled, dtype: mx.Dtype | None = None
+    read: Callable[[], Weights],
+    target: Assembled,
+    dtype: mx.Dtype | None = None,
+    *,
+    draft_bits: int = 16,
 ) -> Qwen35Mtp:
-    """All of `assemble_head` but the reading of weights."""
+    """All of `assemble_head` but the reading of weights. draft_bits: as SpecConfig has it."""
     if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
     if target.unsupported_head is not None:
@@ -156,7 +165,9 @@ def assemble_head_lazily(
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
     mtp = Qwen35Mtp(target.config, target.model)
-    _fill(mtp, head, dtype, "The MTP head")
+    is_packed = bool(_fill(mtp, head, dtype, "The MTP head"))
+    if not is_packed and any(name.endswith(".scales") for name, _ in tree_flatten(target.model.parameters())):
+        _pack(mtp, draft_bits)
     mtp.fuse()
     return mtp
 
@@ -301,6 +312,18 @@ def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:
         return form | {"global_scale": True} if scaled else form
 
     nn.quantize(module, class_predicate=how)
+
+
+def _pack(mtp: Qwen35Mtp, bits: int) -> None:
+    """Quantize the matrices of a head that was read as floats, before it is fused; routers of experts stay as they are."""
+
+    def is_packable(path: str, part: nn.Module) -> bool:
+        is_matrix = hasattr(part, "to_quantized") and not path.endswith(ROUTERS)
+        return is_matrix and part.weight.shape[-1] % HEAD_GROUP == 0
+
+    if bits < 16:
+        nn.quantize(mtp, HEAD_GROUP, bits, class_predicate=is_packable)
+        mtp.bits_at_load = bits
 
 
 def _dtype(x: mx.array) -> str:

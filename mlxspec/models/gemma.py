@@ -91,8 +91,8 @@ class Gemma(TextModel):
         x = super().embed(tokens)
         return x * mx.array(self.config.embed_scale, x.dtype)
 
-    def head(self, hidden: mx.array) -> mx.array:
-        logits, cap = super().head(hidden), self.config.softcap
+    def capped(self, logits: mx.array) -> mx.array:
+        cap = self.config.softcap
         return logits if cap is None else mx.tanh(logits / cap) * cap
 
     def forward(

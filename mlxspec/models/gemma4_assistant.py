@@ -158,9 +158,11 @@ class Gemma4Assistant(nn.Module):
         hidden: mx.array,
         positions: Sequence[int],
         views: Mapping[bool, Sequence[View]],
+        *,
+        head: Callable[[mx.array], mx.array] | None = None,
     ) -> Output:
         """tokens (B,) int32, hidden (B, target's H), one position and one view a row -> logits (B, V) and the next
-        hidden (B, target's H)."""
+        hidden (B, target's H). head: (B, H) to the logits that are wanted, in place of the assistant's own head."""
         c, rows, num_cold = self._config.text, FlatRows((1,) * tokens.shape[0]), self._runners.num_cold
         where = mx.array(np.asarray(positions, np.int32))
         angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
@@ -171,7 +173,9 @@ class Gemma4Assistant(nn.Module):
             seen = views[shape.window is not None]
             attended = attend_rows(queries, seen, rows, c.scale, None)
         x, hidden = self._runner(len(c.layers), rows)(x, attended)
-        return Output(logits=self._head(x), hidden=hidden, is_warm=self._runners.num_cold == num_cold)
+        return Output(
+            logits=(head or self._head)(x), hidden=hidden, is_warm=self._runners.num_cold == num_cold
+        )
 
     def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -195,6 +199,15 @@ class Gemma4Assistant(nn.Module):
         """Share of the vocabulary that the head gives scores of its own."""
         c = self._config
         return c.num_chosen / c.num_centroids if "masked_embedding" in self else 1.0
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.text.vocab_size
+
+    @property
+    def head_module(self) -> nn.Module | None:
+        """What holds the weight of the head; None where only clusters of it are read anyway."""
+        return None if "masked_embedding" in self else self.model.embed_tokens
 
     def _head(self, x: mx.array) -> mx.array:
         """(B, H) -> (B, V). Tokens of clusters that are not looked at are one unit below the least likely of those that are."""

@@ -89,6 +89,16 @@ class FusedLinear(nn.Module):
         every, same = self._all
         return mx.gather_mm(x, self.panels, lhs_indices=same, rhs_indices=every)
 
+    def rows(self, ids: mx.array) -> nn.Module:
+        """A linear module of the outputs `ids` (R,) alone, in the form in which this one keeps its weight. Only of a module made from one
+        part."""
+        if "panels" in self:
+            return _linear(self.panels[ids // PANEL, :, ids % PANEL])
+        if "weight" in self:
+            return _linear(self.weight[ids])
+        (part,) = self.parts
+        return head_rows(part, ids)
+
     @property
     def quantized(self) -> list[QuantizedWeight]:
         """The weights that `qmv_rows` multiplies with."""
@@ -172,6 +182,41 @@ def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
         if found.get(name) is not None:
             rows = found[name]
             found[name] = rows.reshape(*shape, rows.shape[-1])[places].reshape(-1, rows.shape[-1])
+    return found
+
+
+def head_rows(head: nn.Module, ids: mx.array) -> nn.Module:
+    """A linear module of the rows `ids` (R,) of a language-model head, lazily. head: linear, fused, or an embedding that is used as one.
+    Quantized rows stay as they are packed, with their scales."""
+    if isinstance(head, FusedLinear):
+        return head.rows(ids)
+    if "scales" not in head:
+        return _linear(head.weight[ids])
+    parts = head.weight[ids], head.scales[ids], None if head.get("biases") is None else head.biases[ids]
+    return quantized_linear(*parts, group_size=head.group_size, bits=head.bits, mode=head.mode)
+
+
+def quantized_linear(
+    weight: mx.array, scales: mx.array, biases: mx.array | None, *, group_size: int, bits: int, mode: str
+) -> nn.QuantizedLinear:
+    """Of a packed weight. Unlike the class's own way of making one it draws no numbers, which would leave a key of MLX's random state behind
+    for each."""
+    found: nn.QuantizedLinear = _bare(nn.QuantizedLinear)
+    found.group_size, found.bits, found.mode = group_size, bits, mode
+    found.weight, found.scales, found.biases = weight, scales, biases
+    return found
+
+
+def _linear(weight: mx.array) -> nn.Linear:
+    found: nn.Linear = _bare(nn.Linear)
+    found.weight = weight
+    return found
+
+
+def _bare(kind: type[nn.Module]) -> Any:
+    """A module of that class without parameters."""
+    found = kind.__new__(kind)
+    nn.Module.__init__(found)
     return found
 
 

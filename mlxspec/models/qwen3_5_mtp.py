@@ -29,7 +29,8 @@ _OF_THE_HEAD = 30  # kernels that Metal launches for a token, for `device.start`
 
 
 class Qwen35Mtp(nn.Module):
-    """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w)."""
+    """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w). bits_at_load: to how many bits
+    its matrices were quantized when it was loaded, None where they are as stored."""
 
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__()
@@ -43,6 +44,7 @@ class Qwen35Mtp(nn.Module):
         self.layers = [Qwen35DecoderLayer(config, linear=False)]
         self.norm = nn.RMSNorm(config.hidden_size)
         self._runners = Runners()
+        self.bits_at_load: int | None = None
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""

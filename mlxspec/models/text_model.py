@@ -75,8 +75,17 @@ class TextModel(nn.Module):
     def head(self, hidden: mx.array) -> mx.array:
         """(N, H) behind the final norm -> logits (N, V)"""
         if "lm_head" in self.language_model:
-            return self.language_model.lm_head(hidden)
-        return project(self.language_model.model.embed_tokens, hidden)
+            return self.capped(self.language_model.lm_head(hidden))
+        return self.capped(project(self.language_model.model.embed_tokens, hidden))
+
+    @property
+    def head_module(self) -> nn.Module:
+        """What holds the weight of `head`: a linear module, or the embedding."""
+        return self.language_model.get("lm_head", self.language_model.model.embed_tokens)
+
+    def capped(self, logits: mx.array) -> mx.array:
+        """Logits as the model means them, from products with rows of its head."""
+        return logits
 
     def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
         if logits_at == "none":

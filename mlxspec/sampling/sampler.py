@@ -154,10 +154,12 @@ class BatchSampler:
         owners: Sequence[int],
         drafts: mx.array | None = None,
         masks: Sequence[Bits | None] | None = None,
+        ids: mx.array | None = None,
     ) -> mx.array:
-        """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1)."""
+        """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1). ids (R,): logits and
+        scores are (N, R), of these tokens."""
         used = _Used(self.rows, owners)
-        logits = self._processed(logits, owners, drafts, masks)
+        logits = self._processed(logits, owners, drafts, masks, ids)
         return _truncate(logits, _temper(logits.astype(mx.float32), used), used)
 
     def choose(
@@ -166,29 +168,40 @@ class BatchSampler:
         owners: Sequence[int],
         positions: Positions,
         stream: NoiseStream = NoiseStream.TARGET,
+        ids: mx.array | None = None,
     ) -> mx.array:
-        """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows."""
+        """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows. ids (R,): scores are (N, R), of
+        these tokens, each of which has the noise that it has among all."""
         used = [self.rows[o] for o in owners]
         noise = gumbel([r.seed for r in used], positions, self.vocab_size, stream)
+        if ids is not None:
+            noise = noise[:, ids]
         if any(r.is_greedy for r in used):
             noise = mx.where(_column([r.is_greedy for r in used]), 0.0, noise)
-        return mx.argmax(scores + noise, axis=-1).astype(mx.int32)
+        return _likeliest(scores + noise, ids)
 
-    def draft(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> Drawn:
-        """What drafters take: each row's way of drafting, and the distribution drawn from where acceptance needs it."""
+    def draft(
+        self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
+    ) -> Drawn:
+        """What drafters take: each row's way of drafting, and the distribution drawn from where acceptance needs it.
+
+        ids (R,) int32, different ones: of which tokens logits (N, R) tell; all others are impossible. None: of all V. Each token keeps the
+        noise, the penalties and the bias that it has among all V, and scores are (N, V) in any case: so this is what `spread` logits give.
+        """
         used = [self.rows[o] for o in owners]
         ways = {r.drafts_by for r in used if not r.is_greedy}
         if ways <= {"argmax"}:
-            return Drawn(mx.argmax(self._processed(logits, owners), axis=-1).astype(mx.int32), None)
-        scores = self.scores(logits, owners)
-        tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
+            return Drawn(_likeliest(self._processed(logits, owners, ids=ids), ids), None)
+        scores = self.scores(logits, owners, ids=ids)
+        tokens = _likeliest(scores, ids)
         for way, stream in (("shared", NoiseStream.TARGET), ("independent", NoiseStream.DRAFT)):
             if way in ways:
-                drawn = self.choose(scores, owners, positions, stream)
+                drawn = self.choose(scores, owners, positions, stream, ids)
                 mine = mx.array([r.drafts_by == way for r in used])
                 tokens = drawn if len(ways) == 1 else mx.where(mine, drawn, tokens)
-        wanted = any(r.keeps_drafts and r.drafts_by != "argmax" for r in used)
-        return Drawn(tokens, scores if wanted else None)
+        if not any(r.keeps_drafts and r.drafts_by != "argmax" for r in used):
+            return Drawn(tokens, None)
+        return Drawn(tokens, scores if ids is None else spread(scores, ids, self.vocab_size))
 
     @property
     def needs_drafts(self) -> bool:
@@ -204,11 +217,13 @@ class BatchSampler:
         owners: Sequence[int],
         drafts: mx.array | None = None,
         masks: Sequence[Bits | None] | None = None,
+        ids: mx.array | None = None,
     ) -> mx.array:
-        """Logits with penalties, bias and what is forbidden; the very ones given where a request has none of it."""
+        """Logits with penalties, bias and what is forbidden; the very ones given where a request has none of it. ids: as in `scores`;
+        drafts and masks are of all tokens, so they do not go with it."""
         used = _Used(self.rows, owners)
         if not all(r.is_plain for r in used.rows):
-            logits = _penalize(logits.astype(mx.float32), used, drafts)
+            logits = _penalize(logits.astype(mx.float32), used, drafts, ids)
         if masks is not None and any(m is not None for m in masks):
             logits = mx.where(allowed(masks, self.vocab_size), logits, -mx.inf)
         return logits
@@ -247,6 +262,12 @@ def confidence(logits: mx.array) -> mx.array:
     return mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
 
 
+def spread(logits: mx.array, ids: mx.array, vocab_size: int) -> mx.array:
+    """Logits or scores (N, R) of the tokens ids (R,) as those of all, (N, V): -inf for all others."""
+    everything = mx.full((logits.shape[0], vocab_size), -mx.inf, logits.dtype)
+    return mx.put_along_axis(everything, mx.broadcast_to(ids[None], logits.shape), logits, axis=-1)
+
+
 def allowed(masks: Sequence[Bits | None], vocab_size: int) -> mx.array:
     """(N, V) bool."""
     everything = np.full(num_words(vocab_size), 0xFFFFFFFF, np.uint32)
@@ -257,13 +278,26 @@ def _column(values: Sequence[bool]) -> mx.array:
     return mx.array(list(values))[:, None]
 
 
-def _penalize(logits: mx.array, used: _Used, drafts: mx.array | None) -> mx.array:
+def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:
+    """(N,) int32 tokens; scores (N, R) of the tokens ids (R,), or (N, V)."""
+    places = mx.argmax(scores, axis=-1)
+    return places.astype(mx.int32) if ids is None else ids[places]
+
+
+def _penalize(
+    logits: mx.array, used: _Used, drafts: mx.array | None, ids: mx.array | None = None
+) -> mx.array:
     vocab = logits.shape[1]
+
+    def of_ids(values: mx.array) -> mx.array:
+        return values if ids is None else values[ids]
+
     if any(r.counts is not None for r in used.rows):
         zero, nothing = mx.zeros((vocab,)), mx.zeros((vocab,), mx.bool_)
-        counts = used.table(lambda r: zero if r.counts is None else r.counts)
+        counts = used.table(lambda r: zero if r.counts is None else of_ids(r.counts))
         counts = counts if drafts is None else counts + drafts
-        seen = used.table(lambda r: nothing if r.prompt_seen is None else r.prompt_seen) | (counts > 0)
+        seen = used.table(lambda r: nothing if r.prompt_seen is None else of_ids(r.prompt_seen))
+        seen = seen | (counts > 0)
         repetition = used.column(lambda r: float(r.params.repetition_penalty))
         penalized = mx.where(logits > 0, logits / repetition, logits * repetition)
         logits = mx.where(seen, penalized, logits)
@@ -272,7 +306,7 @@ def _penalize(logits: mx.array, used: _Used, drafts: mx.array | None) -> mx.arra
         logits = logits - presence * (counts > 0) - frequency * counts
     if any(r.bias is not None for r in used.rows):
         none = mx.zeros((vocab,))
-        logits = logits + used.table(lambda r: none if r.bias is None else r.bias)
+        logits = logits + used.table(lambda r: none if r.bias is None else of_ids(r.bias))
     return logits
 
 

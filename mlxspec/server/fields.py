@@ -108,6 +108,8 @@ REFUSED: dict[str, Refused] = {
     "speculative.ngram_min_hits": Refused(why=_AT_START),
     "ngram_dynamic": Refused(why=_AT_START),
     "ngram_static": Refused(why=_AT_START),
+    "draft_vocab": Refused(why=_AT_START),
+    "draft_bits": Refused(why=_AT_START),
     # vLLM
     "add_special_tokens": Refused(why="the chat template writes them", neutral=(False,)),
     "allowed_token_ids": Refused(why="use a grammar", neutral=_OFF),

@@ -73,6 +73,7 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SpecConfig, "draft_sampling"): lambda v: v is None,
     (SpecConfig, "ngram_dynamic"): lambda v: v in (None, "12"),
     (SpecConfig, "ngram_static"): lambda v: v in (None, "12"),
+    (SpecConfig, "draft_vocab"): lambda v: v is None or (type(v) is int and v == 0),
     (EngineConfig, "max_context"): lambda v: v is None,
     (EngineConfig, "num_states"): lambda v: v is None,
     (EngineConfig, "exact"): lambda v: v is True,

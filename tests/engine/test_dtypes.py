@@ -27,6 +27,7 @@ from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.probe import probe
+from mlxspec.models.head_rows import HeadRows
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import PLAIN, prompts, same, spec
@@ -49,6 +50,10 @@ REQUESTS: tuple[dict, ...] = (
     {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.15, "logit_bias": {5: 4.0}},
 )
 NUM_ROWS = len(REQUESTS)
+LISTED = range(
+    30, 70
+)  # ids that models propose, besides those of the text, where they read only some rows of the head
+LISTING = [("mtp",), ("draft-model",), DRAFTERS[-1]]
 FAST = {  # (form, drafters, policy) in the fast tier
     ("bfloat16", ("mtp",), "p_min"),
     ("bfloat16", DRAFTERS[-1], "auto"),
@@ -56,6 +61,12 @@ FAST = {  # (form, drafters, policy) in the fast tier
     ("bfloat16", ("mtp",), "rejection"),
     ("float16", ("mtp",), "deep"),
     ("4bit", ("mtp",), "p_min"),
+}
+FAST_LISTING = {
+    ("bfloat16", ("mtp",), "fixed"),
+    ("bfloat16", ("mtp",), "rejection"),
+    ("bfloat16", ("draft-model",), "p_min"),
+    ("4bit", DRAFTERS[-1], "auto"),
 }
 
 
@@ -82,11 +93,12 @@ class Own(equality.Oracle):
 
 
 @cache
-def engine(form: str, rollback: str = "tape", *, exact: bool = False) -> Engine:
-    model, own = tiny_models.target(form), Own(form)
+def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: bool = False) -> Engine:
+    """lists: drafters that run a model propose from the rows LISTED of their head; rows of floats are kept in 4 bits."""
+    model, small, own = tiny_models.target(form), tiny_models.echo(form=form), Own(form)
     drafters = [
-        Mtp(tiny_models.mtp_head(form), model.max_context),
-        DraftModel(tiny_models.echo(form=form), model.vocab_size),
+        Mtp(tiny_models.mtp_head(form), model.max_context, _rows(model) if lists else None),
+        DraftModel(small, model.vocab_size, _rows(small) if lists else None),
         NgramSimple(3, 12),
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
@@ -97,6 +109,10 @@ def engine(form: str, rollback: str = "tape", *, exact: bool = False) -> Engine:
     made = equality.engine(drafters, form, rollback=rollback, exact=exact, prefix_budget=0)
     own.learn([[*p, *r.tokens] for p, r in zip(requests()[0], plain(form), strict=True)])
     return made
+
+
+def _rows(model: tiny_models.Qwen35) -> HeadRows:
+    return HeadRows(model.head_module, LISTED, model.vocab_size, bits=4, capped=model.capped)
 
 
 @cache
@@ -130,8 +146,8 @@ def drafting(names: tuple[str, ...], policy: str) -> SpecConfig:
     return spec(*names, **{"ngram_n": 2, "ngram_mod_n": 4, **POLICIES[policy]})
 
 
-def marked(form: str, names: tuple[str, ...], policy: str):
-    fast = (form, names, policy) in FAST
+def marked(form: str, names: tuple[str, ...], policy: str, among: set = FAST):
+    fast = (form, names, policy) in among
     return pytest.param(
         form, names, policy, id=f"{form}-{'+'.join(names)}-{policy}", marks=[] if fast else [pytest.mark.slow]
     )
@@ -152,6 +168,40 @@ def test_drafted_text_is_plain_text(form: str, names: tuple[str, ...], policy: s
     if policy in ("fixed", "deep") and names[-1] in (*MODELS, "own"):
         did = [d for r in alone for d in r.stats.drafters.values()]
         assert sum(d.num_accepted for d in did) > 0  # else equal texts prove little
+
+
+@pytest.mark.parametrize(
+    ("form", "names", "policy"),
+    [marked(f, n, p, FAST_LISTING) for f in FORMS for n in LISTING for p in POLICIES],
+)
+def test_texts_are_the_same_where_models_propose_from_some_rows(
+    form: str, names: tuple[str, ...], policy: str
+) -> None:
+    made, asked = engine(form, lists=True), drafting(names, policy)
+    what, rejects = f"{'+'.join(names)}, {policy}, some rows", policy == "rejection"
+    some, params = requests()
+    check(form, made.generate(some, params, spec=asked), f"{what}, rows together", rejects=rejects)
+    alone = [made.generate(p, s, spec=asked) for p, s in zip(some, params, strict=True)]
+    check(form, alone, f"{what}, alone", rejects=rejects)
+    if policy in ("fixed", "deep"):
+        did = [r.stats.drafters[n] for r in alone for n in names if n in MODELS and n in r.stats.drafters]
+        assert 0 < sum(d.num_accepted for d in did) < sum(d.num_drafted for d in did)
+
+
+@pytest.mark.parametrize(
+    "form", [pytest.param(f, marks=[] if f == "4bit" else [pytest.mark.slow]) for f in FORMS]
+)
+def test_a_grammar_where_models_propose_from_some_rows(form: str) -> None:
+    made, prompt = engine(form, lists=True), requests()[0][1]
+    for asked in (
+        {"regex": "[a-f]{3,20}(x|yz)*", "temperature": 0.8},
+        {"bad_words": ("a",), "ignore_eos": True},
+    ):
+        params = SamplingParams(max_tokens=16, seed=3, **asked)
+        wanted = made.generate(prompt, params, spec=PLAIN)
+        got = made.generate(prompt, params, spec=spec(*MODELS, p_min=0.2))
+        assert not got.stats.notices
+        assert (got.tokens, got.text) == (wanted.tokens, wanted.text), f"{form}, {list(asked)}"
 
 
 @pytest.mark.parametrize("rollback", ["snapshots", "checkpoint"])

@@ -19,7 +19,7 @@ from mlxspec.sampling import bits
 from mlxspec.sampling.acceptance import DraftOutline, Limits, submit_for_match, submit_for_rejection
 from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
 from mlxspec.sampling.rejection import reject
-from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence
+from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence, spread
 from tests.sampling.test_sampler import probabilities
 
 VOCAB, LENGTH, START, STRIDE = 16, 3, 0, 64
@@ -33,11 +33,13 @@ class Fault(Enum):
     TRIMMED = "forbidden tokens are taken off the draft beforehand"
     SHORT_DROPPED = "drafts that came out short are dropped"
     SHARED_NOISE = "drafts are drawn with the target's own noise"
+    WHOLE_SCORES = "drafts are held against the distribution over all tokens, though only some could be drawn"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way of decoding. ngram: rows whose last token is even get two certain tokens, others ask the model: a chain."""
+    """One way of decoding. listed: tokens that the model may propose, () for all. ngram: rows whose last token is even get two certain
+    tokens, others ask the model: a chain."""
 
     rule: str = "rejection"
     depth: int = 2
@@ -45,6 +47,7 @@ class Setting:
     p_min: float = 0.0
     n_min: int = 0
     grammar: bool = False
+    listed: tuple[int, ...] = ()
     ngram: bool = False
     drafts_by: str = "independent"
     fault: Fault | None = None
@@ -93,7 +96,7 @@ class Simulation:
 
     def __init__(self, world: World, setting: Setting) -> None:
         self.world, self.setting = world, setting
-        row = RowSampler(params_of(setting), [START], VOCAB, drafts_by=setting.drafts_by)
+        row = RowSampler(params_of(setting), [START], VOCAB, drafts_by=setting.drafts_by, keeps_drafts=True)
         self.sampler, self.row = BatchSampler([row], VOCAB), row
         self.target, self.draft = mx.array(world.target), mx.array(world.draft)
         self.allowed = [bits.only(np.flatnonzero(a), VOCAB) for a in world.allowed]
@@ -165,17 +168,26 @@ class Simulation:
             else NoiseStream.DRAFT
         )
         before = last
+        zeros, listed = [0] * len(rows), mx.array(np.asarray(s.listed, np.int32))
         for i in range(depth):
             logits = self.draft[mx.array(before)]
-            q = self.sampler.scores(logits, [0] * len(rows), counts)
             positions = rows * STRIDE + self.length[rows] + i
-            drawn = mx.argmax(q, axis=-1) if s.drafts_by == "argmax" else None
-            before = np.asarray(
-                self.sampler.choose(q, [0] * len(rows), positions, way) if drawn is None else drawn
-            )
+            if s.listed:
+                of_some = logits[:, listed]
+                drawn, q = self.sampler.draft(of_some, zeros, positions, listed)
+                if s.fault is Fault.WHOLE_SCORES:
+                    q = self.sampler.scores(logits, zeros)
+                logits = spread(of_some, listed, VOCAB)
+                q = logits if q is None else q
+                tops.append(np.asarray(confidence(of_some)))
+            else:
+                q = self.sampler.scores(logits, zeros, counts)
+                argmax = s.drafts_by == "argmax"
+                drawn = mx.argmax(q, axis=-1) if argmax else self.sampler.choose(q, zeros, positions, way)
+                tops.append(np.asarray(confidence(logits)))
+            before = np.asarray(drawn)
             tokens[:, i] = before
             scores.append(q)
-            tops.append(np.asarray(confidence(logits)))
             chances.append(
                 np.exp(np.asarray(logits - mx.logsumexp(logits, axis=-1, keepdims=True)))[
                     np.arange(len(rows)), before

@@ -13,6 +13,7 @@ from tests.speculation.simulate import Fault, Setting, Simulation, World, p_valu
 SMALLEST = 1e-4
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4}
 ALL_PARAMS = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 1.0}, **PENALTIES}
+LISTED = (0, 2, 3, 5, 8, 11, 12, 15)  # of 16 tokens
 CASES = {
     "plain": Setting(),
     "temperature": Setting(params={"temperature": 0.7}),
@@ -24,6 +25,10 @@ CASES = {
     "chain": Setting(ngram=True),
     "argmax": Setting(drafts_by="argmax"),
     "everything": Setting(params=ALL_PARAMS, p_min=0.2, grammar=True, ngram=True),
+    "listed": Setting(listed=LISTED),
+    "listed, p_min and top-p": Setting(listed=LISTED, p_min=0.3, params={"top_p": 0.9}),
+    "listed, grammar": Setting(listed=LISTED, grammar=True),
+    "match, listed": Setting(rule="match", drafts_by="shared", listed=LISTED),
     "match": Setting(rule="match", drafts_by="shared"),
     "match, independent drafts": Setting(rule="match"),
     "match, argmax drafts": Setting(rule="match", drafts_by="argmax", params={"temperature": 0.7}),
@@ -37,6 +42,7 @@ DEEP = {
     "plain": Setting(depth=3),
     "p_min": Setting(depth=3, p_min=0.25),
     "grammar": Setting(depth=3, grammar=True),
+    "listed": Setting(depth=3, listed=LISTED),
 }
 FAULTS = {
     Fault.ONE_UNIFORM: "plain",
@@ -44,6 +50,7 @@ FAULTS = {
     Fault.TRIMMED: "grammar",
     Fault.SHORT_DROPPED: "p_min",
     Fault.SHARED_NOISE: "plain",
+    Fault.WHOLE_SCORES: "listed",
 }
 
 

@@ -1,0 +1,129 @@
+"""Over how many tokens a model's drafters propose, and the rows of a head that this takes. Knows bytes and modules; reads no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlxspec.checkpoints.memory import bytes_of
+from mlxspec.loading.progress import amount
+from mlxspec.loading.row_lists import most_frequent
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.gemma4_assistant import Gemma4Assistant
+from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.reads import Reads, reads
+from mlxspec.models.text_model import TextModel
+
+DEFAULT_ROWS = 32_768
+LEAST_VOCABULARY = 100_000  # tokens; smaller ones are proposed from whole
+LEAST_SHARE = 0.3  # of the bytes that a drafted token reads, which the head must be
+_SOURCES = {
+    "own texts": "counted from your own texts",
+    "package": "counted for this vocabulary",
+    "merges": "taken in the order of the tokenizer's merges",
+}
+Drafting = Qwen35Mtp | Gemma4Assistant | TextModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposing:
+    """What a drafted token reads, in bytes: with the whole head, and with rows of it. num_rows 0: all are read. row_bytes: of the rows,
+    which are kept beside the head."""
+
+    num_rows: int
+    vocab_size: int
+    whole: int
+    reduced: int
+    row_bytes: int
+
+    @property
+    def sentence(self) -> str:
+        """Without a full stop."""
+        if not self.num_rows:
+            return f"proposes over all {self.vocab_size} tokens; a drafted token reads {amount(self.whole)}"
+        return (
+            f"proposes over {self.num_rows} of {self.vocab_size} tokens and those of the text; a drafted token reads "
+            f"{amount(self.reduced)} instead of {amount(self.whole)}"
+        )
+
+
+def whole_reads(drafter: Drafting) -> Reads:
+    """What a drafted token reads with the whole head."""
+    if isinstance(drafter, Qwen35Mtp):
+        return reads(drafter, head=reads(drafter.target).head)
+    return reads(drafter)
+
+
+def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
+    """How many rows are read, 0 for all. asked: as SpecConfig.draft_vocab."""
+    if asked is not None:
+        return 0 if asked >= vocab_size else asked
+    if vocab_size < LEAST_VOCABULARY or whole.head < LEAST_SHARE * whole.bytes():
+        return 0
+    return DEFAULT_ROWS
+
+
+def rows_of(
+    drafter: Drafting, target: nn.Module, ids: np.ndarray, draft_bits: int, vocab_size: int | None = None
+) -> HeadRows | None:
+    """Rows of the head that `drafter` proposes with, lazily; None where it scores clusters of tokens instead. vocab_size: of the ids that
+    may be proposed, None for the head's."""
+    bits = draft_bits if draft_bits < 16 and is_packed(target) else None
+    owner = drafter.target if isinstance(drafter, Qwen35Mtp) else drafter
+    head = owner.head_module
+    if head is None:
+        return None
+    if isinstance(owner, Gemma4Assistant):
+        return HeadRows(head, ids, vocab_size or owner.vocab_size, bits=bits)
+    return HeadRows(head, ids, vocab_size or owner.vocab_size, bits=bits, capped=owner.capped)
+
+
+def proposing(drafter: Drafting, target: nn.Module, asked: int | None, draft_bits: int) -> Proposing | None:
+    """What a drafted token would read; None where the drafter scores clusters of tokens."""
+    whole = whole_reads(drafter)
+    vocab_size = drafter.target.vocab_size if isinstance(drafter, Qwen35Mtp) else drafter.vocab_size
+    num = num_rows(asked, vocab_size, whole)
+    made = rows_of(drafter, target, np.arange(num or 1), draft_bits)
+    if made is None:
+        return None
+    every, rows = int(whole.bytes()), bytes_of(made) if num else 0
+    return Proposing(
+        num_rows=num,
+        vocab_size=vocab_size,
+        whole=every,
+        reduced=every - whole.head + rows if num else every,
+        row_bytes=rows,
+    )
+
+
+def choose_rows(
+    name: str,
+    drafter: Drafting,
+    target: TextModel,
+    tokenizer: Tokenizer,
+    asked: int | None,
+    draft_bits: int,
+) -> tuple[HeadRows | None, list[str]]:
+    """The rows that drafter `name` proposes from, None for all; and what a person should know of it, in whole sentences."""
+    found = proposing(drafter, target, asked, draft_bits)
+    if found is None:
+        unused = "--draft-vocab is not used: the assistant scores clusters of tokens, not all of them."
+        return None, [unused] if asked else []
+    if not found.num_rows:
+        return None, []
+    vocab_size = min(found.vocab_size, target.vocab_size)
+    listed = most_frequent(tokenizer, vocab_size, found.num_rows)
+    made = rows_of(drafter, target, listed.ids, draft_bits, vocab_size)
+    found = replace(found, num_rows=len(listed.ids))
+    return made, [
+        f"The drafter {name} {found.sentence} ({_SOURCES[listed.source]}); --draft-vocab 0 takes all."
+    ]
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether matrices of a model are quantized in memory."""
+    return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))

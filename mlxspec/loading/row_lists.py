@@ -1,0 +1,111 @@
+"""Lists of a vocabulary's most frequent tokens: those that come with the package, those counted from the user's own texts, and where there
+is neither, the order of the tokenizer's merges.
+
+A list belongs to a vocabulary, which is known by a digest of a sample of its spellings, and holds ids by falling frequency. A list that
+does not fit costs acceptance and nothing else, so nothing here has to be exact. Knows tokenizers and files; knows no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.platform import folders
+
+Source = Literal["own texts", "package", "merges"]
+_SAMPLED = 509  # every so-manieth ordinary token is part of the digest
+_FORMAT = 1
+_MOST = 1 << 20  # ids of a list
+_PACKAGED = Path(__file__).resolve().parent / "row_lists"
+
+
+class RowList(NamedTuple):
+    """ids by falling frequency. source: where they are from; the ids of the package's and of own texts go on in the order of merges."""
+
+    ids: np.ndarray
+    source: Source
+
+
+def digest(tokenizer: Tokenizer) -> str:
+    """What tells vocabularies apart: 32 hexadecimal digits."""
+    some = [tokenizer.token_text(i) for i in range(0, tokenizer.num_ordinary, _SAMPLED)]
+    described = json.dumps([tokenizer.num_ordinary, some])
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
+
+
+def most_frequent(tokenizer: Tokenizer, num_rows: int, num: int) -> RowList:
+    """`num` different ids (all, if there are no more) of a model with `num_rows` rows: all added tokens, then the most frequent ones.
+
+    Added tokens are those that are found as they are spelled: special ones, and the tags of calls and of thinking.
+    """
+    ids, source = _listed(digest(tokenizer))
+    added = [i for i in tokenizer.added_tokens() if i < num_rows]
+    # a vocabulary's merges come in the order in which its makers' texts needed them
+    whole = np.concatenate(
+        [np.asarray(added, np.int64), ids, np.arange(min(tokenizer.num_ordinary, num_rows))]
+    )
+    whole = whole[(whole >= 0) & (whole < num_rows)]
+    _, first = np.unique(whole, return_index=True)
+    return RowList(whole[np.sort(first)][: max(num, len(added))].astype(np.int32), source)
+
+
+def count(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
+    """(ids,) int64: how often each id stands in the texts."""
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for text in texts:
+        found = tokenizer.encode(text, special=False)
+        counts += np.bincount(np.asarray(found, np.int64), minlength=len(counts))
+    return counts
+
+
+def by_frequency(counts: np.ndarray, most: int) -> np.ndarray:
+    """Up to `most` ids that were counted at all, the most frequent first; of equally frequent ones the lowest id first."""
+    order = np.argsort(-counts, kind="stable")
+    return order[: min(most, int((counts > 0).sum()))]
+
+
+def own_path(tokenizer: Tokenizer) -> Path:
+    """Where the list counted from the user's own texts is kept, in the cache folder."""
+    return folders.private_folder("tokens")[0] / f"{digest(tokenizer)}.ids"
+
+
+def write(path: Path, tokenizer: Tokenizer, ids: np.ndarray) -> None:
+    """Whole or not at all. Raises OSError."""
+    header = json.dumps({"format": _FORMAT, "vocabulary": digest(tokenizer), "num": len(ids)})
+    data = header.encode() + b"\n" + zlib.compress(ids.astype("<u4").tobytes(), 9)
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_bytes(data)
+    partial.replace(path)
+
+
+def read(path: Path) -> tuple[str, np.ndarray]:
+    """The digest of its vocabulary, and its ids. Raises OSError and ValueError."""
+    header, _, data = path.read_bytes().partition(b"\n")
+    found = json.loads(header)
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise ValueError("it is no list of tokens")
+    unpacked = zlib.decompressobj()
+    ids = np.frombuffer(unpacked.decompress(data, 4 * _MOST), "<u4").astype(np.int64)
+    if len(ids) != found.get("num") or len(np.unique(ids)) != len(ids):
+        raise ValueError("it is damaged")
+    return str(found.get("vocabulary")), ids
+
+
+def _listed(vocabulary: str) -> tuple[np.ndarray, Source]:
+    own = folders.private_folder("tokens")[0] / f"{vocabulary}.ids"
+    named: list[tuple[Path, Source]] = [(own, "own texts")]
+    named += [(path, "package") for path in sorted(_PACKAGED.glob("*.ids"))]
+    for path, source in named:
+        with suppress(OSError, ValueError, zlib.error):
+            found, ids = read(path)
+            if found == vocabulary:
+                return ids, source
+    return np.zeros(0, np.int64), "merges"

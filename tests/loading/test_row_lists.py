@@ -1,0 +1,94 @@
+"""Lists of frequent tokens: counted, written, read, found by vocabulary; whatever is wrong with a file, there is a list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxspec.loading import row_lists
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.platform.resources import demo_folder
+from tests import tiny_models
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+
+
+def demo() -> Tokenizer:
+    return Tokenizer.from_folder(demo_folder("target"))
+
+
+def test_counting() -> None:
+    tokenizer = tiny_models.tokenizer()
+    counts = row_lists.count(tokenizer, ["abba", "b"])
+    a, b = tokenizer.encode("ab", special=False)
+    assert (counts[a], counts[b], counts.sum()) == (2, 3, 5)
+    assert row_lists.by_frequency(counts, 10).tolist() == [b, a]
+    assert row_lists.by_frequency(counts, 1).tolist() == [b]
+
+
+def test_without_a_list_there_is_the_order_of_merges_and_every_added_token() -> None:
+    tokenizer = demo()
+    added = sorted(tokenizer.added_tokens())
+    found = row_lists.most_frequent(tokenizer, 2048, 256)
+    assert found.source == "merges"
+    assert found.ids.tolist()[: len(added)] == added
+    rest = [i for i in range(2048) if i not in added]
+    assert found.ids.tolist()[len(added) :] == rest[: 256 - len(added)]
+    assert len(row_lists.most_frequent(tokenizer, 2048, 10**6).ids) == 2048
+    few = row_lists.most_frequent(tokenizer, 2048, 1).ids
+    assert set(added) <= set(few.tolist())  # never without them
+    assert max(row_lists.most_frequent(tokenizer, 100, 64).ids) < 100  # nor beyond the model's rows
+
+
+def test_own_texts_come_first() -> None:
+    tokenizer = demo()
+    ids = np.asarray([1900, 1000, 1800])
+    row_lists.write(row_lists.own_path(tokenizer), tokenizer, ids)
+    found, num_added = row_lists.most_frequent(tokenizer, 2048, 300), len(tokenizer.added_tokens())
+    assert found.source == "own texts"
+    assert [i for i in found.ids.tolist() if i in (1000, 1800, 1900)] == [1900, 1000, 1800]
+    assert found.ids.tolist()[num_added : num_added + 3] == [1900, 1000, 1800]
+    assert len(found.ids) == len(set(found.ids.tolist())) == 300
+    # of another vocabulary
+    assert row_lists.most_frequent(tiny_models.tokenizer(), 96, 8).source == "merges"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}\n",
+        b"[]\nx",
+        b'{"format": 1, "num": 2}\nnot deflated',
+        b'{"format": 9, "num": 0}\n',
+        b"\xff\xfe\n",
+    ],
+)
+def test_a_damaged_file_is_passed_over(data: bytes) -> None:
+    tokenizer = demo()
+    path = row_lists.own_path(tokenizer)
+    path.write_bytes(data)
+    assert row_lists.most_frequent(tokenizer, 2048, 8).source == "merges"
+
+
+def test_a_file_that_was_cut_or_names_an_id_twice(tmp_path: Path) -> None:
+    tokenizer, path = demo(), row_lists.own_path(demo())
+    row_lists.write(path, tokenizer, np.asarray([5, 5, 6]))
+    assert row_lists.most_frequent(tokenizer, 2048, 8).source == "merges"
+    row_lists.write(path, tokenizer, np.arange(1000))
+    assert row_lists.most_frequent(tokenizer, 2048, 8).source == "own texts"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert row_lists.most_frequent(tokenizer, 2048, 8).source == "merges"
+
+
+def test_lists_of_the_package_are_whole() -> None:
+    for path in sorted(row_lists._PACKAGED.glob("*.ids")):
+        vocabulary, ids = row_lists.read(path)
+        assert len(vocabulary) == 32
+        assert 0 < len(ids) <= 32_768
+        assert path.stat().st_size < 80_000
