@@ -57,7 +57,7 @@ def _draw_costs(axes: Any, curve: Mapping[int, float]) -> None:
 
 def _draw_depths(axes: Any, scores: Sequence[Score]) -> None:
     """Models along their depths, then one place for each who has none; whiskers from the slowest pair to the fastest."""
-    shown = [s for s in scores if s.speedup is not None]
+    shown = [s for s in scores if s.speedup is not None and not s.whole]
     depths = sorted({s.depth for s in shown if s.depth is not None})
     others = [s for s in shown if s.depth is None]
     names = dict.fromkeys(s.name for s in shown if s.depth is not None)

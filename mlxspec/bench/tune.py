@@ -6,7 +6,8 @@ contestant whose texts differ has no speed-up. Knows the engine; prints nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -17,6 +18,10 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import make_ngram_drafter
 
 DEPTHS = (1, 2, 3, 4, 6, 8)  # tokens a model drafts at once, as tried
+WHOLE_DEPTHS = (
+    1,
+    3,
+)  # those at which it proposes over the whole vocabulary too, where it proposes over a part
 MARGIN = 1.02  # this much faster than plain decoding, or it beats nothing
 PLAIN = "plain"
 _LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
@@ -24,21 +29,24 @@ _LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """One way to draft. depth: tokens a model drafts at once; None where that is not what it is about."""
+    """One way to draft. depth: tokens a model drafts at once; None where that is not what it is about. whole: models propose over the whole
+    vocabulary, whatever they were loaded for."""
 
     name: str
     spec: SpecConfig
     depth: int | None = None
+    whole: bool = False
 
 
 @dataclass(kw_only=True)
 class Score:
-    """What one contestant came to. pairs: its speed over plain decoding's, one a prompt and turn. by_position[i]: how often its draft
-    token i was verified, and how often it stood."""
+    """What one contestant came to. whole: as the contestant has it. pairs: its speed over plain decoding's, one a prompt and turn.
+    by_position[i]: how often its draft token i was verified, and how often it stood."""
 
     name: str
     depth: int | None
     drafters: tuple[str, ...]
+    whole: bool = False
     num_answers: int = 0
     num_different: int = 0
     num_rounds: int = 0
@@ -88,18 +96,24 @@ class Score:
 
 
 def contestants(engine: Engine) -> list[Contestant]:
-    """Every drafter of the engine alone, models at several depths; then all that `engine.spec` names, always and by the controller."""
+    """Every drafter of the engine alone, models at several depths, at some of them over the whole vocabulary too where they propose over a
+    part; then all that `engine.spec` names, always and by the controller."""
     found = []
     for name, drafter in engine.chain.drafters.items():
         alone = replace(engine.spec, drafters=(name,), policy="fixed", n_min=0)
         if isinstance(drafter, ModelDrafter):
-            found += [Contestant(name=name, spec=replace(alone, n_max=d), depth=d) for d in DEPTHS]
+            deep = {d: replace(alone, n_max=d) for d in DEPTHS}
+            found += [Contestant(name=name, spec=spec, depth=d) for d, spec in deep.items()]
+            if drafter.reduced is not None:
+                found += [Contestant(name=name, spec=deep[d], depth=d, whole=True) for d in WHOLE_DEPTHS]
         else:
             found.append(Contestant(name=name, spec=alone))
     if engine.spec.drafters:
         for policy in ("fixed", "auto"):
             together = replace(engine.spec, policy=policy)  # type: ignore[arg-type]
             found.append(Contestant(name=f"policy {policy}", spec=together))
+        if any(c.whole for c in found):
+            found.append(replace(found[-1], whole=True))
     return found
 
 
@@ -115,7 +129,7 @@ def compare(
     """Plain decoding's score and the contestants', behind one unmeasured answer of each. told: answers so far, and in all."""
     plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
     everybody = [plain, *several]
-    scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters) for c in everybody]
+    scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters, whole=c.whole) for c in everybody]
     params = SamplingParams(max_tokens=max_tokens)
     total, done = len(everybody) * (1 + repeat * len(prompts)), 0
     turns = [(prompts[0], False)] + [(p, True) for _ in range(repeat) for p in prompts]
@@ -123,13 +137,67 @@ def compare(
         results: dict[int, Result] = {}
         start = turn % len(everybody)
         for i in [*range(start, len(everybody)), *range(start)]:
-            results[i] = engine.generate(prompt, params, spec=everybody[i].spec)
+            with _proposing(engine, everybody[i].whole):
+                results[i] = engine.generate(prompt, params, spec=everybody[i].spec)
             done += 1
             told(done, total)
         if is_measured:
             for i, score in enumerate(scores):
                 score.add(results[i], results[0])
     return scores[0], scores[1:]
+
+
+@contextmanager
+def _proposing(engine: Engine, whole: bool) -> Iterator[None]:
+    models = [d for d in engine.chain.drafters.values() if isinstance(d, ModelDrafter)]
+    before = [d.uses_whole_head for d in models]
+    for drafter in models:
+        drafter.uses_whole_head = whole
+    try:
+        yield
+    finally:
+        for drafter, uses_whole_head in zip(models, before, strict=True):
+            drafter.uses_whole_head = uses_whole_head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """What proposing over a part of the vocabulary costs and saves, at one depth. accepted, whole_accepted: shares of drafted tokens;
+    read, whole_read: bytes that a drafted token reads."""
+
+    name: str
+    depth: int
+    num_rows: int
+    vocab_size: int
+    accepted: float
+    whole_accepted: float
+    read: int
+    whole_read: int
+
+
+def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
+    """Of every drafter that proposes over a part, at the depths at which it was tried over the whole too."""
+    found = []
+    for whole in (s for s in scores if s.whole):
+        part = next(s for s in scores if (s.name, s.depth, s.whole) == (whole.name, whole.depth, False))
+        drafter = engine.chain.drafters.get(whole.name)
+        if not isinstance(drafter, ModelDrafter) or drafter.reduced is None or whole.depth is None:
+            continue
+        with _proposing(engine, True):
+            whole_read = drafter.reads.bytes()
+        found.append(
+            Reduced(
+                name=whole.name,
+                depth=whole.depth,
+                num_rows=len(drafter.reduced.head.ids),
+                vocab_size=drafter.reduced.head.vocab_size,
+                accepted=part.acceptance or 0.0,
+                whole_accepted=whole.acceptance or 0.0,
+                read=int(drafter.reads.bytes()),
+                whole_read=int(whole_read),
+            )
+        )
+    return found
 
 
 def best(scores: Sequence[Score]) -> Score | None:

@@ -19,12 +19,13 @@ from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlxspec.bench.tune import Score
+    from mlxspec.bench.tune import Reduced, Score
     from mlxspec.engine.engine import Engine
     from mlxspec.policy.cost import CostModel
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
+_MOST_LISTED = 1 << 17  # tokens that are counted from texts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         parser,
         ("--prompts", str, "FILE", "your own prompts, one a line, or .jsonl objects with prompt or messages"),
+        (
+            "--texts",
+            list,
+            "PATH",
+            "count this file's or folder's tokens: models propose the most frequent of them",
+        ),
         ("--repeat", int, "N", "measured answers of each drafter to each prompt (default 2)", 2),
         ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
         options.PLOT,
@@ -57,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     spec = replace(options.spec_config(args), policy="fixed")  # costs are measured below, more thoroughly
     if args.plot is not None:
         plots.check(Path(args.plot))
+    if args.texts:
+        count_texts(args)
     from mlxspec.platform import device
 
     device.compile_kernels()  # what is measured is worth waiting for
@@ -89,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
             "kept": str(path),
             "plain_tokens_per_second": round(plain.speed, 2),
             "contestants": [score_data(s) for s in scores],
+            "reduced_vocabulary": [asdict(r) for r in bench.reductions(engine, scores)],
             "best": None if winner is None else score_data(winner),
             "num_prompts": len(prompts),
             "device": stats_line.device_data(),
@@ -96,9 +106,39 @@ def run(args: argparse.Namespace) -> int:
         terminal.say(json.dumps(data) + "\n")
     else:
         _print(engine, costs, plain, scores)
+        for reduced in bench.reductions(engine, scores):
+            terminal.say(f"{reduction(reduced)}\n")
         terminal.say(f"\n{verdict(winner, plain)}\n")
         terminal.note(f"costs are kept in {path} for --policy auto · {stats_line.machine()}")
     return 1 if any(s.num_different for s in scores) else 0
+
+
+def count_texts(args: argparse.Namespace) -> None:
+    """Count the tokens of --texts, and keep the list for this and later loads of models with this vocabulary. Raises ConfigError."""
+    from mlxspec.bench.texts import texts_in
+    from mlxspec.loading import hub, row_lists
+    from mlxspec.loading.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(hub.resolve(args.model, revision=args.revision))
+    counts = row_lists.count(tokenizer, texts_in(Path(p).expanduser() for p in args.texts))
+    total, ids = int(counts.sum()), row_lists.by_frequency(counts, _MOST_LISTED)
+    if not total:
+        raise ConfigError("--texts: there is no text to be counted.")
+    path = row_lists.own_path(tokenizer)
+    try:
+        row_lists.write(path, tokenizer, ids)
+    except OSError as error:
+        raise ConfigError(f"--texts: {path} cannot be written: {error.strerror}.") from error
+    terminal.note(f"{total} tokens were counted, {len(ids)} different ones are listed in {path}.")
+
+
+def reduction(r: Reduced) -> str:
+    """What proposing over a part of the vocabulary costs and saves."""
+    lost = 100 * (r.whole_accepted - r.accepted)
+    return (
+        f"{r.name}, depth {r.depth}, over {r.num_rows} of {r.vocab_size} tokens: {100 * r.accepted:.1f} % accepted, {lost:.1f} points less "
+        f"than over all; a drafted token reads {stats_line.size(r.read)} instead of {stats_line.size(r.whole_read)}"
+    )
 
 
 def score_data(score: Score) -> dict[str, Any]:
@@ -132,7 +172,7 @@ def table(scores: list[Score]) -> list[list[str]]:
     """One row a contestant."""
     return [
         [
-            s.name,
+            f"{s.name}, whole vocabulary" if s.whole else s.name,
             "" if s.depth is None else str(s.depth),
             f"{s.speed:.1f}",
             _speedup(s),
@@ -160,7 +200,8 @@ def verdict(winner: Score | None, plain: Score) -> str:
             "which drafts only where it pays."
         )
     gain = f"{winner.speedup:.2f}x plain decoding ({plain.speed:.1f} -> {winner.speed:.1f} tokens a second)"
+    whole = " --draft-vocab 0" if winner.whole else ""
     if winner.name.startswith("policy"):
-        return f"Best: --{winner.name} with {', '.join(winner.drafters)}, {gain}."
+        return f"Best: --{winner.name}{whole} with {', '.join(winner.drafters)}, {gain}."
     depth = "" if winner.depth is None else f" --draft-max {winner.depth}"
-    return f"Best: --policy fixed --draft {winner.name}{depth}, {gain}."
+    return f"Best: --policy fixed --draft {winner.name}{depth}{whole}, {gain}."

@@ -323,6 +323,7 @@ def _pack(mtp: Qwen35Mtp, bits: int) -> None:
 
     if bits < 16:
         nn.quantize(mtp, HEAD_GROUP, bits, class_predicate=is_packable)
+        mx.eval(mx.random.state)  # as in `assemble_lazily`
         mtp.bits_at_load = bits
 
 

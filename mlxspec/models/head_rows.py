@@ -8,6 +8,7 @@ rows; does not know which tokens are frequent, nor who drafts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -48,7 +49,7 @@ class HeadRows(nn.Module):
         """Rows of the head, (len(ids), H), in the form of `rows`; lazily."""
         part = head_rows(self._head[0], mx.array(ids.astype(np.int32)))
         if self._bits is not None and "scales" not in part and part.weight.shape[1] % GROUP_SIZE == 0:
-            form = {"group_size": GROUP_SIZE, "bits": self._bits, "mode": "affine"}
+            form: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": self._bits, "mode": "affine"}
             part = quantized_linear(*mx.quantize(part.weight, **form), **form)
         return FusedLinear([part])
 

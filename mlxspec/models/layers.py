@@ -199,8 +199,8 @@ def head_rows(head: nn.Module, ids: mx.array) -> nn.Module:
 def quantized_linear(
     weight: mx.array, scales: mx.array, biases: mx.array | None, *, group_size: int, bits: int, mode: str
 ) -> nn.QuantizedLinear:
-    """Of a packed weight. Unlike the class's own way of making one it draws no numbers, which would leave a key of MLX's random state behind
-    for each."""
+    """Of a packed weight. The class's own way of making one draws numbers, and MLX keeps the keys of such draws until somebody uses
+    them; this draws none."""
     found: nn.QuantizedLinear = _bare(nn.QuantizedLinear)
     found.group_size, found.bits, found.mode = group_size, bits, mode
     found.weight, found.scales, found.biases = weight, scales, biases
@@ -215,7 +215,7 @@ def _linear(weight: mx.array) -> nn.Linear:
 
 def _bare(kind: type[nn.Module]) -> Any:
     """A module of that class without parameters."""
-    found = kind.__new__(kind)
+    found = nn.Module.__new__(kind)
     nn.Module.__init__(found)
     return found
 

@@ -9,7 +9,12 @@ import pytest
 from mlxspec.bench import plots, tune
 from mlxspec.bench.tune import Score
 from mlxspec.config import SpecConfig
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
+from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.reads import reads
+from tests import tiny_models
 from tests.engine import equality
 
 PROMPTS = equality.prompts(3, 2)
@@ -40,6 +45,29 @@ def test_every_contestant_answers_every_prompt_as_often() -> None:
     assert [tried for tried, _ in mtp.by_position] == [mtp.num_drafted]  # depth 1
     assert sum(stood for _, stood in mtp.by_position) == mtp.num_accepted
     assert 0 < mtp.acceptance <= 1
+
+
+def test_a_part_of_the_vocabulary_is_compared_with_the_whole() -> None:
+    target = tiny_models.target()
+    rows = HeadRows(target.head_module, range(30, 70), target.vocab_size, capped=target.capped)
+    head = Mtp(tiny_models.mtp_head(), target.max_context, rows)
+    made = equality.engine([head])
+    engine = Engine(made.model, made.tokenizer, drafters=[head], spec=equality.spec("mtp"))
+    several = tune.contestants(engine)
+    assert [(c.name, c.depth) for c in several if c.whole] == [("mtp", 1), ("mtp", 3), ("policy auto", None)]
+    seen: list[bool] = []
+    propose = head.propose
+    head.propose = lambda *args: seen.append(head.uses_whole_head) or propose(*args)
+    some = [c for c in several if c.depth == 3]
+    _, scores = tune.compare(engine, PROMPTS[:1], some, repeat=1, max_tokens=12)
+    assert set(seen) == {True, False}
+    assert not head.uses_whole_head
+    assert [s.num_different for s in scores] == [0, 0]
+    (found,) = tune.reductions(engine, scores)
+    part, whole = scores
+    assert (found.name, found.depth, found.num_rows, found.vocab_size) == ("mtp", 3, 40, target.vocab_size)
+    assert (found.accepted, found.whole_accepted) == (part.acceptance, whole.acceptance)
+    assert found.whole_read - found.read == reads(target).head - head.reduced.weight_bytes
 
 
 def score(name: str, *pairs: float, different: int = 0, **more) -> Score:

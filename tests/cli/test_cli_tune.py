@@ -39,6 +39,33 @@ def test_a_table_a_verdict_and_costs_that_are_kept(
     assert run("generate", "-p", "x", "--max-tokens", "4", "--policy", "auto").code == 0
 
 
+def test_lists_counted_from_texts_are_found_again(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.py").write_text("def close(self):\n    self.file.close()\n" * 9, encoding="utf-8")
+    (folder / "data.bin").write_bytes(b"\0\1\2")
+    (tmp_path / "p.txt").write_text("what is a list?", encoding="utf-8")
+    ran = run(
+        *("tune", *QUICK, "--draft", "mtp", "--draft-vocab", "512", "--prompts", tmp_path / "p.txt"),
+        *("--texts", folder, "--json"),
+    )
+    assert ran.code == 0, ran.err
+    assert "counted from your own texts" in ran.err
+    (kept,) = (tmp_path / "cache" / "tokens").glob("*.ids")
+    data = json.loads(ran.out)
+    found = {r["depth"]: r for r in data["reduced_vocabulary"]}
+    assert found.keys() == {1, 3}
+    assert all(0 < r["read"] < r["whole_read"] and r["num_rows"] == 512 for r in found.values())
+    again = run("generate", "-p", "x", "--max-tokens", "4", "--draft", "mtp", "--draft-vocab", "300")
+    assert "counted from your own texts" in again.err
+    for wrong, says in ((tmp_path / "none", "cannot be read"), (folder / "data.bin", "no UTF-8 text")):
+        refused(run("tune", *QUICK, "--texts", wrong), says)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(run("tune", *QUICK, "--texts", empty), "no text")
+    assert kept.is_file()
+
+
 @pytest.mark.slow
 def test_everything_as_json_with_messages(run: Run, tmp_path: Path) -> None:
     lines = [{"prompt": "what is a list?"}, {"messages": [{"role": "user", "content": "what is a dict?"}]}]
@@ -67,6 +94,10 @@ def test_verdicts() -> None:
         == "Best: --policy fixed --draft mtp --draft-max 3, 1.50x plain decoding (100.0 -> 150.0 tokens a second)."
     )
     assert tune.verdict(score("policy auto", 1.5), plain).startswith("Best: --policy auto with mtp, 1.50x")
+    whole = score("mtp", 1.5, depth=3)
+    whole.whole = True
+    assert "--draft-max 3 --draft-vocab 0, 1.50x" in tune.verdict(whole, plain)
+    assert tune.table([whole])[0][0] == "mtp, whole vocabulary"
     rows = tune.table([score("mtp", 1.5, depth=3), score("ngram-mod")])
     assert rows[0][:4] == ["mtp", "3", "150.0", "1.50x (1.50x to 1.50x)"]
     assert rows[1][3:5] == ["-", "nothing drafted"]
