@@ -96,7 +96,9 @@ def acceptance_table(tokens: int, seeds: int) -> list[list[str]]:
         library = Path(ast.__file__).parent
         counts = row_lists.count(plain.tokenizer, texts_in(sorted(library.glob("*.py"))))
         path = row_lists.own_path(plain.tokenizer)
-        row_lists.write(path, plain.tokenizer, row_lists.by_frequency(counts, LISTED))
+        row_lists.write(
+            path, plain.tokenizer, row_lists.by_frequency(counts, plain.tokenizer.num_ordinary, LISTED)
+        )
         texts = prompts(plain)
         asked = [
             SamplingParams(max_tokens=tokens, temperature=t, seed=s, ignore_eos=True)
@@ -167,8 +169,7 @@ def count(tokenizer: Tokenizer, groups: list[tuple[str, float, list[Path]]], num
         counts = row_lists.count(tokenizer, texts_of(paths))
         print(f"{name}: {counts.sum():,} tokens, {(counts > 0).sum():,} different", file=sys.stderr)
         shares += weight * counts / max(1, counts.sum())
-    order = np.argsort(-shares, kind="stable")
-    return order[: min(num, int((shares > 0).sum()))]
+    return row_lists.by_frequency(shares, tokenizer.num_ordinary, num)
 
 
 def coverage_table(

@@ -121,7 +121,8 @@ def count_texts(args: argparse.Namespace) -> None:
 
     tokenizer = Tokenizer.from_folder(hub.resolve(args.model, revision=args.revision))
     counts = row_lists.count(tokenizer, texts_in(Path(p).expanduser() for p in args.texts))
-    total, ids = int(counts.sum()), row_lists.by_frequency(counts, _MOST_LISTED)
+    total, num_found = int(counts.sum()), int((counts > 0).sum())
+    ids = row_lists.by_frequency(counts, tokenizer.num_ordinary, _MOST_LISTED)
     if not total:
         raise ConfigError("--texts: there is no text to be counted.")
     path = row_lists.own_path(tokenizer)
@@ -129,7 +130,7 @@ def count_texts(args: argparse.Namespace) -> None:
         row_lists.write(path, tokenizer, ids)
     except OSError as error:
         raise ConfigError(f"--texts: {path} cannot be written: {error.strerror}.") from error
-    terminal.note(f"{total} tokens were counted, {len(ids)} different ones are listed in {path}.")
+    terminal.note(f"{total} tokens were counted, {num_found} different ones; the list is kept in {path}.")
 
 
 def reduction(r: Reduced) -> str:

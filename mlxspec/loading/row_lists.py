@@ -24,11 +24,11 @@ Source = Literal["own texts", "package", "merges"]
 _SAMPLED = 509  # every so-manieth ordinary token is part of the digest
 _FORMAT = 1
 _MOST = 1 << 20  # ids of a list
-_PACKAGED = Path(__file__).resolve().parent / "row_lists"
+_PACKAGED = Path(__file__).resolve().parent / "lists"
 
 
 class RowList(NamedTuple):
-    """ids by falling frequency. source: where they are from; the ids of the package's and of own texts go on in the order of merges."""
+    """ids by falling frequency. source: where they are from; the lists of the package and of own texts go on in the order of merges."""
 
     ids: np.ndarray
     source: Source
@@ -66,10 +66,16 @@ def count(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
     return counts
 
 
-def by_frequency(counts: np.ndarray, most: int) -> np.ndarray:
-    """Up to `most` ids that were counted at all, the most frequent first; of equally frequent ones the lowest id first."""
-    order = np.argsort(-counts, kind="stable")
-    return order[: min(most, int((counts > 0).sum()))]
+def by_frequency(counts: np.ndarray, num_ordinary: int, most: int) -> np.ndarray:
+    """Up to `most` ids, the most frequent first, of equally frequent ones the lowest first. counts (ids,): of texts, in any unit.
+
+    Texts that are counted here hold a sample of what a model says, so the order of merges counts as much as they do: as though the ordinary
+    tokens followed Zipf's law in that order. (From rank 1000 on: the first merges make parts of words.)
+    """
+    zipf = np.zeros(len(counts))
+    zipf[:num_ordinary] = 1.0 / (np.arange(num_ordinary) + 1000.0)
+    shares = counts / (counts.sum() or 1) + zipf / zipf.sum()
+    return np.argsort(-shares, kind="stable")[:most]
 
 
 def own_path(tokenizer: Tokenizer) -> Path:

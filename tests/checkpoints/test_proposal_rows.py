@@ -32,7 +32,8 @@ from mlxspec.platform.resources import demo_folder
 
 FIXED = SpecConfig(policy="fixed")
 ASKED = SamplingParams(max_tokens=24, ignore_eos=True)
-QWEN = [name for name in SIZES if name.startswith("Qwen")]
+QWEN = [name for name, (config, *_) in SIZES.items() if config["model_type"].startswith("qwen3_5")]
+DENSE = next(name for name in QWEN if "27B" in name)
 
 
 def built(size: str, bits: int | None) -> tuple[Any, Any]:
@@ -66,7 +67,7 @@ def test_large_vocabularies_are_proposed_from_in_part(size: str, bits: int | Non
 
 
 def test_a_head_of_floats_beside_a_quantized_model_is_copied_in_4_bits() -> None:
-    target, head = built("Qwen3.6-27B, 3.8-27B", None)
+    target, head = built(DENSE, None)
     rows = proposal_rows.proposing(head, target, None, 4)
     nn.quantize(
         target, 64, 4, class_predicate=lambda path, m: hasattr(m, "to_quantized") and "lm_head" not in path
@@ -90,7 +91,7 @@ def test_small_vocabularies_are_not_unless_asked_for(asked: int | None, wanted: 
 
 
 def test_a_head_that_is_little_of_the_bytes_stays_whole() -> None:
-    target, head = built("Qwen3.6-27B, 3.8-27B", 4)
+    target, head = built(DENSE, 4)
     whole = proposal_rows.whole_reads(head)
     assert proposal_rows.num_rows(None, 100_000, whole) == 32_768
     assert proposal_rows.num_rows(None, 99_999, whole) == 0

@@ -27,8 +27,20 @@ def test_counting() -> None:
     counts = row_lists.count(tokenizer, ["abba", "b"])
     a, b = tokenizer.encode("ab", special=False)
     assert (counts[a], counts[b], counts.sum()) == (2, 3, 5)
-    assert row_lists.by_frequency(counts, 10).tolist() == [b, a]
-    assert row_lists.by_frequency(counts, 1).tolist() == [b]
+    assert row_lists.by_frequency(counts, 95, 2).tolist() == [b, a]
+    rest = [i for i in range(95) if i not in (a, b)]  # in the order of merges
+    assert row_lists.by_frequency(counts, 95, 95).tolist() == [b, a, *rest]
+
+
+def test_a_rare_token_of_a_small_sample_does_not_come_before_a_common_merge() -> None:
+    """Which the order of merges says to be common, as far as Zipf's law goes."""
+    counts = np.zeros(100_000)
+    counts[[5, 50, 90_000]] = 600, 400_000, 1
+    order = row_lists.by_frequency(counts, 100_000, 100_000).tolist()
+    assert order[:2] == [50, 5]
+    assert order.index(90_000) > order.index(500)
+    counts[90_000] = 40_000
+    assert row_lists.by_frequency(counts, 100_000, 3).tolist() == [50, 90_000, 5]
 
 
 def test_without_a_list_there_is_the_order_of_merges_and_every_added_token() -> None:
@@ -91,4 +103,4 @@ def test_lists_of_the_package_are_whole() -> None:
         vocabulary, ids = row_lists.read(path)
         assert len(vocabulary) == 32
         assert 0 < len(ids) <= 32_768
-        assert path.stat().st_size < 80_000
+        assert path.stat().st_size < 100_000
