@@ -23,10 +23,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from mlxspec import load  # noqa: E402
 from mlxspec.bench.demo_prompts import PROMPTS  # noqa: E402
 from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
-from mlxspec.platform import device, load  # noqa: E402
+from mlxspec.platform import device  # noqa: E402
 
 RULES: dict[str, dict[str, str]] = {
     "argmax drafts": {"draft_sampling": "argmax"},

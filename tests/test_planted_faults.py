@@ -555,11 +555,11 @@ FAULTS = (
         "tests/models/test_head_rows.py::test_packed_rows_are_the_very_ones[4bit]",
     ),
     Fault(
-        "packed rows are packed anew",
+        "rows of floats stay floats beside a quantized model",
         "models/head_rows.py",
         'if self._bits is not None and "scales" not in part and part.weight.shape[1] % GROUP_SIZE == 0:',
-        "if self._bits is not None and part.weight.shape[1] % GROUP_SIZE == 0:",
-        "tests/models/test_head_rows.py::test_only_floats_are_quantized[8bit]",
+        "if False:",
+        "tests/models/test_head_rows.py::test_only_floats_are_quantized[bfloat16]",
     ),
     Fault(
         "the memory's account leaves rows of a head out",
@@ -580,7 +580,7 @@ FAULTS = (
         "loading/row_lists.py",
         "np.asarray(added, np.int64), ids,",
         "np.asarray(added[:0], np.int64), ids,",
-        "tests/loading/test_row_lists.py::test_without_a_list_there_is_the_order_of_merges_and_every_added_token",
+        "tests/loading/test_row_lists.py::test_added_tokens_are_listed_wherever_their_ids_lie",
     ),
 )
 

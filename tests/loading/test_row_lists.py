@@ -57,6 +57,12 @@ def test_without_a_list_there_is_the_order_of_merges_and_every_added_token() -> 
     assert max(row_lists.most_frequent(tokenizer, 100, 64).ids) < 100  # nor beyond the model's rows
 
 
+def test_added_tokens_are_listed_wherever_their_ids_lie() -> None:
+    tokenizer = tiny_models.tokenizer()
+    assert tokenizer.added_tokens() == {tiny_models.EOS: True}
+    assert row_lists.most_frequent(tokenizer, 96, 8).ids.tolist() == [tiny_models.EOS, *range(7)]
+
+
 def test_own_texts_come_first() -> None:
     tokenizer = demo()
     ids = np.asarray([1900, 1000, 1800])
