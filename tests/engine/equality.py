@@ -132,10 +132,10 @@ def keeps_bits(model: Model) -> bool:
 
 
 def top_gap(
-    model: Model, prompt: Sequence[int], answer: list[int], params: SamplingParams
+    model: Model, prompt: Sequence[int], answer: list[int], params: SamplingParams, other: int | None = None
 ) -> tuple[float, float]:
-    """Difference of plain decoding's two best logits behind prompt and answer: after all processors, and with noise where it samples.
-    And the bound below which rounding may decide between them."""
+    """Difference of plain decoding's two best logits behind prompt and answer, or of the best and that of token `other`: after all
+    processors, and with noise where it samples. And the bound below which rounding may decide between them."""
     cache, history = model.make_cache(1), [*prompt, *answer]
     for token in history:
         out = model.forward(mx.array([token], mx.int32), FlatRows((1,)), cache, facts=True)
@@ -151,11 +151,12 @@ def top_gap(
     assert (
         np.asarray(logits[0])[chosen] == best[0]
     )  # the gap is that of the very numbers the choice was made from
+    gap = float(best[0] - (best[1] if other is None else np.asarray(logits[0])[other]))
     if model.dtype == mx.float32:
-        return float(best[0] - best[1]), NEAR_TIE
+        return gap, NEAR_TIE
     scores = np.asarray(sampler.scores(out.logits, [0])[0])
     largest = float(np.abs(scores[np.isfinite(scores)]).max())
-    return float(best[0] - best[1]), _ULPS * mx.finfo(model.dtype).eps * largest
+    return gap, _ULPS * mx.finfo(model.dtype).eps * largest
 
 
 class Oracle(Drafter):

@@ -51,9 +51,11 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one launch did. Bytes are by buffer name, each byte counted once per threadgroup that touched it."""
+    """What one launch did, and with which template arguments. Bytes are by buffer name, each byte counted once per threadgroup that touched
+    it."""
 
     kernel: str
+    template: dict[str, Any]
     bytes_read: dict[str, int]
     bytes_written: dict[str, int]
     num_meetings: int
@@ -164,6 +166,7 @@ class metal_kernel:
             )
         raw = _run(
             self.name,
+            dict(template or ()),
             build(unit, contract=_current.contract),
             parameters,
             contents,
@@ -177,6 +180,7 @@ class metal_kernel:
 
 def _run(
     kernel: str,
+    template: dict[str, Any],
     library: ctypes.CDLL,
     parameters: Sequence[Parameter],
     contents: Sequence[np.ndarray],
@@ -211,7 +215,7 @@ def _run(
     names = [p.name for p in parameters]
     reads = {n: b.bytes_read for n, b in zip(names, buffers, strict=True)}
     writes = {n: b.bytes_written for n, b in zip(names, buffers, strict=True) if b.writable}
-    runs.append(Run(kernel, reads, writes, meetings.value))
+    runs.append(Run(kernel, template, reads, writes, meetings.value))
     return [
         space[start : start + c.size]
         for (space, start), c in zip(memory[num_inputs:], contents[num_inputs:], strict=True)
