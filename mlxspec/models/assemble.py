@@ -75,6 +75,9 @@ def assemble(
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
     """Read the weights of modules that were assembled lazily, array by array."""
+    mx.eval(
+        mx.random.state
+    )  # layers draw initial values: without this, the draws of all loads would stay as one growing graph
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
     with progress.steps("loading", sum(a.nbytes for a in arrays)) as step:
         for array in arrays:
@@ -97,9 +100,6 @@ def assemble_lazily(
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
-    mx.eval(
-        mx.random.state
-    )  # layers draw initial values: without this, all those draws would be kept as one growing graph
     weights = read()
     num_skipped = sum(map(is_of_a_tower, weights))
     trunk, head = kind.sanitize(weights, parsed)
@@ -110,7 +110,6 @@ def assemble_lazily(
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
         mtp = kind.head(parsed, model)
-        mx.eval(mx.random.state)
         is_packed = bool(_fill(mtp, head, dtype, "The MTP head", _foreign_format(config)))
         if packed and not is_packed:
             _pack(mtp, draft_bits)
@@ -323,7 +322,6 @@ def _pack(mtp: Qwen35Mtp, bits: int) -> None:
 
     if bits < 16:
         nn.quantize(mtp, HEAD_GROUP, bits, class_predicate=is_packable)
-        mx.eval(mx.random.state)  # as in `assemble_lazily`
         mtp.bits_at_load = bits
 
 

@@ -67,6 +67,7 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "sampler"): lambda v: v is None,
     (SpecConfig, "drafters"): lambda v: v in ((), {"a": 1}),
     (EngineConfig, "memory_budget"): lambda v: v is None,
+    (EngineConfig, "prefill_chunk"): lambda v: v is None,
     (EngineConfig, "prefix_budget"): lambda v: v is None or v == 0,
     (SpecConfig, "policy"): lambda v: v is None,
     (SpecConfig, "n_max"): lambda v: v is None,
