@@ -139,7 +139,7 @@ def test_an_m1_races_products_of_few_rows_once(
     weight = QuantizedWeight.of(mx.ones((8, 512)))
     raced: list[QuantizedWeight] = []
 
-    def race(found: QuantizedWeight) -> None:
+    def race(found: QuantizedWeight, dtype: mx.Dtype) -> None:
         raced.append(found)
         launch.set_speedup("qmv_rows", "512 to 8, bfloat16, 4 bit, group 64, 2 rows", 1.5)
 

@@ -266,10 +266,10 @@ def test_a_processor_that_fails_in_the_batch_ends_its_row_only(monkeypatch: pyte
     engine.step()
     penalize = sampler._penalize
 
-    def planted(logits, used, drafts):
+    def planted(logits, used, *rest):
         if any(r.params.repetition_penalty == 1.5 for r in used.rows):
             raise RuntimeError("planted")
-        return penalize(logits, used, drafts)
+        return penalize(logits, used, *rest)
 
     monkeypatch.setattr(sampler, "_penalize", planted)
     run(engine)

@@ -209,7 +209,7 @@ def our_attention(config: Qwen35Config) -> list[mx.array]:
 
 def their_attention(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     from mlx_lm.models import qwen3_next
-    from mlx_lm.models.qwen3_5 import Qwen35Attention as Theirs
+    from mlx_lm.models.qwen3_5 import Attention as Theirs
     from mlx_lm.models.qwen3_5 import TextModelArgs
 
     arguments = {
