@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxspec.checkpoints.pull import DRAFTER_TYPES
 from mlxspec.errors import ModelError, StorageError
-from mlxspec.loading import hub
+from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
@@ -56,7 +56,7 @@ def listing() -> Listing:
         entries = [e for e in runnable if e is not None]
         found += sorted(entries, key=lambda e: (not e.refs, e.revision))
         others += not entries
-    return Listing(folder=hub.cache_folder(), entries=tuple(found), num_others=others)
+    return Listing(folder=repositories.cache_folder(), entries=tuple(found), num_others=others)
 
 
 class Removal:
@@ -79,8 +79,8 @@ class Removal:
 
 def removal(name: str, revision: str | None = None) -> Removal:
     """Of one revision (a commit, its beginning, a branch or a tag), or of all. Deletes nothing yet. Raises ModelError."""
-    hub.check_repo(name)
-    hub.check_revision(revision)
+    repositories.check_repo(name)
+    repositories.check_revision(revision)
     info = _scan()
     repos = [r for r in info.repos if r.repo_type == "model" and r.repo_id == name] if info else []
     if not repos:
@@ -105,7 +105,7 @@ def _scan() -> Any:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        return scan_cache_dir(hub.cache_folder())
+        return scan_cache_dir(repositories.cache_folder())
     except (CacheNotFound, ValueError):
         return None
 

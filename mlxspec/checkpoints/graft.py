@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxspec.errors import ModelError
-from mlxspec.loading import hub, ranges
+from mlxspec.loading import hub, ranges, repositories
 from mlxspec.loading.folder import INDEX, is_head_file, tensor_files
 from mlxspec.loading.qwen_weights import HEAD, is_raw, split_mtp
 from mlxspec.loading.ranges import Repository, Selection
@@ -41,7 +41,7 @@ def read_head(original: str, revision: str | None = None) -> GraftedHead:
     long as the process runs. Raises ModelError if there is none."""
     local = hub.is_local(original)
     if not local:
-        hub.check_repo(original)
+        repositories.check_repo(original)
     folder = hub.resolve(original, revision=revision) if local else hub.cached(original, revision)
     if folder is None:
         remote = head_in(ranges.look(original, revision))
@@ -84,7 +84,7 @@ def head_in(where: Repository) -> RemoteHead | None:
 
 def _no_head(original: str) -> ModelError:
     return ModelError(
-        f"{hub.shown(original)} holds no MTP head (no tensors named mtp.*); name the original repository."
+        f"{repositories.shown(original)} holds no MTP head (no tensors named mtp.*); name the original repository."
     )
 
 

@@ -19,7 +19,7 @@ from mlxspec.checkpoints.graft import GraftedHead, RemoteHead, head_in
 from mlxspec.checkpoints.quantize import Format, quantize
 from mlxspec.checkpoints.writing import save
 from mlxspec.errors import ConfigError, ModelError, StorageError
-from mlxspec.loading import hub, progress, ranges
+from mlxspec.loading import hub, progress, ranges, repositories
 from mlxspec.loading.download import Plan
 from mlxspec.loading.folder import INDEX, is_head_file
 from mlxspec.loading.qwen_weights import HEAD, head_of, is_raw, split_mtp
@@ -118,13 +118,14 @@ def _original(repo: str, named: tuple[str, ...]) -> Repository:
         )
     if len(named) > 1:
         raise ModelError(
-            f"The card of {repo} names {len(named)} base models ({hub.shown(', '.join(named))}); choose one with --mtp-from OWNER/NAME."
+            f"The card of {repo} names {len(named)} base models ({repositories.shown(', '.join(named))}); "
+            "choose one with --mtp-from OWNER/NAME."
         )
     try:
-        hub.check_repo(named[0])
+        repositories.check_repo(named[0])
     except ModelError as error:
         raise ModelError(
-            f"{hub.shown(named[0])} is no Hugging Face id; name the original of {repo} with --mtp-from OWNER/NAME."
+            f"{repositories.shown(named[0])} is no Hugging Face id; name the original of {repo} with --mtp-from OWNER/NAME."
         ) from error
     return ranges.look(named[0])
 

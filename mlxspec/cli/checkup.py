@@ -200,7 +200,7 @@ def _caches() -> Iterator[Finding]:
     else:
         yield Finding(name="cache folder", found=f"{root}, {size(_bytes_in(root))}")
     from mlxspec.checkpoints.cache import listing
-    from mlxspec.loading import hub
+    from mlxspec.loading import repositories
 
     listed = listing()
     broken = [e for e in listed.entries if not e.is_complete or e.problem]
@@ -213,7 +213,7 @@ def _caches() -> Iterator[Finding]:
         if broken
         else "",
     )
-    places = dict.fromkeys((_existing(root), _existing(hub.cache_folder())))
+    places = dict.fromkeys((_existing(root), _existing(repositories.cache_folder())))
     free = min(shutil.disk_usage(place).free for place in places)
     low = free < _LOW_DISK
     yield Finding(

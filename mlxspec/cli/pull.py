@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """Tell what it takes, fetch it, tell where it is."""
     from mlxspec.checkpoints import head
     from mlxspec.checkpoints.pull import check_fits, memory_of
-    from mlxspec.loading import hub
+    from mlxspec.loading import repositories
     from mlxspec.loading.download import fetch, plan
     from mlxspec.loading.progress import amount
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
     head.check_bits(args.mtp_bits)
     if args.mtp_from is not None:
-        hub.check_repo(args.mtp_from)
+        repositories.check_repo(args.mtp_from)
     wanted = plan(args.repo, args.revision)
     memory = memory_of(wanted, args.context)
     there = wanted.size - wanted.missing

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from mlxspec.errors import MlxspecError, ModelError, StorageError
-from mlxspec.loading import hub, progress
+from mlxspec.loading import progress, repositories
 from mlxspec.loading.folder import check_links
 from mlxspec.loading.reach import check_reachable
 
@@ -70,8 +70,8 @@ def plan(repo: str, revision: str | None = None) -> Plan:
     """
     from huggingface_hub import HfApi, constants, hf_hub_download
 
-    hub.check_repo(repo)
-    hub.check_revision(revision)
+    repositories.check_repo(repo)
+    repositories.check_revision(revision)
     with explained(repo, revision):
         config = Path(hf_hub_download(repo, "config.json", revision=revision))
         commit = config.parent.name
@@ -82,7 +82,7 @@ def plan(repo: str, revision: str | None = None) -> Plan:
     files = []
     for entry in info.siblings or []:
         name, size = entry.rfilename, entry.size
-        if not _PLACE.fullmatch(name) or not any(fnmatch.fnmatchcase(name, p) for p in hub.PATTERNS):
+        if not _PLACE.fullmatch(name) or not any(fnmatch.fnmatchcase(name, p) for p in repositories.PATTERNS):
             continue
         etag = entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
         if (
@@ -134,7 +134,7 @@ def check_disk(wanted: Plan) -> None:
     if wanted.missing and wanted.missing + _SPARE > free:
         raise StorageError(
             f"{wanted.repo} needs {progress.amount(wanted.missing)} and {progress.amount(_SPARE)} to spare, but the disk of "
-            f"{hub.cache_folder()} has {progress.amount(free)} left; free some (`mlxspec rm`) or set HF_HOME to another disk."
+            f"{repositories.cache_folder()} has {progress.amount(free)} left; free some (`mlxspec rm`) or set HF_HOME to another disk."
         )
 
 

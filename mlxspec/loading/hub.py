@@ -9,25 +9,20 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading.download import Plan, fetch, plan
 from mlxspec.loading.folder import check_links, tensor_files
+from mlxspec.loading.repositories import cache_folder, check_repo, check_revision, shown
 from mlxspec.platform.resources import demo_folder
 
-if TYPE_CHECKING:
-    from mlxspec.loading.download import Plan
-
-    Judge = Callable[[Plan], None]
+Judge = Callable[[Plan], None]
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
 DEMO_GEMMA = "demo-gemma"
 DEMO_TARGETS = (DEMO, DEMO_GEMMA)  # DEMO_DRAFT can draft for each
 _MEMBERS = {DEMO: "target", DEMO_DRAFT: "draft", DEMO_GEMMA: "gemma"}
-PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # data, never code
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
-_REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -54,8 +49,6 @@ def resolve(
         return found
     if not download:
         raise ModelError(f"{model} is not in the local cache; `mlxspec pull {model}` fetches it.")
-    from mlxspec.loading.download import fetch, plan
-
     wanted = plan(model, revision)
     if judge is not None:
         judge(wanted)
@@ -94,31 +87,6 @@ def _local(model: str) -> Path | None:
     return path if is_folder else None
 
 
-def check_repo(repo: str) -> None:
-    """Raise ModelError unless `repo` can be the name of a repository."""
-    if not _REPO_ID.fullmatch(repo) or ".." in repo:
-        raise ModelError(
-            f"There is no folder {shown(repo)}, and it is no Hugging Face id (owner/name) either."
-        )
-
-
-def check_revision(revision: str | None) -> None:
-    """Raise ConfigError unless `revision` can be the name of a branch, a tag or a commit."""
-    if revision is None:
-        return
-    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
-        raise ConfigError(
-            f"{shown(revision)!r} can be no branch, tag or commit; leave --revision out for the newest."
-        )
-
-
-def cache_folder() -> Path:
-    """Where Hugging Face's library keeps repositories; HF_HUB_CACHE and HF_HOME decide."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE).expanduser()
-
-
 def cached(repo: str, revision: str | None = None) -> Path | None:
     """The folder of a repository whose weights are all here, None otherwise. Asks nobody. Raises ModelError for one with links out of the
     cache."""
@@ -152,8 +120,3 @@ def revision_of(folder: Path) -> str | None:
     """The commit that a folder of the cache holds, None for other folders."""
     name = folder.name
     return name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(name) else None
-
-
-def shown(name: str) -> str:
-    """A name as somebody typed it, fit for a sentence."""
-    return "".join(c if c.isprintable() else "?" for c in name[:400])

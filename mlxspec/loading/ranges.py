@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlxspec.errors import ModelError
-from mlxspec.loading import download, hub, progress
+from mlxspec.loading import download, progress, repositories
 from mlxspec.loading.safetensors import TensorEntry, entries, header_length, header_of
 
 _LARGEST_JSON = 64 << 20  # bytes of a config or an index
@@ -75,8 +75,8 @@ def look(repo: str, revision: str | None = None) -> Repository:
     """What the hub says of a repository. Fetches no file. Raises ModelError where it has none, or cannot be reached."""
     from huggingface_hub import HfApi, constants
 
-    hub.check_repo(repo)
-    hub.check_revision(revision)
+    repositories.check_repo(repo)
+    repositories.check_revision(revision)
     with download.explained(repo, revision):
         info = HfApi().model_info(
             repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT

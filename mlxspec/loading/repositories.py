@@ -1,0 +1,42 @@
+"""Repositories of the Hugging Face hub: what their names and revisions may be, which of their files are used, and where they are kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mlxspec.errors import ConfigError, ModelError
+
+PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # data, never code
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
+
+
+def check_repo(repo: str) -> None:
+    """Raise ModelError unless `repo` can be the name of a repository."""
+    if not _REPO_ID.fullmatch(repo) or ".." in repo:
+        raise ModelError(
+            f"There is no folder {shown(repo)}, and it is no Hugging Face id (owner/name) either."
+        )
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise ConfigError unless `revision` can be the name of a branch, a tag or a commit."""
+    if revision is None:
+        return
+    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
+        raise ConfigError(
+            f"{shown(revision)!r} can be no branch, tag or commit; leave --revision out for the newest."
+        )
+
+
+def cache_folder() -> Path:
+    """Where Hugging Face's library keeps repositories; HF_HUB_CACHE and HF_HOME decide."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def shown(name: str) -> str:
+    """A name as somebody typed it, fit for a sentence."""
+    return "".join(c if c.isprintable() else "?" for c in name[:400])
