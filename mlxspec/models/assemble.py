@@ -75,9 +75,8 @@ def assemble(
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
     """Read the weights of modules that were assembled lazily, array by array."""
-    mx.eval(
-        mx.random.state
-    )  # layers draw initial values: without this, the draws of all loads would stay as one growing graph
+    # layers draw initial values: unless their keys are evaluated, the draws of all loads stay as one growing graph
+    mx.eval(mx.random.state)
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
     with progress.steps("loading", sum(a.nbytes for a in arrays)) as step:
         for array in arrays:
