@@ -43,7 +43,7 @@ def main() -> int:
         texts, counts = set(), (0, 0, 0.0)
         for turn in range(options.rounds + 2):
             for way, (spec, overlaps) in ways.items():
-                engine._flight._overlaps = overlaps
+                engine._pipeline._overlaps = overlaps
                 speed, text, counted = _run(engine, prompts, params, spec)
                 texts.add(text)
                 counts = counted if way == "overlapped" else counts

@@ -85,7 +85,7 @@ class Engine(EngineApi):
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
-        self._intake = RequestFactory(
+        self._request_factory = RequestFactory(
             tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec
         )
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
@@ -94,7 +94,7 @@ class Engine(EngineApi):
         self._widest = self._exact_width() if self.config.exact else None
         # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         overlaps, num_bytes = not self.config.exact, bytes_of(model)
-        self._flight = Pipeline(
+        self._pipeline = Pipeline(
             self.drafting, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
@@ -144,7 +144,7 @@ class Engine(EngineApi):
     def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
         """What takes long to make of a request's parameters, for `submit` of up to num_rows requests. May be called in any thread, and
         take seconds. Raises GrammarError, ConfigError."""
-        return self._intake.constraints.compile(params, num_rows)
+        return self._request_factory.constraints.compile(params, num_rows)
 
     def _enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
@@ -163,7 +163,7 @@ class Engine(EngineApi):
             self.cancel(request.number)
         self._model, self.chain, self._cache = None, Chain(()), None
         self.drafting = Drafting(self.chain)
-        self._flight = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
+        self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
         self.prefix.limit(0)
         self.memory.close()
         device.release(self.memory)
@@ -232,7 +232,7 @@ class Engine(EngineApi):
                 self._expire()
                 self._admit()
                 # rows join a cache only behind a round that has been read
-                is_first = self._flight.is_open and bool(self._prefills)
+                is_first = self._pipeline.is_open and bool(self._prefills)
                 if is_first:
                     self._round(has_read=False)
                     self._retire()
@@ -277,7 +277,7 @@ class Engine(EngineApi):
                 victim = makes_room(self._rows, request.client, places)
                 if victim is None:
                     return
-            if (victim is not None or request in self._parked) and self._flight.next is not None:
+            if (victim is not None or request in self._parked) and self._pipeline.next is not None:
                 self._awaits_read = True
                 return
             if request not in self._parked and not self.memory.reserve(request):
@@ -368,13 +368,13 @@ class Engine(EngineApi):
             return
         started = time.perf_counter()
         before = self.stats.draft_seconds, self.stats.verify_seconds
-        self._intake.constraints.clock.begin(sum(r.params.has_grammar for r in self._rows))
+        self._request_factory.constraints.clock.begin(sum(r.params.has_grammar for r in self._rows))
         try:
             may_follow = not self._prefills and not self._awaits_read
-            flown = self._flight.advance(self._rows, self.model, self._cache, may_follow=may_follow)
+            flown = self._pipeline.advance(self._rows, self.model, self._cache, may_follow=may_follow)
             self._tell(flown.events)
         except BaseException as error:
-            self._flight.forget()
+            self._pipeline.forget()
             self._cache = None
             for request in self._rows:
                 request.fail(error)
@@ -446,7 +446,7 @@ class Engine(EngineApi):
         self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
     ) -> Request:
         self._queue.check_open()
-        request = self._intake.make(prompt, params, spec, **more)
+        request = self._request_factory.make(prompt, params, spec, **more)
         self.memory.check(request)
         if request.spec.policy == "auto" and request.spec.drafters and self.drafting.auto is None:
             self.follow(guessed_costs(self.model, self.chain.drafters))
@@ -471,11 +471,11 @@ class Engine(EngineApi):
         if len(staying) == len(self._rows):
             return
         if self._cache is not None:
-            self._flight.drop(self._cache)
+            self._pipeline.drop(self._cache)
         leaving = [r for r in self._rows if r.finish_reason is not None]
         self._keep_answers(leaving)
         if not staying:
-            self._cache = self._flight.next = None
+            self._cache = self._pipeline.next = None
         elif self._cache is not None:
             self._cache.select(staying)
         self._rows = [self._rows[i] for i in staying]

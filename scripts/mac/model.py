@@ -190,13 +190,13 @@ class Model:
             peaks = {}
             for turn in range(3):
                 for ahead in (True, False):
-                    self.engine._flight._overlaps = ahead
+                    self.engine._pipeline._overlaps = ahead
                     mx.clear_cache()
                     stats, more = self._behind(context, new, drafted)
                     peaks[ahead] = more / max(1, self._kv_bytes(context))
                     if turn:
                         speeds[ahead].append(stats.decode_speed)
-            self.engine._flight._overlaps = True
+            self.engine._pipeline._overlaps = True
             over = median(a / b for a, b in zip(speeds[True], speeds[False], strict=True))
             rows.append(
                 [

@@ -159,7 +159,7 @@ def _partial(model: Model) -> Found:
         calls.append(1)
         handed_over(*arrays)
 
-    pipeline = model.engine._flight
+    pipeline = model.engine._pipeline
     before, pipeline._overlaps = pipeline._overlaps, False
     mx.async_eval = counted
     try:

@@ -38,7 +38,7 @@ def engine(*, overlaps: bool = True, model=None, **config) -> Engine:
         drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
         config=equality.EngineConfig(**config),
     )
-    made._flight._overlaps = overlaps
+    made._pipeline._overlaps = overlaps
     return made
 
 
@@ -284,9 +284,9 @@ def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int, rollba
             own.step()
     ahead, waiting = engines
     assert [r.history for r in requests[0]] == [r.history for r in requests[1]]
-    assert ahead._flight.is_open
-    assert not waiting._flight.is_open
-    ahead._flight.drop(ahead._cache)
+    assert ahead._pipeline.is_open
+    assert not waiting._pipeline.is_open
+    ahead._pipeline.drop(ahead._cache)
     heads = [own.chain.drafters["mtp"] for own in engines]
     assert ahead._cache.lengths == waiting._cache.lengths
     assert heads[0]._cache.lengths == heads[1]._cache.lengths
@@ -351,7 +351,7 @@ def test_exact_texts_are_not_drafted_ahead() -> None:
         drafters=[Mtp(tiny_models.mtp_head(), 2048)],
         config=equality.EngineConfig(exact=True),
     )
-    assert not own._flight._overlaps
+    assert not own._pipeline._overlaps
 
 
 def test_logprobs_are_those_of_plain_decoding() -> None:
@@ -380,7 +380,7 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_goes_on(at: int) -> N
     own._model = Failing()
     results = own.generate(PROMPTS[:2], asked(0), spec=MTP)
     assert {r.error for r in results} == {"MemoryError: no memory for that."}
-    assert own._flight.next is None
+    assert own._pipeline.next is None
     assert own.nbytes == 0
     check(1, asked(1), own.generate(PROMPTS[1], asked(1), spec=MTP), "after a failure")
 

@@ -42,7 +42,7 @@ def decoding(way: str, *, ahead: bool) -> Engine:
         drafters=[Mtp(head, target.max_context)],
         config=EngineConfig(prefix_budget=0, prefill_chunk=256),
     )
-    engine._flight._overlaps = ahead
+    engine._pipeline._overlaps = ahead
     prompt = [3 + 7 * i % 90 for i in range(LENGTH)]
     engine.submit(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True), spec=WAYS[way])
     while not engine._rows:

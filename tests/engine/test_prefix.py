@@ -282,7 +282,7 @@ def test_a_cancelled_row_with_a_round_in_flight_can_be_gone_on_from() -> None:
     request = warm.submit(text, SamplingParams(max_tokens=100, ignore_eos=True), spec=spec())
     for _ in range(9):
         warm.step()
-    assert warm._flight.next is not None
+    assert warm._pipeline.next is not None
     warm.cancel(request.number)
     longer = [*request.history, 5, 6]
     after = warm.generate(longer, GREEDY)

@@ -228,7 +228,7 @@ def test_a_budget_far_away_keeps_plain_rounds_running_ahead() -> None:
     ahead = []
     while not own.is_idle:
         own.step()
-        ahead.append(own._flight.next is not None)
+        ahead.append(own._pipeline.next is not None)
     assert all(ahead[:9])
     assert not any(ahead[11:17])
     assert all(ahead[20:27])
