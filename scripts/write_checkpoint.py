@@ -29,6 +29,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.checkpoints.mlx_config import mlx_config
 from mlxspec.checkpoints.quantize import Format, described, quantize
 from mlxspec.checkpoints.writing import whole_folder, write_json
@@ -44,116 +45,60 @@ _TOKENS = 248_047  # of Qwen's tokenizer, up to <|im_end|>; the model has some r
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def _qwen(
-    hidden: int, layers: int, heads: int, kv: int, linear: int, *, tied: bool = False, **ffn: int
-) -> dict[str, Any]:
-    """A hub's config. heads, kv: of attention; linear: value heads of Gated DeltaNet."""
-    kind = "qwen3_5_moe" if "num_experts" in ffn else "qwen3_5"
-    name = "Qwen3_5MoeForConditionalGeneration" if "num_experts" in ffn else "Qwen3_5ForConditionalGeneration"
-    text = {
-        "model_type": f"{kind}_text",
-        "vocab_size": 248320,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": linear,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 4,
-        "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)],
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attn_output_gate": True,
-        "max_position_embeddings": 262144,
-        "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False,
-        "tie_word_embeddings": tied,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000000,
-            "partial_rotary_factor": 0.25,
-            "mrope_section": [11, 11, 10],
-            "mrope_interleaved": True,
-        },
-        "dtype": "bfloat16",
-    }
-    return {
-        "architectures": [name],
-        "model_type": kind,
-        "tie_word_embeddings": tied,
-        "text_config": text | ffn,
-    }
-
-
-def _experts(num: int, each: int, size: int) -> dict[str, int]:
-    sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
-    return {"num_experts": num, "num_experts_per_tok": each, **sizes}
-
-
-def _gemma3(
-    hidden: int, layers: int, heads: int, kv: int, ffn: int, window: int, vocab: int
-) -> dict[str, Any]:
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": ffn,
-        "sliding_window": window,
-        "sliding_window_pattern": 6,
-        "head_dim": 256,
-        "dtype": "bfloat16",
-    }
-
-
-def _gemma4_e2b() -> dict[str, Any]:
-    kinds = ["full_attention" if i % 5 == 4 else "sliding_attention" for i in range(35)]
-    text = {
-        "model_type": "gemma4_text",
-        "vocab_size": 262144,
-        "hidden_size": 1536,
-        "num_hidden_layers": 35,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "intermediate_size": 6144,
-        "layer_types": kinds,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "sliding_window": 512,
-        "num_kv_shared_layers": 20,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 256,
-        "vocab_size_per_layer_input": 262144,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-    }
-    return {
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "model_type": "gemma4",
-        "text_config": text,
-    }
-
-
-SIZES: dict[str, dict[str, Any]] = {
-    "qwen3.5-0.8b": _qwen(1024, 24, 8, 2, 16, tied=True, intermediate_size=3584),
-    "qwen3.5-4b": _qwen(2560, 32, 16, 4, 32, tied=True, intermediate_size=9216),
-    "qwen3.5-9b": _qwen(4096, 32, 16, 4, 32, intermediate_size=12288),
-    "qwen3.6-27b": _qwen(5120, 64, 24, 4, 48, intermediate_size=17408),
-    "qwen3.6-35b-a3b": _qwen(2048, 40, 16, 2, 32, **_experts(256, 8, 512)),
-    "gemma-3-270m": _gemma3(640, 18, 4, 1, 2048, 512, 262144),
-    "gemma-3-1b": _gemma3(1152, 26, 4, 1, 6912, 512, 262144),
-    "gemma-3-4b": _gemma3(2560, 34, 8, 4, 10240, 1024, 262208),
-    "gemma-4-e2b": _gemma4_e2b(),
+# Keys of a hub's config that change no shape, which is why the list of known models does not have them.
+_QWEN = {
+    "linear_conv_kernel_dim": 4,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attn_output_gate": True,
+    "max_position_embeddings": 262144,
+    "mtp_use_dedicated_embeddings": False,
+    "dtype": "bfloat16",
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
 }
+
+
+def hub_config(name: str) -> dict[str, Any]:
+    """The config.json of a known model as its repository has it. name: as in `known.CONFIGS`."""
+    config = CONFIGS[name][1]
+    kind = config["model_type"]
+    if kind == "gemma3_text":
+        more = {"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": 6, "dtype": "bfloat16"}
+        return config | more
+    text = config["text_config"] | {"model_type": f"{kind}_text"}
+    if kind == "gemma4":
+        text |= {"tie_word_embeddings": True, "dtype": "bfloat16"}
+        return {**config, "architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+    every, layers = text["full_attention_interval"], text["num_hidden_layers"]
+    kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    family = "Qwen3_5Moe" if kind == "qwen3_5_moe" else "Qwen3_5"
+    return {
+        **config,
+        "architectures": [f"{family}ForConditionalGeneration"],
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text | _QWEN | {"layer_types": kinds},
+    }
+
+
+_NAMES = {
+    "qwen3.5-0.8b": "Qwen3.5-0.8B",
+    "qwen3.5-4b": "Qwen3.5-4B",
+    "qwen3.5-9b": "Qwen3.5-9B",
+    "qwen3.6-27b": "Qwen3.5-27B",
+    "qwen3.6-35b-a3b": "Qwen3.5-35B-A3B",
+    "gemma-3-270m": "gemma-3-270m",
+    "gemma-3-1b": "gemma-3-1b",
+    "gemma-3-4b": "gemma-3-4b",
+    "gemma-4-e2b": "gemma-4-E2B",
+}
+SIZES: dict[str, dict[str, Any]] = {size: hub_config(name) for size, name in _NAMES.items()}
 
 
 def main() -> None:
