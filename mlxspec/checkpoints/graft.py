@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlxspec.errors import ModelError
 from mlxspec.loading import hub, ranges, repositories
 from mlxspec.loading.folder import INDEX, is_head_file, tensor_files
+from mlxspec.loading.names import NAME_LENGTH, printable
 from mlxspec.loading.qwen_weights import HEAD, is_raw, split_mtp
 from mlxspec.loading.ranges import Repository, Selection
 from mlxspec.loading.safetensors import check_header
@@ -84,7 +85,7 @@ def head_in(where: Repository) -> RemoteHead | None:
 
 def _no_head(original: str) -> ModelError:
     return ModelError(
-        f"{repositories.shown(original)} holds no MTP head (no tensors named mtp.*); name the original repository."
+        f"{printable(original, NAME_LENGTH)} holds no MTP head (no tensors named mtp.*); name the original repository."
     )
 
 

@@ -22,6 +22,7 @@ from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.loading import hub, progress, ranges, repositories
 from mlxspec.loading.download import Plan
 from mlxspec.loading.folder import INDEX, is_head_file
+from mlxspec.loading.names import NAME_LENGTH, printable
 from mlxspec.loading.qwen_weights import HEAD, head_of, is_raw, split_mtp
 from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
@@ -118,14 +119,14 @@ def _original(repo: str, named: tuple[str, ...]) -> Repository:
         )
     if len(named) > 1:
         raise ModelError(
-            f"The card of {repo} names {len(named)} base models ({repositories.shown(', '.join(named))}); "
+            f"The card of {repo} names {len(named)} base models ({printable(', '.join(named), NAME_LENGTH)}); "
             "choose one with --mtp-from OWNER/NAME."
         )
     try:
         repositories.check_repo(named[0])
     except ModelError as error:
         raise ModelError(
-            f"{repositories.shown(named[0])} is no Hugging Face id; name the original of {repo} with --mtp-from OWNER/NAME."
+            f"{printable(named[0], NAME_LENGTH)} is no Hugging Face id; name the original of {repo} with --mtp-from OWNER/NAME."
         ) from error
     return ranges.look(named[0])
 

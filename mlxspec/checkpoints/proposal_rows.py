@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.loading.progress import amount
 from mlxspec.loading.row_lists import most_frequent
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.assemble import is_packed
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -122,8 +122,3 @@ def choose_rows(
     return made, [
         f"The drafter {name} {found.sentence} ({_SOURCES[listed.source]}); --draft-vocab 0 takes all."
     ]
-
-
-def is_packed(module: nn.Module) -> bool:
-    """Whether matrices of a model are quantized in memory."""
-    return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from mlxspec.errors import ModelError
-from mlxspec.loading.names import shown
+from mlxspec.loading.names import printable
 
 INDEX = "model.safetensors.index.json"
 _HEADS = ("*mtp*.safetensors", "mtp/*.safetensors")
@@ -47,7 +47,7 @@ def _named(index: Path) -> list[Path]:
         raise ModelError(f"{index.name} names no shard.")
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"(?:mtp/)?[\w.-]+\.safetensors", name, re.ASCII):
-            raise ModelError(f"{index.name} names a shard {shown(name)}, which is no plain file name.")
+            raise ModelError(f"{index.name} names a shard {printable(name)}, which is no plain file name.")
         if not (index.parent / name).is_file():
             raise ModelError(f"The shard {name} is missing in {index.parent}.")
     return sorted(index.parent / name for name in names)
@@ -63,8 +63,10 @@ def check_links(folder: Path) -> None:
             try:
                 target = path.resolve()
             except (OSError, RuntimeError) as error:  # a loop
-                raise ModelError(f"{shown(path.name)} in {folder} is a link that leads nowhere.") from error
+                raise ModelError(
+                    f"{printable(path.name)} in {folder} is a link that leads nowhere."
+                ) from error
             if not any(target.is_relative_to(place) for place in allowed):
                 raise ModelError(
-                    f"{shown(path.name)} in {folder} is a link out of that folder; copy the file it stands for."
+                    f"{printable(path.name)} in {folder} is a link out of that folder; copy the file it stands for."
                 )

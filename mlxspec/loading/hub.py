@@ -13,7 +13,8 @@ from pathlib import Path
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.download import Plan, fetch, plan
 from mlxspec.loading.folder import check_links, tensor_files
-from mlxspec.loading.repositories import cache_folder, check_repo, check_revision, shown
+from mlxspec.loading.names import NAME_LENGTH, printable
+from mlxspec.loading.repositories import cache_folder, check_repo, check_revision
 from mlxspec.platform.resources import demo_folder
 
 Judge = Callable[[Plan], None]
@@ -40,7 +41,7 @@ def resolve(
     if folder is not None:
         if revision is not None:
             raise ConfigError(
-                f"{shown(model)} is a folder here; only models from Hugging Face have revisions."
+                f"{printable(model, NAME_LENGTH)} is a folder here; only models from Hugging Face have revisions."
             )
         return folder
     check_repo(model)
@@ -65,7 +66,7 @@ def named(model: str | os.PathLike[str]) -> str:
     except (OSError, RuntimeError, ValueError):  # as in _local
         path, is_there = Path(model), False
     if not is_there:
-        raise ModelError(f"There is no folder {shown(str(path))}.")
+        raise ModelError(f"There is no folder {printable(path, NAME_LENGTH)}.")
     return str(path)
 
 

@@ -1,9 +1,11 @@
-"""Makes names and messages out of untrusted files safe to print in an error message."""
+"""Makes names and messages of users and of untrusted files safe to print in an error message."""
 
 from __future__ import annotations
 
+NAME_LENGTH = 400  # characters shown of a path or a repository, whose end tells them apart
 
-def shown(what: object) -> str:
-    """On one line, printable, of bounded length."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(str(what).split())).rstrip(".")
-    return text if len(text) <= 120 else f"{text[:117]}..."
+
+def printable(what: object, most: int = 120) -> str:
+    """On one line, printable, of at most `most` characters."""
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(str(what).split()))
+    return text if len(text) <= most else f"{text[: most - 3]}..."

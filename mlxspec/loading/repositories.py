@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading.names import NAME_LENGTH, printable
 
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # data, never code
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
@@ -16,7 +17,7 @@ def check_repo(repo: str) -> None:
     """Raise ModelError unless `repo` can be the name of a repository."""
     if not _REPO_ID.fullmatch(repo) or ".." in repo:
         raise ModelError(
-            f"There is no folder {shown(repo)}, and it is no Hugging Face id (owner/name) either."
+            f"There is no folder {printable(repo, NAME_LENGTH)}, and it is no Hugging Face id (owner/name) either."
         )
 
 
@@ -26,7 +27,7 @@ def check_revision(revision: str | None) -> None:
         return
     if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
         raise ConfigError(
-            f"{shown(revision)!r} can be no branch, tag or commit; leave --revision out for the newest."
+            f"{printable(revision, NAME_LENGTH)!r} can be no branch, tag or commit; leave --revision out for the newest."
         )
 
 
@@ -35,8 +36,3 @@ def cache_folder() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
-
-
-def shown(name: str) -> str:
-    """A name as somebody typed it, fit for a sentence."""
-    return "".join(c if c.isprintable() else "?" for c in name[:400])

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import tensor_files
-from mlxspec.loading.names import shown
+from mlxspec.loading.names import printable
 from mlxspec.loading.safetensors import check_header
 
 Weights = dict[str, mx.array]
@@ -50,7 +50,7 @@ def read_folder(folder: Path) -> Weights:
         loaded = read_file(path)
         twice = sorted(weights.keys() & loaded.keys())
         if twice:
-            raise ModelError(f"{path.name} holds {shown(twice[0])}, which another file holds too.")
+            raise ModelError(f"{path.name} holds {printable(twice[0])}, which another file holds too.")
         weights |= loaded
     return weights
 
@@ -61,7 +61,7 @@ def read_file(path: Path) -> Weights:
     try:
         loaded = mx.load(str(path))
     except (RuntimeError, ValueError) as error:
-        raise ModelError(f"{path.name} cannot be read: {shown(error)}.") from error
+        raise ModelError(f"{path.name} cannot be read: {printable(error).rstrip('.')}.") from error
     if set(loaded) != set(names):
         raise ModelError(f"{path.name} holds other tensors than its header names.")
     return {f"mtp.{k}": v for k, v in loaded.items()} if is_bare_head(loaded) else dict(loaded)
@@ -85,7 +85,7 @@ def rename(weights: Weights) -> Weights:
             continue
         name = our_name(given)
         if name in named:
-            raise ModelError(f"The folder has two tensors for one place: {shown(given)} and another.")
+            raise ModelError(f"The folder has two tensors for one place: {printable(given)} and another.")
         named[name] = value
     return named
 
@@ -120,9 +120,9 @@ def split_experts(weights: Weights, into: str = "switch_mlp.") -> Weights:
             out[name] = value
     for name, parts in single.items():
         if sorted(parts) != list(range(len(parts))):
-            raise ModelError(f"Experts are missing for {shown(name)}.")
+            raise ModelError(f"Experts are missing for {printable(name)}.")
         if len({(v.shape, v.dtype) for v in parts.values()}) > 1:
-            raise ModelError(f"Experts differ in shape or dtype for {shown(name)}.")
+            raise ModelError(f"Experts differ in shape or dtype for {printable(name)}.")
         out[name] = mx.stack([parts[i] for i in range(len(parts))])
     return out
 
@@ -146,7 +146,7 @@ def formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     for path in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
         packed, shape = weights.get(f"{path}.weight"), shapes.get(f"{path}.weight")
         if packed is None:
-            raise ModelError(f"There are scales but no weights for {shown(path)}.")
+            raise ModelError(f"There are scales but no weights for {printable(path)}.")
         if shape is not None:
             found[path] = _format(path, packed, weights, shape)
     return found
@@ -155,7 +155,7 @@ def formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
 def _format(path: str, packed: mx.array, weights: Weights, shape: tuple[int, ...]) -> Packed:
     scales, biases, own = (weights.get(f"{path}.{name}") for name in _SCALES)
     if scales is None:
-        raise ModelError(f"There are no scales for {shown(path)}.")
+        raise ModelError(f"There are no scales for {printable(path)}.")
     rows = packed.shape[:-1] == scales.shape[:-1] == shape[:-1] != ()
     if rows and packed.dtype == mx.uint32 and 0 not in (packed.size, scales.size):
         bits, odd = divmod(packed.shape[-1] * 32, shape[-1])
@@ -165,7 +165,7 @@ def _format(path: str, packed: mx.array, weights: Weights, shape: tuple[int, ...
         whole = not odd and not over and (shifts if mode == "affine" else biases is None)
         if mode is not None and whole and (own is None or own.shape == shape[:-2] != ()):
             return Packed(group_size, bits, mode, own is not None)
-    raise ModelError(f"{shown(path)} is quantized in no way that fits a matrix of shape {shape}.")
+    raise ModelError(f"{printable(path)} is quantized in no way that fits a matrix of shape {shape}.")
 
 
 def dequantize(weights: Weights, formats: Mapping[str, Packed], dtype: mx.Dtype) -> Weights:
@@ -214,4 +214,4 @@ def missing_and_extra(expected: Iterable[str], given: Iterable[str]) -> str | No
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(map(shown, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(map(printable, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

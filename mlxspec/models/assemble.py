@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
 from mlxspec.loading import progress
-from mlxspec.loading.names import shown
+from mlxspec.loading.names import printable
 from mlxspec.loading.progress import amount
 from mlxspec.loading.qwen_weights import head_of
 from mlxspec.loading.weights import (
@@ -109,8 +109,8 @@ def assemble_lazily(
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
         mtp = kind.head(parsed, model)
-        is_packed = bool(_fill(mtp, head, dtype, "The MTP head", _foreign_format(config)))
-        if packed and not is_packed:
+        head_is_packed = bool(_fill(mtp, head, dtype, "The MTP head", _foreign_format(config)))
+        if packed and not head_is_packed:
             _pack(mtp, draft_bits)
     for module in (model, mtp):
         if module is not None:
@@ -135,7 +135,7 @@ def assemble_lazily(
 
 def not_read(keys: Sequence[str], where: str) -> str:
     """A notice on keys that may ask for what is not implemented."""
-    names = ", ".join(map(shown, keys[:8]))
+    names = ", ".join(map(printable, keys[:8]))
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     return f"These keys of {where} are not known here and were not used: {names}{more}."
 
@@ -163,8 +163,8 @@ def assemble_head_lazily(
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
     mtp = Qwen35Mtp(target.config, target.model)
-    is_packed = bool(_fill(mtp, head, dtype, "The MTP head"))
-    if not is_packed and any(name.endswith(".scales") for name, _ in tree_flatten(target.model.parameters())):
+    head_is_packed = bool(_fill(mtp, head, dtype, "The MTP head"))
+    if is_packed(target.model) and not head_is_packed:
         _pack(mtp, draft_bits)
     mtp.fuse()
     return mtp
@@ -241,7 +241,7 @@ def _fill(
     difference = missing_and_extra(expected, weights)
     if difference:
         because = (
-            f"; it is quantized in the way of {shown(foreign)}, which is not supported" if foreign else ""
+            f"; it is quantized in the way of {printable(foreign)}, which is not supported" if foreign else ""
         )
         raise ModelError(f"{what} cannot be loaded: {difference}{because}.")
     for name, value in weights.items():
@@ -261,6 +261,11 @@ def _fill(
             norm.weight = norm.weight.astype(mx.float32)
     module.eval()
     return {path: (how, math.prod(shapes[f"{path}.weight"])) for path, how in packed.items()}
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether matrices of a model are quantized in memory."""
+    return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))
 
 
 def floats_fit(nbytes: int, beside: int = 0) -> bool:
