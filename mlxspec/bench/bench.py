@@ -27,7 +27,7 @@ class WorkloadOutcome:
     num_different: int
     pairs: tuple[float, ...]
     plain_speed: float
-    speed: float
+    decode_speed: float
     tokens_per_round: float
     drafted: dict[str, tuple[int, int]]  # by drafter: drafted, accepted
 
@@ -77,8 +77,8 @@ def run_workload(
     drafted: dict[str, tuple[int, int]] = {}
     for s in stats:
         for name, work in s.drafters.items():
-            tried, stood = drafted.get(name, (0, 0))
-            drafted[name] = tried + work.num_drafted, stood + work.num_accepted
+            num_drafted, num_accepted = drafted.get(name, (0, 0))
+            drafted[name] = num_drafted + work.num_drafted, num_accepted + work.num_accepted
     return WorkloadOutcome(
         workload=workload.name,
         num_prompts=len(prompts),
@@ -86,7 +86,7 @@ def run_workload(
         num_different=different,
         pairs=tuple(pairs),
         plain_speed=median(r.speed for r in plain_runs),
-        speed=median(r.speed for r in runs),
+        decode_speed=median(r.speed for r in runs),
         tokens_per_round=sum(s.num_decoded for s in stats) / max(1, sum(s.num_rounds for s in stats)),
         drafted=drafted,
     )

@@ -38,7 +38,7 @@ class Comparison:
 
     drafters: tuple[str, ...]
     plain_speed: float
-    speed: float
+    decode_speed: float
     stats: RequestStats
     flip: Flip | None
 
@@ -48,9 +48,9 @@ class Comparison:
         return self.flip is None
 
     @property
-    def ratio(self) -> float | None:
+    def speedup(self) -> float | None:
         """Drafted over plain speed; None where the texts differ, for then it says nothing, or where there was nothing to time."""
-        return self.speed / self.plain_speed if self.is_identical and self.plain_speed > 0 else None
+        return self.decode_speed / self.plain_speed if self.is_identical and self.plain_speed > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def run_prompt(
             Comparison(
                 drafters=drafters,
                 plain_speed=_speed(plain[1:]),
-                speed=_speed(drafted[1:]),
+                decode_speed=_speed(drafted[1:]),
                 stats=drafted[-1].stats,
                 flip=None
                 if other is None

@@ -99,9 +99,9 @@ def _draw_positions(axes: Any, scores: Sequence[Score]) -> None:
     alone = {s.drafters[0]: s for s in scores if len(s.drafters) == 1 and not s.name.startswith("policy")}
     for order, (name, score) in enumerate(alone.items()):
         shares = [
-            (i + 1, stood / tried)
-            for i, (tried, stood) in enumerate(score.by_position[:_DEEPEST])
-            if tried >= _FEWEST
+            (i + 1, accepted / verified)
+            for i, (verified, accepted) in enumerate(score.by_position[:_DEEPEST])
+            if verified >= _FEWEST
         ]
         if shares:
             thick = max(1.0, 4.0 - 0.6 * order)  # curves that coincide are all seen
@@ -111,7 +111,7 @@ def _draw_positions(axes: Any, scores: Sequence[Score]) -> None:
     axes.set(
         title="Acceptance by position",
         xlabel="position in the draft",
-        ylabel="share of verified drafts that stand there",
+        ylabel="share of verified tokens that were accepted",
         ylim=(0, 1.02),
     )
     _legend(axes)

@@ -41,7 +41,7 @@ class Contestant:
 @dataclass(kw_only=True)
 class Score:
     """What one contestant came to. whole: as the contestant has it. pairs: its speed over plain decoding's, one a prompt and turn.
-    by_position[i]: how often its draft token i was verified, and how often it stood."""
+    by_position[i]: how often its draft token i was verified, and how often it was accepted."""
 
     name: str
     depth: int | None
@@ -63,7 +63,7 @@ class Score:
         return median(self.pairs) if self.pairs and not self.num_different else None
 
     @property
-    def speed(self) -> float:
+    def decode_speed(self) -> float:
         """Tokens a second, the median."""
         return median(self.speeds) if self.speeds else 0.0
 
@@ -88,11 +88,11 @@ class Score:
             self.pairs.append(stats.decode_speed / plain.stats.decode_speed)
             self.speeds.append(stats.decode_speed)
         for work in stats.drafters.values():
-            for i, (tried, stood) in enumerate(work.by_position):
+            for i, (verified, accepted) in enumerate(work.by_position):
                 if i == len(self.by_position):
                     self.by_position.append((0, 0))
                 before = self.by_position[i]
-                self.by_position[i] = before[0] + tried, before[1] + stood
+                self.by_position[i] = before[0] + verified, before[1] + accepted
 
 
 def contestants(engine: Engine) -> list[Contestant]:
@@ -162,17 +162,17 @@ def _proposing(engine: Engine, whole: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """What proposing over a part of the vocabulary costs and saves, at one depth. accepted, whole_accepted: shares of drafted tokens;
-    read, whole_read: bytes that a drafted token reads."""
+    """What proposing over a part of the vocabulary costs and saves, at one depth. acceptance, whole_acceptance: accepted shares of drafted
+    tokens; read_bytes, whole_read_bytes: bytes that a drafted token reads."""
 
     name: str
     depth: int
     num_rows: int
     vocab_size: int
-    accepted: float
-    whole_accepted: float
-    read: int
-    whole_read: int
+    acceptance: float
+    whole_acceptance: float
+    read_bytes: int
+    whole_read_bytes: int
 
 
 def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
@@ -191,10 +191,10 @@ def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
                 depth=whole.depth,
                 num_rows=len(drafter.reduced.head.ids),
                 vocab_size=drafter.reduced.head.vocab_size,
-                accepted=part.acceptance or 0.0,
-                whole_accepted=whole.acceptance or 0.0,
-                read=int(drafter.reads.bytes()),
-                whole_read=int(whole_read),
+                acceptance=part.acceptance or 0.0,
+                whole_acceptance=whole.acceptance or 0.0,
+                read_bytes=int(drafter.reads.bytes()),
+                whole_read_bytes=int(whole_read),
             )
         )
     return found

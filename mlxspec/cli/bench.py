@@ -147,10 +147,10 @@ def line(outcome: WorkloadOutcome) -> str:
     if outcome.speedup is None:
         return f"{begin}nothing was decoded."
     used = (
-        ", ".join(f"{n} {stood}/{tried}" for n, (tried, stood) in outcome.drafted.items())
+        ", ".join(f"{n} {accepted}/{drafted}" for n, (drafted, accepted) in outcome.drafted.items())
         or "nothing drafted"
     )
     return (
         f"{begin}{outcome.speedup:.2f}x plain ({min(outcome.pairs):.2f}x to {max(outcome.pairs):.2f}x)  "
-        f"{outcome.plain_speed:.0f} -> {outcome.speed:.0f} tok/s, {outcome.tokens_per_round:.2f} tokens a round, {used}"
+        f"{outcome.plain_speed:.0f} -> {outcome.decode_speed:.0f} tok/s, {outcome.tokens_per_round:.2f} tokens a round, {used}"
     )

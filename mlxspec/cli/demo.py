@@ -135,12 +135,12 @@ def _cells(c: Comparison) -> list[str]:
         f"{name} {works[name].num_accepted}/{works[name].num_drafted}" if name in works else f"{name} 0/0"
         for name in c.drafters
     ]
-    ratio = "-" if c.ratio is None else f"{c.ratio:.2f}x"
-    colour = "" if c.ratio is None else "[green]" if c.ratio >= 1 else "[yellow]"
+    ratio = "-" if c.speedup is None else f"{c.speedup:.2f}x"
+    colour = "" if c.speedup is None else "[green]" if c.speedup >= 1 else "[yellow]"
     return [
         "identical" if c.is_identical else "[bold red]differ[/]",
         f"{c.plain_speed:.0f}",
-        f"{c.speed:.0f}",
+        f"{c.decode_speed:.0f}",
         f"{colour}{ratio}",
         f"{c.stats.tokens_per_round:.2f}",
         ", ".join(who),
@@ -158,7 +158,7 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
         if not differing
         else f"{differing} of {len(pairs)} answers with drafting differ from plain decoding."
     )
-    ratios = sorted(c.ratio for _, c in pairs if c.ratio is not None)
+    ratios = sorted(c.speedup for _, c in pairs if c.speedup is not None)
     speeds = f" Ratios from {ratios[0]:.2f}x to {ratios[-1]:.2f}x." if ratios else ""
     lines = [verdict + speeds, f"{stats_line.machine()} · {seconds:.0f} s in all."]
     notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
@@ -214,9 +214,9 @@ def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
             {
                 "drafters": list(c.drafters),
                 "identical": c.is_identical,
-                "plain_tokens_per_second": round(c.plain_speed, 2),
-                "tokens_per_second": round(c.speed, 2),
-                "ratio": None if c.ratio is None else round(c.ratio, 4),
+                "plain_speed": round(c.plain_speed, 2),
+                "decode_speed": round(c.decode_speed, 2),
+                "speedup": None if c.speedup is None else round(c.speedup, 4),
                 "flip": None if c.flip is None else vars(c.flip),
                 "stats": stats_line.as_data(c.stats),
             }

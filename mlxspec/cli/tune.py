@@ -96,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
             "model": engine.name,
             "costs": costs.as_data(),
             "kept": str(path),
-            "plain_tokens_per_second": round(plain.speed, 2),
-            "contestants": [score_data(s) for s in scores],
+            "plain_speed": round(plain.decode_speed, 2),
+            "scores": [score_data(s) for s in scores],
             "reduced_vocabulary": [asdict(r) for r in bench.reductions(engine, scores)],
             "best": None if winner is None else score_data(winner),
             "num_prompts": len(prompts),
@@ -135,10 +135,11 @@ def count_texts(args: argparse.Namespace) -> None:
 
 def reduction(r: Reduced) -> str:
     """What proposing over a part of the vocabulary costs and saves."""
-    lost = 100 * (r.whole_accepted - r.accepted)
+    lost = 100 * (r.whole_acceptance - r.acceptance)
     return (
-        f"{r.name}, depth {r.depth}, over {r.num_rows} of {r.vocab_size} tokens: {100 * r.accepted:.1f} % accepted, {lost:.1f} points less "
-        f"than over all; a drafted token reads {stats_line.size(r.read)} instead of {stats_line.size(r.whole_read)}"
+        f"{r.name}, depth {r.depth}, over {r.num_rows} of {r.vocab_size} tokens: {100 * r.acceptance:.1f} % accepted, {lost:.1f} "
+        f"points less than over all; a drafted token reads {stats_line.size(r.read_bytes)} instead of "
+        f"{stats_line.size(r.whole_read_bytes)}"
     )
 
 
@@ -146,7 +147,7 @@ def score_data(score: Score) -> dict[str, Any]:
     """For JSON."""
     return asdict(score) | {
         "speedup": score.speedup,
-        "speed": round(score.speed, 2),
+        "decode_speed": round(score.decode_speed, 2),
         "acceptance": score.acceptance,
         "tokens_per_round": round(score.tokens_per_round, 3),
     }
@@ -154,7 +155,7 @@ def score_data(score: Score) -> dict[str, Any]:
 
 def _print(engine: Engine, costs: CostModel, plain: Score, scores: list[Score]) -> None:
     curve = costs.curve(0)
-    terminal.say(f"{engine.name}, plain decoding: {plain.speed:.1f} tokens a second\n\n")
+    terminal.say(f"{engine.name}, plain decoding: {plain.decode_speed:.1f} tokens a second\n\n")
     one = curve.seconds(1)
     rows = [[str(w), f"{1000 * curve.seconds(w):.2f}", f"{curve.seconds(w) / one:.2f}"] for w in _WIDTHS]
     print_table(["tokens verified", "ms a round", "plain rounds"], rows, right=(0, 1, 2))
@@ -175,7 +176,7 @@ def table(scores: list[Score]) -> list[list[str]]:
         [
             f"{s.name}, whole vocabulary" if s.whole else s.name,
             "" if s.depth is None else str(s.depth),
-            f"{s.speed:.1f}",
+            f"{s.decode_speed:.1f}",
             _speedup(s),
             "nothing drafted" if s.acceptance is None else f"{100 * s.acceptance:.0f} %",
             f"{s.tokens_per_round:.2f}",
@@ -200,7 +201,7 @@ def verdict(winner: Score | None, plain: Score) -> str:
             "Nothing beats plain decoding here with these prompts: use --draft off, or --policy auto (the default), "
             "which drafts only where it pays."
         )
-    gain = f"{winner.speedup:.2f}x plain decoding ({plain.speed:.1f} -> {winner.speed:.1f} tokens a second)"
+    gain = f"{winner.speedup:.2f}x plain decoding ({plain.decode_speed:.1f} -> {winner.decode_speed:.1f} tokens a second)"
     whole = " --draft-vocab 0" if winner.whole else ""
     if winner.name.startswith("policy"):
         return f"Best: --{winner.name}{whole} with {', '.join(winner.drafters)}, {gain}."

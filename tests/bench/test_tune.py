@@ -66,8 +66,8 @@ def test_a_part_of_the_vocabulary_is_compared_with_the_whole() -> None:
     (found,) = tune.reductions(engine, scores)
     part, whole = scores
     assert (found.name, found.depth, found.num_rows, found.vocab_size) == ("mtp", 3, 40, target.vocab_size)
-    assert (found.accepted, found.whole_accepted) == (part.acceptance, whole.acceptance)
-    assert found.whole_read - found.read == reads(target).head - head.reduced.weight_bytes
+    assert (found.acceptance, found.whole_acceptance) == (part.acceptance, whole.acceptance)
+    assert found.whole_read_bytes - found.read_bytes == reads(target).head - head.reduced.weight_bytes
 
 
 def score(name: str, *pairs: float, different: int = 0, **more) -> Score:

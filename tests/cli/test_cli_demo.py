@@ -98,9 +98,7 @@ def test_choices_of_drafters(run: Run, quick: None, roomy: tuple[Path, Path]) ->
     drafters = [c["drafters"] for c in data["prompts"][0]["comparisons"]]
     assert drafters == [["mtp"], ["draft-model", "ngram-simple"]]
     first = data["prompts"][0]["comparisons"][0]
-    assert first["ratio"] == pytest.approx(
-        first["tokens_per_second"] / first["plain_tokens_per_second"], rel=1e-2
-    )
+    assert first["speedup"] == pytest.approx(first["decode_speed"] / first["plain_speed"], rel=1e-2)
     assert len(data["prompts"][0]["tokens"]) == 6
 
 
@@ -132,7 +130,7 @@ def test_a_difference_is_exit_code_1(run: Run, as_demo: None, monkeypatch: pytes
     data = json.loads(run("demo", "--json", *SHORT).out)
     assert data["identical"] is False
     flipped = data["prompts"][0]["comparisons"][0]
-    assert flipped["ratio"] is None
+    assert flipped["speedup"] is None
     assert flipped["flip"]["position"] == 3
 
 
@@ -168,8 +166,8 @@ def test_speeds_are_medians_and_turns_alternate() -> None:
     outcome = demo_runs.run_prompt(engine, prompt, [("mtp",)], max_tokens=300, repeat=3)  # type: ignore[arg-type]
     assert calls == [True, False, False, True, True, False, False, True]
     (c,) = outcome.comparisons
-    assert (c.plain_speed, c.speed) == (6.0, 5.0)  # of 3, 6, 7 and 4, 5, 8; the first two warmed up
-    assert c.ratio == pytest.approx(5 / 6)
+    assert (c.plain_speed, c.decode_speed) == (6.0, 5.0)  # of 3, 6, 7 and 4, 5, 8; the first two warmed up
+    assert c.speedup == pytest.approx(5 / 6)
 
 
 def test_what_cannot_be_compared(run: Run, model: Path) -> None:

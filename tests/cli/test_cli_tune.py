@@ -55,7 +55,7 @@ def test_lists_counted_from_texts_are_found_again(run: Run, tmp_path: Path) -> N
     data = json.loads(ran.out)
     found = {r["depth"]: r for r in data["reduced_vocabulary"]}
     assert found.keys() == {1, 3}
-    assert all(0 < r["read"] < r["whole_read"] and r["num_rows"] == 512 for r in found.values())
+    assert all(0 < r["read_bytes"] < r["whole_read_bytes"] and r["num_rows"] == 512 for r in found.values())
     again = run("generate", "-p", "x", "--max-tokens", "4", "--draft", "mtp", "--draft-vocab", "300")
     assert "counted from your own texts" in again.err
     for wrong, says in ((tmp_path / "none", "cannot be read"), (folder / "data.bin", "no UTF-8 text")):
@@ -73,7 +73,7 @@ def test_everything_as_json_with_messages(run: Run, tmp_path: Path) -> None:
     ran = run("tune", *QUICK, "--prompts", tmp_path / "p.jsonl", "--draft", "ngram-simple", "--json")
     data = json.loads(ran.out)
     assert (ran.code, data["model"], data["num_prompts"]) == (0, "demo", 2)
-    assert [c["name"] for c in data["contestants"]] == ["ngram-simple", "policy fixed", "policy auto"]
+    assert [c["name"] for c in data["scores"]] == ["ngram-simple", "policy fixed", "policy auto"]
     assert Path(data["kept"]).is_file()
     assert set(data["costs"]["verify"]) == {"0"}
 
