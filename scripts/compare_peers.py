@@ -8,7 +8,8 @@ the demo family in its own layout, and is fed token ids. Contestants take turns 
 speed-up is the median of the ratios within rounds. What is timed: the tokens behind each row's first. All MLX engines load the same BLAS.
 An engine that cannot be built or started, and a method that it lacks, stands in the table with the reason.
 
-A table is of one run. --rows and --dtype with --keep make a page of several runs where one would take too long; --out writes it.
+A table is of one run. --rows and --dtype with --keep make a page of several runs where one would take too long; --out writes it
+and the picture of the docs. --draw PAGE draws that picture from the tables of a page and measures nothing.
 
 --python NAME=PATH takes an environment that exists (mlx-lm, mlx-vlm, convert) instead of making one; --skip leaves engines out.
 """
@@ -32,6 +33,7 @@ from peers.talk import PeerError, Worker  # noqa: E402
 
 from mlxspec.demo import DRAFT, TARGET  # noqa: E402
 
+PICTURE = ROOT / "docs" / "pictures" / "peers.png"
 ENGINES = ("mlxspec", "mlx-lm", "mlx-vlm", "llama.cpp")
 PACKAGES = {
     "mlx-lm": ["mlx[cpu]>=0.32", "mlx-lm>=0.32"],
@@ -42,6 +44,9 @@ PACKAGES = {
 
 def main() -> int:
     options = _options()
+    if options.draw:
+        tables.plot(options.draw.read_text(encoding="utf-8"), PICTURE)
+        return 0
     options.work.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"machine": _machine(), "dtypes": {}, "missing": {}}
     results = options.work / "results.json"
@@ -69,7 +74,7 @@ def main() -> int:
     print(text)
     if options.out:
         options.out.write_text(text)
-        tables.plot(found, options.out.parent / "pictures" / "peers.png")
+        tables.plot(text, PICTURE)
     return 0
 
 
@@ -103,7 +108,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--skip", nargs="+", choices=ENGINES[1:], default=[])
-    parser.add_argument("--out", type=Path, help="write the page and the plot here, too")
+    parser.add_argument("--out", type=Path, help=f"write the page here, and {PICTURE.relative_to(ROOT)}")
+    parser.add_argument(
+        "--draw", type=Path, metavar="PAGE", help="measure nothing, draw the picture of a page"
+    )
     return parser.parse_args()
 
 

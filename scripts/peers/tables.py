@@ -1,10 +1,11 @@
-"""The page and the plot of a comparison. Knows what contest.py found; measures nothing."""
+"""The page of a comparison, from what contest.py found, and the picture of a page. Measures nothing."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ORDER = ("mlxspec", "mlx-lm", "mlx-vlm", "llama.cpp")
 COLOURS = {"mlxspec": "#1b6ca8", "mlx-lm": "#8a8a8a", "mlx-vlm": "#c77f2a", "llama.cpp": "#3c8d5a"}
@@ -129,40 +130,82 @@ def _table(rows: list[list[str]]) -> list[str]:
     return [*lines, *("| " + " | ".join(row) + " |" for row in body), ""]
 
 
-def plot(found: dict[str, Any], path: Path) -> None:
-    """Speed-up over own plain decoding, best method of each engine by workload, one row; bars are labelled with tok/s."""
+class Speeds(NamedTuple):
+    """Tokens a second of an engine's plain decoding, and of its drafting method with the best speed-up over that, as far as measured and
+    with the text of plain decoding."""
+
+    plain: float | None = None
+    drafted: float | None = None
+    speedup: float | None = None
+
+    def with_cell(self, cell: str, *, is_plain: bool) -> Speeds:
+        speed = re.match(r"(\d+)(?:; \*\*([\d.]+)x)?", cell)
+        if speed is None:
+            return self
+        if is_plain:
+            return self._replace(plain=float(speed[1]))
+        if speed[2] is None or float(speed[2]) <= (self.speedup or 0):
+            return self
+        return self._replace(drafted=float(speed[1]), speedup=float(speed[2]))
+
+
+def speeds(page: str) -> dict[str, dict[str, dict[str, Speeds]]]:
+    """Dtype -> workload -> engine -> its speeds with one row, out of the tables of a page."""
+    found: dict[str, dict[str, dict[str, Speeds]]] = {}
+    dtype, workloads, is_wanted = "", list[str](), False
+    for line in page.splitlines():
+        if line.startswith("## "):
+            dtype = line[3:]
+        elif line.startswith("### "):
+            is_wanted, workloads = line == "### Drafting, 1 row", []
+        elif is_wanted and line.startswith("| "):
+            name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            if not workloads:
+                workloads = cells
+                continue
+            engine = next(n for n in ORDER if name.startswith(f"{n} "))
+            for workload, cell in zip(workloads, cells, strict=True):
+                by = found.setdefault(dtype, {}).setdefault(workload, {})
+                by[engine] = by.get(engine, Speeds()).with_cell(cell, is_plain=name == f"{engine} plain")
+    return found
+
+
+def plot(page: str, path: Path) -> None:
+    """A picture of a page's tables: tokens a second of each engine by workload, one row, plain and with its best drafting method."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    dtypes = [dtype for dtype, part in found["dtypes"].items() if "rows 1" in part]
-    figure, axes = plt.subplots(1, len(dtypes), figsize=(6.5 * len(dtypes), 4), squeeze=False, sharey=True)
-    for axis, dtype in zip(axes[0], dtypes, strict=True):
-        workloads = found["dtypes"][dtype]["rows 1"]
+    found = speeds(page)
+    figure, axes = plt.subplots(len(found), 1, figsize=(10, 3.4 * len(found)), squeeze=False)
+    for axis, (dtype, workloads) in zip(axes[:, 0], found.items(), strict=True):
         engines = [n for n in ORDER if any(n in by for by in workloads.values())]
-        width = 0.8 / len(engines)
+        width = 0.86 / (2 * len(engines))
         for i, name in enumerate(engines):
-            best = [_best(by.get(name, {})) for by in workloads.values()]
-            places = [x + (i - (len(engines) - 1) / 2) * width for x in range(len(best))]
-            bars = axis.bar(places, [b[0] for b in best], width, color=COLOURS[name], label=name)
-            axis.bar_label(bars, [f"{b[1]:.0f}" for b in best], fontsize=7, rotation=90, padding=2)
-        axis.axhline(1, color="black", linewidth=0.8)
+            middle = (i - (len(engines) - 1) / 2) * 2 * width
+            by_engine = [by.get(name, Speeds()) for by in workloads.values()]
+            left = [x + middle - width / 2 for x in range(len(by_engine))]
+            axis.bar(left, [s.plain or 0 for s in by_engine], width, color=COLOURS[name], alpha=0.4)
+            right = [x + width for x in left]
+            bars = axis.bar(
+                right, [s.drafted or 0 for s in by_engine], width, color=COLOURS[name], label=name
+            )
+            ratios = ["" if s.speedup is None else f"{s.speedup:.2f}x" for s in by_engine]
+            axis.bar_label(bars, ratios, fontsize=8, rotation=90, padding=2)
         axis.set_xticks(range(len(workloads)), list(workloads))
-        axis.set_title(f"{dtype}: best method over own plain decoding (labels: tok/s)", fontsize=9)
+        axis.set_title(dtype, fontsize=10, loc="left")
+        axis.set_ylabel("tokens a second")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("speed-up")
-    top = axes[0][0].get_ylim()[1]
-    axes[0][0].set_ylim(0, 1.25 * top)  # room for labels and the legend above them
-    axes[0][0].legend(frameon=False, fontsize=8, ncols=len(ORDER), loc="upper left")
+        axis.set_ylim(0, 1.2 * axis.get_ylim()[1])  # room for the labels
+    figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, ncols=len(ORDER), loc="upper right")
+    figure.suptitle(
+        "pale: plain decoding. full: best drafting method, with its speed over plain",
+        fontsize=10,
+        x=0.01,
+        ha="left",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _best(methods: dict[str, Any]) -> tuple[float, float]:
-    """(speed-up, tok/s) of the fastest method whose text is that of plain."""
-    honest = [f for f in methods.values() if f["same text"][0] == f["same text"][1]]
-    top = max(honest, key=lambda f: f["speed-up"], default=None)
-    return (top["speed-up"], top["tok/s"]) if top else (0.0, 0.0)

@@ -14,6 +14,7 @@ from peers.folders import export
 from peers.talk import PeerError, Worker
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+DOCS = SCRIPTS.parent / "docs"
 ECHO = """
 from peers.talk import serve
 def twice(x): print("chatter"); return {"y": 2 * x}
@@ -117,10 +118,25 @@ def test_the_page_gives_no_speedup_for_texts_that_differ() -> None:
     assert "mlx-vlm mtp, 4 rows: it fell" in page
 
 
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+def test_the_picture_shows_the_speeds_of_the_page(tmp_path: Path) -> None:
+    """Where a drafted text differs from the plain one there is no drafted speed."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    tables.plot(FOUND, tmp_path / "plot.png")
+    page = tables.page(FOUND)
+    edit = tables.speeds(page)["float32"]["edit"]
+    assert edit["mlxspec"] == tables.Speeds(plain=100.0, drafted=100.0, speedup=2.5)
+    assert edit["mlx-vlm"] == tables.Speeds()
+    tables.plot(page, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_of_the_docs_has_the_figures_of_its_short_form() -> None:
+    """docs/benchmarks.md gives each engine's best drafting method as the log has it."""
+    log = (DOCS / "log" / "2026-11-23-side-by-side.md").read_text(encoding="utf-8")
+    short = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    found = tables.speeds(log)["float32"]
+    for engine in ("mlxspec", "mlx-vlm", "llama.cpp"):
+        best = " | ".join(f"{by[engine].speedup:.2f}" for by in found.values())
+        assert f"| {engine}, one row | {best} |" in short, (engine, best)
 
 
 @pytest.mark.slow
