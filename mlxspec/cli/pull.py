@@ -91,7 +91,12 @@ def _offer(args: argparse.Namespace, wanted: Plan, is_asked: bool) -> HeadOffer 
     terminal.note(f"{_LACKING}; {offer.original} holds it.")
     print(f"Fetch the head too, {amount(offer.num_bytes)}? [Y/n] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()  # empty where nobody answers any more
-    return offer if answer and answer.strip().lower() in ("", "y", "yes") else None
+    if answer and answer.strip().lower() in ("", "y", "yes"):
+        return offer
+    if not answer:
+        print(file=sys.stderr)  # the question's line is still open
+    terminal.note(f"The head is left out; `mlxspec pull {wanted.repo} --with-mtp` fetches it later.")
+    return None
 
 
 def _tell(wanted: Plan) -> None:

@@ -5,10 +5,10 @@ Bytes are counted where they are served. Every way to fail is one sentence and l
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +25,8 @@ from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.weights import read_folder
 from mlxspec.platform.resources import demo_folder
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))  # the recorder lies there
 DEMO = demo_folder("target")
 SHARD = "model-00002-of-00002.safetensors"
 
@@ -168,34 +170,62 @@ def test_without_a_terminal_nothing_is_asked(hub: Machine, folders: dict[str, Pa
     assert left_behind(hub) == []
 
 
-@pytest.mark.parametrize(("answer", "fetched"), [("\n", True), ("y\n", True), ("n\n", False), ("", False)])
-def test_a_terminal_is_asked(
-    answer: str,
-    fetched: bool,
-    hub: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In this process, with a stdin that says it is a terminal; what is fetched is counted instead."""
-    from mlxspec.checkpoints import head
-    from mlxspec.cli import options, pull
-
-    del hub
-    plan = object()
-    offer = head.HeadOffer(plan=plan, original="owner/original", remote=_Remote())  # type: ignore[arg-type]
-    monkeypatch.setattr(head, "may_have_head", lambda plan: True)
-    monkeypatch.setattr(head, "has_head", lambda plan: False)
-    monkeypatch.setattr(head, "find", lambda plan, original: offer)
-    monkeypatch.setattr("mlxspec.cli.terminal.is_terminal", lambda _: True)
-    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    found = pull._offer(options.parse(["pull", "owner/demo-4bit"]), plan, False)  # type: ignore[arg-type]
-    assert (found is offer) == fetched
-    assert "300 MB" in capsys.readouterr().err
+def at_a_terminal(hub: Machine, keys: str) -> tuple[int, str]:
+    """`mlxspec pull` in a pseudo-terminal, and these keys once it asks: exit code and what the screen shows in the end."""
+    recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
+    command = [sys.executable, "-m", "mlxspec", "pull", "owner/demo-4bit"]
+    variables = hub.environment | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+    with recorder.Recorder(command, environment=variables, columns=120) as terminal:
+        terminal.wait_for("[Y/n]")
+        terminal.settle(0.1)
+        terminal.type(keys)
+        code = terminal.wait()
+        return code, terminal.text()
 
 
-class _Remote:
-    class selection:
-        data_bytes = 300_000_000
+@pytest.mark.parametrize("keys", ["\r", pytest.param("yes\r", marks=pytest.mark.slow)])
+def test_a_terminal_is_asked_for_the_head(hub: Machine, folders: dict[str, Path], keys: str) -> None:
+    code, screen = at_a_terminal(hub, keys)
+    assert code == 0, screen
+    assert "owner/original holds it" in screen
+    assert "Fetch the head too, 1.09 MB?" in screen
+    assert "drafts whenever the model is loaded" in screen
+    original = folders["original"]
+    assert hub.hub.served[SHARD] == header_bytes(original / SHARD) + head_bytes(original)
+    assert left_behind(hub) == ["mtp.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [pytest.param("n\r", marks=pytest.mark.slow), pytest.param("what?\r", marks=pytest.mark.slow), "\x04"],
+    ids=["no", "something else", "end of input"],
+)
+def test_the_model_is_fetched_without_the_head(hub: Machine, folders: dict[str, Path], keys: str) -> None:
+    """Whoever does not say yes gets the model, and is told how to get the head later."""
+    code, screen = at_a_terminal(hub, keys)
+    assert code == 0, screen
+    assert "`mlxspec pull owner/demo-4bit --with-mtp` fetches it later" in " ".join(screen.split())
+    assert hub.hub.served[SHARD] == header_bytes(folders["original"] / SHARD)
+    assert left_behind(hub) == []
+    lines = screen.splitlines()
+    assert all(line.rstrip().endswith(("[Y/n]", keys.strip("\r"))) for line in lines if "[Y/n]" in line), (
+        screen
+    )
+    models = json.loads(hub.run("list", "--json").out)["models"]
+    assert [(e["name"], e["has_head"], e["is_complete"]) for e in models] == [
+        ("owner/demo-4bit", False, True)
+    ]
+
+
+def test_ctrl_c_at_the_question_fetches_nothing(hub: Machine) -> None:
+    """No weight of the model either. The next pull begins as if there had been none."""
+    code, screen = at_a_terminal(hub, "\x03")
+    assert code == 130, screen
+    assert "Traceback" not in screen
+    assert hub.hub.served["model.safetensors"] == 0
+    assert left_behind(hub) == []
+    assert not list((hub.home / "hub").rglob("*.safetensors"))
+    assert [e["is_complete"] for e in json.loads(hub.run("list", "--json").out)["models"]] == [False]
 
 
 def _card(hub: Machine, **card: object) -> None:
