@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -361,8 +361,3 @@ class EngineConfig:
             check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:
             check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)
-
-
-def field_names(cls: type) -> tuple[str, ...]:
-    """The option names of one of the classes above."""
-    return tuple(f.name for f in fields(cls))

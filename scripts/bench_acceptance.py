@@ -23,9 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from alternating import alternate, median, ratio  # noqa: E402
+
 from mlxspec import load  # noqa: E402
 from mlxspec.bench.demo_prompts import PROMPTS  # noqa: E402
-from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
 from mlxspec.platform import device  # noqa: E402
 

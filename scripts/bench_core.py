@@ -20,9 +20,9 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 
 import mlx.core as mx
 import numpy as np
+from alternating import alternate, median, ratio
 from mlx.utils import tree_flatten
 
-from mlxspec.bench.timing import alternate, median, ratio
 from mlxspec.cache.rollback import by_tape
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine

@@ -26,10 +26,10 @@ from mlxspec.platform import device  # noqa: E402  # before mlx: it loads the BL
 
 import mlx.core as mx  # noqa: E402
 import mlx.nn as nn  # noqa: E402
+from alternating import alternate, median, ratio  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from simulation.traces import read_traces  # noqa: E402
 
-from mlxspec.bench.timing import alternate, median, ratio  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
 from mlxspec.drafters.base import Ask, Draft, Unread  # noqa: E402
 from mlxspec.drafters.mtp import Mtp  # noqa: E402

@@ -33,8 +33,8 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 
 import mlx.core as mx
 import numpy as np
+from alternating import alternate, median, ratio
 
-from mlxspec.bench.timing import alternate, median, ratio
 from mlxspec.cache.rollback import TAPE, Checkpoint, RecurrentState, Rollback, Snapshots, Stood
 from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape

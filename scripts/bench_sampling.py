@@ -20,8 +20,8 @@ from pathlib import Path
 from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
+from alternating import alternate, median, ratio
 
-from mlxspec.bench.timing import alternate, median, ratio
 from mlxspec.config import SamplingParams
 from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.sampler import BatchSampler, RowSampler

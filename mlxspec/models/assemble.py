@@ -121,7 +121,7 @@ def assemble_lazily(
             f"Only text is read: {num_skipped} tensors for images, video and sound were passed over."
         )
     if packed and device.backend() == "cpu":
-        notices.append(_slowness(model, packed, parsed))
+        notices.append(_slowness(packed, parsed))
     if head and refused is not None:
         notices.append(f"There is no drafting with this model's MTP head: {refused}.")
     unknown = kind.unknown(config)
@@ -140,13 +140,6 @@ def not_read(keys: Sequence[str], where: str) -> str:
     return f"These keys of {where} are not known here and were not used: {names}{more}."
 
 
-def assemble_head(read: Callable[[], Weights], target: Assembled, dtype: mx.Dtype | None = None) -> Qwen35Mtp:
-    """An MTP head out of another folder than its target's: one of its own, or the original model's. Raises ModelError."""
-    mtp = assemble_head_lazily(read, target, dtype)
-    mx.eval(mtp.parameters())
-    return mtp
-
-
 def assemble_head_lazily(
     read: Callable[[], Weights],
     target: Assembled,
@@ -154,7 +147,8 @@ def assemble_head_lazily(
     *,
     draft_bits: int = 16,
 ) -> Qwen35Mtp:
-    """All of `assemble_head` but the reading of weights. draft_bits: as SpecConfig has it."""
+    """An MTP head out of another folder than its target's: one of its own, or the original model's. Its weights are not read yet.
+    draft_bits: as SpecConfig has it. Raises ModelError."""
     if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
     if target.unsupported_head is not None:
@@ -179,19 +173,10 @@ def check_head(config: Mapping[str, Any], head: Weights) -> None:
     _fill(kind.head(parsed, kind.build(parsed)), head, None, "The MTP head")
 
 
-def assemble_assistant(
-    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
-) -> Gemma4Assistant:
-    """A Gemma 4 assistant, which drafts for `target`. Raises ModelError, also if it is for another model."""
-    assistant = assemble_assistant_lazily(config, read, target, dtype)
-    mx.eval(assistant.parameters())
-    return assistant
-
-
 def assemble_assistant_lazily(
     config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
 ) -> Gemma4Assistant:
-    """All of `assemble_assistant` but the reading of weights."""
+    """A Gemma 4 assistant, which drafts for `target`. Its weights are not read yet. Raises ModelError, also if it is for another model."""
     if not isinstance(target, Gemma):
         raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
     assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
@@ -274,7 +259,7 @@ def floats_fit(nbytes: int, beside: int = 0) -> bool:
     return nbytes <= _DEQUANTIZE_AT_MOST and (free is None or beside + nbytes <= _FREE_SHARE * free)
 
 
-def _slowness(model: Trunk, packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:
+def _slowness(packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:
     """A sentence on what a token takes where weights stay packed on a CPU; a sample of one matrix is timed."""
     tied = "language_model.lm_head" not in packed
     used = 0.0

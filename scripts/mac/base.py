@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
+from alternating import alternate, ratio
 
-from mlxspec.bench.timing import alternate, ratio
 from mlxspec.kernels import qmv_rows
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
+from alternating import median, ratio
 
-from mlxspec.bench.timing import median, ratio
 from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows

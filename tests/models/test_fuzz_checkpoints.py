@@ -26,7 +26,7 @@ from zoo import Zoo
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import assemble, assemble_assistant
+from mlxspec.models.assemble import assemble, assemble_assistant_lazily
 
 
 def fuzz(num_examples: int) -> settings:
@@ -234,7 +234,7 @@ def check_config(zoo: Zoo, gemmas: Gemmas, drawn: tuple[str, list[tuple[bool, in
     with within_a_second():
         try:
             if model is not None:
-                assemble_assistant(config, lambda: read_folder(folder), model)
+                assemble_assistant_lazily(config, lambda: read_folder(folder), model)
             else:
                 assemble(config, lambda: read_folder(folder))
         except ModelError as error:

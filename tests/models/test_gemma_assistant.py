@@ -22,7 +22,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import assemble_assistant
+from mlxspec.models.assemble import assemble_assistant_lazily
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant
 from mlxspec.platform.host import numbers
@@ -34,7 +34,7 @@ TARGETS = ("gemma4-dense", "gemma4-e", "gemma4-moe")
 
 
 def load_assistant(folder: Path, target: Gemma) -> Gemma4Assistant:
-    return assemble_assistant(
+    return assemble_assistant_lazily(
         json.loads((folder / "config.json").read_text()), lambda: read_folder(folder), target
     )
 

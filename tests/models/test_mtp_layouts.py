@@ -16,7 +16,7 @@ from zoo import Zoo
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import Assembled, assemble_head
+from mlxspec.models.assemble import Assembled, assemble_head_lazily
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 
 INDEX = "model.safetensors.index.json"
@@ -119,12 +119,14 @@ def test_a_split_off_folder(zoo: Zoo, shape: str, tmp_path: Path) -> None:
     """mlx-vlm's layout: names without prefix, shifted norms. A folder of nothing but a head needs no config."""
     save(tmp_path / "model.safetensors", head(shape, "converted"))
     target = zoo.ours(shape, "mlx")
-    same_head(assemble_head(lambda: read_folder(tmp_path), target), zoo.ours(shape, "hub"))
+    same_head(assemble_head_lazily(lambda: read_folder(tmp_path), target), zoo.ours(shape, "hub"))
 
 
 @pytest.mark.parametrize("shape", ["tied", "moe"])
 def test_lent_by_the_original(zoo: Zoo, shape: str) -> None:
-    found = assemble_head(lambda: read_folder(zoo.folder(shape, "hub")), zoo.ours(shape, "mlx-4bit-32"))
+    found = assemble_head_lazily(
+        lambda: read_folder(zoo.folder(shape, "hub")), zoo.ours(shape, "mlx-4bit-32")
+    )
     for (name, a), (_, b) in zip(parameters(found), parameters(zoo.ours(shape, "hub").mtp), strict=True):
         assert mx.array_equal(a, b), name
 
@@ -207,11 +209,11 @@ def test_what_is_no_head(zoo: Zoo, converted, tmp_path: Path) -> None:  # type: 
         folder = tmp_path / str(n)
         save(folder / "model.safetensors", tensors)
         with pytest.raises(ModelError, match=says):
-            assemble_head(lambda folder=folder: read_folder(folder), target)
+            assemble_head_lazily(lambda folder=folder: read_folder(folder), target)
     moe = zoo.ours("moe", "mlx")
     save(tmp_path / "other" / "model.safetensors", own)
     with pytest.raises(ModelError, match="MTP head cannot be loaded"):
-        assemble_head(lambda: read_folder(tmp_path / "other"), moe)
+        assemble_head_lazily(lambda: read_folder(tmp_path / "other"), moe)
     folder = converted("tied")
     save(folder / "mtp.safetensors", own, "mtp.")
     save(folder / "mtp" / "model.safetensors", own)
@@ -233,8 +235,10 @@ def test_mlx_vlms_own_splitter(zoo: Zoo, tmp_path: Path) -> None:
     for shape in ("tied", "moe"):
         hub, out = zoo.folder(shape, "hub"), tmp_path / shape
         split.split(str(hub), str(out))
-        same_head(assemble_head(lambda out=out: read_folder(out), zoo.ours(shape, "mlx")), zoo.ours(shape))
+        same_head(
+            assemble_head_lazily(lambda out=out: read_folder(out), zoo.ours(shape, "mlx")), zoo.ours(shape)
+        )
         small = tmp_path / f"{shape}-4bit"
         split.split(str(hub), str(small), q_bits=4, q_group_size=32)
-        found = assemble_head(lambda small=small: read_folder(small), zoo.ours(shape, "mlx"))
+        found = assemble_head_lazily(lambda small=small: read_folder(small), zoo.ours(shape, "mlx"))
         assert np.isfinite(logits(found, tiny.SHAPES[shape].hidden)).all()
