@@ -21,21 +21,52 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.config import shown
+from mlxspec.errors import ConfigError
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a drafter wants to see of the target besides tokens."""
+    """What a drafter wants to see of the target besides tokens. Raises ConfigError where it contradicts itself.
+
+    layers: 0-based ids of layers of the target. The drafter is given the residual stream behind each of them, concatenated in this order
+    (behind the final hidden, if it asks for that as well), wherever a method speaks of hiddens: H means `width` times the target's hidden
+    size then. Invariants: the rows are those of the forward that sampled the token, so that of a prompt, of a plain round or of a verify;
+    a row of a draft that was rejected is never given; a request that uses no such drafter does not compute them.
+    """
 
     hidden: bool = False  # the final hidden each token was sampled from
     newest: bool = False  # of those, the newest token's alone
     cache: bool = False  # its keys and values; lent to mlxspec's own drafters only
+    layers: tuple[int, ...] = ()  # the residual streams behind these layers, of the token before each token
+
+    def __post_init__(self) -> None:
+        ids = self.layers
+        whole = isinstance(ids, tuple) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
+        if not whole or len(set(ids)) != len(ids) or min(ids, default=0) < 0:
+            raise ConfigError(
+                f"layers must be different layer ids of at least 0 in a tuple, not {shown(ids)}."
+            )
+        if ids and self.newest:
+            raise ConfigError(
+                "A drafter that needs layers needs them of every token, not of the newest alone."
+            )
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether `observe` gives it an array with the tokens."""
+        return self.hidden or bool(self.layers)
 
     @property
     def every_hidden(self) -> bool:
         """Whether a text of which it has not seen all hiddens is of no use to it."""
-        return self.hidden and not self.newest
+        return self.wants_hidden and not self.newest
+
+    @property
+    def width(self) -> int:
+        """How many vectors of the target's hidden size it is given with a token."""
+        return self.hidden + len(self.layers)
 
 
 class Ask(NamedTuple):
@@ -126,7 +157,7 @@ class Drafter(ABC):
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
         """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one
-        place before it, zeros before the first), given if `needs.hidden`."""
+        place before it, zeros before the first), given if `needs.wants_hidden`."""
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         """Several times `observe`, for what was not told at once."""

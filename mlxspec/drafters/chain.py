@@ -19,12 +19,13 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard, Unread
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.checked import checked
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.guarded import DrafterFailed, Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.sampling.acceptance import NOTHING, Submission
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
@@ -43,18 +44,23 @@ class Proposal:
 
 
 class Chain:
-    """Drafters by name. Each row's own list says in which order they are asked for it, and what is forced comes before all of them."""
+    """Drafters by name. Each row's own list says in which order they are asked for it, and what is forced comes before all of them.
 
-    def __init__(self, drafters: Iterable[Drafter]) -> None:
-        """Drafters that mlxspec did not write are put into their guards. Raises ConfigError for one that cannot be."""
+    streams: what the target shows to them, of which each is given its own columns.
+    """
+
+    def __init__(self, drafters: Iterable[Drafter], hidden_size: int = 0) -> None:
+        """hidden_size: the target's; needed where a drafter needs layers. Drafters that mlxspec did not write are put into their guards.
+        Raises ConfigError for one that cannot be."""
         self.drafters = {d.name: d for d in map(guarded, drafters)}
+        self.streams = Streams.of(self.drafters.values(), hidden_size)
         self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
 
     @property
     def needs_hidden(self) -> bool:
         """Whether any drafter in use by any row wants hiddens."""
-        return any(d.needs.hidden for r in self._rows.values() for d in self.drafters_of(r))
+        return any(d.needs.wants_hidden for r in self._rows.values() for d in self.drafters_of(r))
 
     def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
         """A new row, known to its drafters from here on."""
@@ -77,13 +83,23 @@ class Chain:
         together = unheard[0][0] if len(unheard) == 1 else [t for tokens, _ in unheard for t in tokens]
         for drafter in self.drafters_of(state):
             try:
-                if drafter.needs.hidden:
-                    drafter.observe_rounds(state.row, unheard)
+                if drafter.needs.wants_hidden:
+                    drafter.observe_rounds(state.row, self._given(drafter, unheard))
                 else:
                     drafter.observe(state.row, together, None)
             except Exception as error:  # as in `_guard`, which would cost more than most drafters' work
                 self._fail(drafter, [state], error)
         return together
+
+    def _given(self, drafter: Drafter, heard: Sequence[Heard]) -> Sequence[Heard]:
+        """The same tokens, with what this drafter is given of the target."""
+        if not self.streams.layers:
+            return heard
+        return [(tokens, self._shown(drafter, hidden)) for tokens, hidden in heard]
+
+    def _shown(self, drafter: Drafter, seen: mx.array | None) -> mx.array | None:
+        """What this drafter is given of what the target showed."""
+        return self.streams.given(drafter.needs, seen) if self.streams.layers else seen
 
     def prime(self, state: ChainRow, may: Callable[[Drafter], bool]) -> None:
         """The row's answer begins: those of its drafters that `may` run what they have queued."""
@@ -124,6 +140,7 @@ class Chain:
                 self.dismiss(drafter, state)
                 continue
             hidden = hiddens(known) if drafter.needs.every_hidden and known < len(tokens) else None
+            hidden = self._shown(drafter, hidden)
             self._guard(drafter, [state], partial(drafter.resume, state.row, tokens, found, hidden))
 
     def dismiss(self, drafter: Drafter, state: ChainRow) -> None:
@@ -242,7 +259,9 @@ class Chain:
             if unread is None:
                 drafts: object = drafter.propose(asks, sampler)
             else:
-                drafts = drafter.propose_behind(asks, sampler, unread)
+                hidden = self._shown(drafter, unread.hidden)
+                own = unread if hidden is None else unread._replace(hidden=hidden)
+                drafts = drafter.propose_behind(asks, sampler, own)
             if drafts is None and unread is not None:
                 return []
             found, wrong = checked(drafts, asks, vocab_size, is_ours=not isinstance(drafter, Guarded))

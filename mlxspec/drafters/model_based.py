@@ -202,7 +202,7 @@ class ModelDrafter(Drafter):
         if len(tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
             return
-        if known < len(tokens) and self.needs.hidden and hidden is None:
+        if known < len(tokens) and self.needs.wants_hidden and hidden is None:
             self._give_up(row, "the prefix store has let go of what it needs to go on behind this beginning")
             return
         if state is not None:

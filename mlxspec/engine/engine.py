@@ -40,7 +40,7 @@ from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.schedule import Queue, Turns, makes_room, next_of
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
-from mlxspec.errors import EngineBusyError, EngineStoppedError, QueueFullError
+from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.cpu.softmax import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
@@ -80,7 +80,8 @@ class Engine(EngineApi):
         self.tokenizer, self.name = tokenizer, name
         self.notices = tuple(notices)
         self.config = config or EngineConfig()
-        self.chain = Chain(drafters)
+        self.chain = Chain(drafters, model.hidden_size)
+        _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
@@ -504,6 +505,16 @@ class Engine(EngineApi):
         with suppress(Exception):  # its text may be what failed
             self._tell(request.rest())
         self._tell([FinishEvent(request=request.number, reason=reason, error=request.error)])
+
+
+def _check_layers(chain: Chain, model: Model) -> None:
+    """Raises ConfigError for a drafter that needs layers which the model does not have."""
+    for name, drafter in chain.drafters.items():
+        beyond = [i for i in drafter.needs.layers if i >= model.num_layers]
+        if beyond:
+            raise ConfigError(
+                f"The drafter {name} reads layer {beyond[0]} of the model, whose last one is {model.num_layers - 1}."
+            )
 
 
 __all__ = ["Engine", "FinishEvent", "Prompt", "Result", "TokensEvent"]

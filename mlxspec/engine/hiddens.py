@@ -54,6 +54,12 @@ class Hiddens:
         return self._pieces[0]
 
 
+def shows_layers(drafters: Iterable[Drafter], spec: SpecConfig, *, are_kept: bool) -> bool:
+    """Whether forwards over a row drafted by `spec` give residual streams of layers: where it uses a drafter that needs them, or hiddens
+    are kept for later rows. The answer holds from a row's first token to its last, so that all its hiddens have one width."""
+    return any(d.needs.layers and (are_kept or d.name in spec.drafters) for d in drafters)
+
+
 def missing(drafters: Iterable[Drafter], spec: SpecConfig) -> bool:
     """Whether a row drafted by `spec` may leave a later one without what one of the engine's drafters needs: where it does not use that
     drafter, or the controller may leave it asleep."""

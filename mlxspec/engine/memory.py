@@ -12,6 +12,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, chunk_of, machine_memory
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.streams import Streams
 from mlxspec.engine.hiddens import missing
 from mlxspec.engine.request import TOKEN_BYTES, Request
 from mlxspec.errors import MemoryBudgetError
@@ -34,6 +35,7 @@ class EngineMemory:
     def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
         """Raises MemoryBudgetError where the weights alone do not fit: no request ever would."""
         self._model, self._drafters, self._verify = model, tuple(drafters), verify
+        self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters)
         self.budget = check_weights(self.weights, config.memory_budget)
@@ -64,7 +66,7 @@ class EngineMemory:
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
         if self.prefix_budget and missing(self._drafters, request.spec):
             # held until the store has them, which may be at the end only
-            found += self._model.dtype.size * self._model.hidden_size * length
+            found += self._model.dtype.size * self._streams.width * length
         return found + request.host_bytes
 
     def check(self, request: Request) -> None:
@@ -121,7 +123,9 @@ class EngineMemory:
     def activations(self, chunk: int, context: int) -> int:
         """What a forward of so many tokens behind `context` ones takes while it runs."""
         scores = max((score_bytes(heads, chunk, context) for heads in self._model.attention_heads), default=0)
-        return 4 * _ALIVE * chunk * self._model.hidden_size + scores + 4 * self._model.vocab_size
+        # residual streams are alive twice, by themselves and joined
+        shown = 2 * len(self._streams.layers)
+        return 4 * (_ALIVE + shown) * chunk * self._model.hidden_size + scores + 4 * self._model.vocab_size
 
     @property
     def _longest(self) -> int:

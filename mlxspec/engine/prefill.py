@@ -14,13 +14,14 @@ import numpy as np
 
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Proposal
+from mlxspec.engine.hiddens import shows_layers
 from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.prefix_store import TARGET
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import choose
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.base import Model
+from mlxspec.models.base import LogitsAt, Model
 from mlxspec.platform import device
 from mlxspec.policy.drafting import Drafting
 
@@ -32,7 +33,8 @@ _WORTH_WAKING = 512 * 192**2
 class Prefill:
     """One request's prompt, of which the first num_done tokens are in `cache` (one row). num_pieces: forwards so far.
 
-    carry (1, H): the target's final hidden of the newest token that is in, zeros before the first.
+    carry (1, H): the target's final hidden of the newest token that is in, zeros before the first; with the residual streams that
+    drafters need behind it, where the request shows them.
     """
 
     def __init__(
@@ -43,15 +45,19 @@ class Prefill:
         self._model, self._drafting, self._prefix = model, drafting, prefix
         self._stops = prefix.stops(request.marks, len(request.prompt))
         self.cache = model.make_cache(1, rollback)
-        self.carry = mx.zeros((1, model.hidden_size))
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
         hit = prefix.find(request, drafting)
+        request.shows_layers = shows_layers(
+            drafting.chain.drafters.values(), request.spec, are_kept=request.hiddens is not None
+        )
+        self._layers = drafting.streams.layers if request.shows_layers else ()
+        self.carry = mx.zeros((1, (1 + len(self._layers)) * model.hidden_size))
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             self.carry, self.num_done = hit.hidden, hit.length
             if self.is_done:
-                self._logits = model.head(hit.hidden)
+                self._logits = model.head(drafting.streams.final(hit.hidden))
 
     @property
     def is_done(self) -> bool:
@@ -93,21 +99,23 @@ class Prefill:
         rows = FlatRows((len(piece),))
         try:
             with device.idle():
+                logits_at: LogitsAt = "last" if last else "none"
                 out = self._model.forward(
-                    tokens, rows, self.cache, facts=True, logits_at="last" if last else "none"
+                    tokens, rows, self.cache, facts=True, logits_at=logits_at, taps=self._layers
                 )
         except BaseException:
             self.cache.abort()
             raise
         self.cache.commit()
-        mx.eval(out.logits if last else out.hidden, self.cache.arrays)
+        hidden = drafting.streams.join(out)
+        mx.eval(out.logits if last else hidden, self.cache.arrays)
         before = None
         if request.hiddens is not None or drafting.needs_hidden:
-            before = mx.concatenate([self.carry.astype(out.hidden.dtype), out.hidden[:-1]])
+            before = mx.concatenate([self.carry.astype(hidden.dtype), hidden[:-1]])
         request.hear(before)
         if request.spec.drafters:
             drafting.observe(request.number, piece, before)
-        self.carry, self._logits = out.hidden[-1:], out.logits
+        self.carry, self._logits = hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
         request.stats.num_read += len(piece)
 

@@ -70,7 +70,8 @@ def rehearse_for(engine: Engine, seconds: float) -> None:
 
 def _begun(engine: Engine, *, drafts: bool) -> BareRounds:
     with device.private_kernels():
-        return BareRounds(engine.model, engine.config, drafts=drafts)
+        layers = engine.chain.streams.layers
+        return BareRounds(engine.model, engine.config, drafts=drafts, layers=layers)
 
 
 def _run(rounds: BareRounds, width: int) -> Iterator[None]:

@@ -29,7 +29,8 @@ class Request:
     marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
     of the answer. client: whose it is, for the order of requests. failure: the exception behind `error`, where there was one. tail:
     hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
-    sampled from, None where nobody will need that.
+    sampled from, None where nobody will need that. shows_layers: whether forwards over it give the residual streams that drafters of the
+    engine need, beside the final hidden: H is then the width of `Streams`.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Request:
         self.end_token: int | None = None
         self.tail: tuple[mx.array, int] | None = None
         self.hiddens: Hiddens | None = None
+        self.shows_layers = False
         self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()

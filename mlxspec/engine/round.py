@@ -23,6 +23,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Proposal
+from mlxspec.drafters.streams import Streams
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import SampledRound, choose_apart
 from mlxspec.engine.stats import EngineStats
@@ -39,8 +40,8 @@ _PLAIN = Proposal()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy. is_open: its cache transaction is still open. is_warm: as
-    in the model's Output."""
+    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy; hidden is what `Streams.join` gives where a request shows
+    layers. is_open: its cache transaction is still open. is_warm: as in the model's Output."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
@@ -86,7 +87,7 @@ def launch(
     stats.draft_seconds += drafted - started
     tokens = _flatten([r.history[-1] for r in requests], proposals)
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, ahead=0)
+    launched = _forward(requests, proposals, tokens, model, cache, drafting.streams, ahead=0)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -135,7 +136,7 @@ def launch_behind(
     tokens = last.choice.sampled
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
-    launched = _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, ahead=1)
+    launched = _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, drafting.streams, ahead=1)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -160,7 +161,7 @@ def _drafted_behind(
     cache.commit(unread.num)
     tokens = _flatten(unread.newest, proposals)
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, ahead=unread)
+    launched = _forward(requests, proposals, tokens, model, cache, drafting.streams, ahead=unread)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -264,15 +265,18 @@ def _forward(
     tokens: mx.array,
     model: Model,
     cache: ModelCache,
+    streams: Streams,
     *,
     ahead: int | Unread,
 ) -> Round:
     """ahead: as in `choose`."""
     rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
     plain = rows.max_width == 1
+    layers = streams.layers if any(r.shows_layers for r in requests) else ()
     try:
         # without drafts every token is a fact: recurrent states advance directly and there is nothing to decide
-        out = model.forward(tokens, rows, cache, facts=plain)
+        out = model.forward(tokens, rows, cache, facts=plain, taps=layers)
+        hidden = streams.join(out)
         if out.logits is None:
             raise ValueError("a verify needs logits at every position")
         if any(r.sampler.constraints is not None for r in requests):
@@ -285,14 +289,14 @@ def _forward(
     if plain:
         cache.commit()
         for place, request in enumerate(requests):
-            request.tail = (out.hidden, place)
+            request.tail = (hidden, place)
     return Round(
         requests=tuple(requests),
         proposals=proposals,
         rows=rows,
         tokens=tokens,
         choice=choice,
-        hidden=out.hidden,
+        hidden=hidden,
         is_open=not plain,
         is_warm=out.is_warm,
     )

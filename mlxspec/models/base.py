@@ -43,6 +43,11 @@ class Model(Protocol):
     max_context: int
 
     @property
+    def num_layers(self) -> int:
+        """Of those that `taps` names, from 0 on."""
+        ...
+
+    @property
     def dtype(self) -> mx.Dtype:
         """Of its hiddens and logits."""
         ...

@@ -51,6 +51,11 @@ class TextModel(nn.Module):
             sizes.max_context,
         )
 
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.language_model.model.layers)
+
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
         for layer in self.language_model.model.layers:

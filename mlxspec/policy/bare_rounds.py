@@ -33,10 +33,12 @@ _DRAFTED = 0  # the token that is drafted at all places
 
 class BareRounds:
     """Of a row of its own. drafts: whether rounds have drafts at all; plain ones without are launched before the one in front of them is
-    read, as an engine does where nothing is drafted."""
+    read, as an engine does where nothing is drafted. layers: those whose residual streams the engine's rounds give, see `Needs`."""
 
-    def __init__(self, model: Model, config: EngineConfig, *, drafts: bool) -> None:
-        self._model, self._drafts = model, drafts
+    def __init__(
+        self, model: Model, config: EngineConfig, *, drafts: bool, layers: tuple[int, ...] = ()
+    ) -> None:
+        self._model, self._drafts, self._layers = model, drafts, layers
         by_steps = config.exact or model.dtype != mx.float32
         how = rollback(config.rollback, config.num_states or WIDTHS[-1], exact=by_steps)
         self._cache = model.make_cache(1, how)
@@ -69,7 +71,7 @@ class BareRounds:
         numbers(current).tolist()
 
     def _plain(self, newest: mx.array) -> mx.array:
-        out = self._model.forward(newest, FlatRows((1,)), self._cache, facts=True)
+        out = self._model.forward(newest, FlatRows((1,)), self._cache, facts=True, taps=self._layers)
         sampled = self._sampled(out.logits, 1)
         mx.async_eval(sampled)
         self._cache.commit()
@@ -81,7 +83,8 @@ class BareRounds:
         given = [*numbers(self._newest).tolist(), *[_DRAFTED] * (width - 1)]
         tokens = _array(given)
         device.start(tokens)
-        out = self._model.forward(tokens, FlatRows((width,)), self._cache, facts=width == 1)
+        rows = FlatRows((width,))
+        out = self._model.forward(tokens, rows, self._cache, facts=width == 1, taps=self._layers)
         sampled = self._sampled(out.logits, width)
         mx.async_eval(sampled)
         if width == 1:
@@ -120,8 +123,9 @@ class BareDrafts:
         tokens = [(start + i) % vocab_size for i in range(num_known)]
         self._history.extend(tokens)
         hidden = None
-        if self._drafter.needs.hidden:
-            hidden = mx.zeros((num_known, self._model.hidden_size), self._model.dtype)
+        if self._drafter.needs.wants_hidden:
+            width = self._drafter.needs.width * self._model.hidden_size
+            hidden = mx.zeros((num_known, width), self._model.dtype)
         self._drafter.observe(self._row, tokens, hidden)
         ask = Ask(self._row, self._history, depth, self._sampler)
 

@@ -25,6 +25,7 @@ import mlx.core as mx
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.streams import Streams
 from mlxspec.models.base import Model
 from mlxspec.models.reads import reads
 from mlxspec.platform import device
@@ -153,7 +154,8 @@ def _measure(
         verify, warm = dict[int, float](), set[int]()
         plain = known.curve(0).seconds(1) if 1 in done and known is not None else _likely_plain(model)
         if not set(_widths(model)) <= done:
-            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done, plain, likely)
+            layers = Streams.of(drafters.values(), model.hidden_size).layers
+            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done, plain, likely, layers)
         if 1 not in done:
             plain = verify.get(1, plain)
         found: dict[str, DraftCost] = {}
@@ -230,6 +232,7 @@ def _rounds(
     done: Collection[int],
     plain_seconds: float,
     likely: Curve,
+    layers: tuple[int, ...],
 ) -> tuple[dict[int, float], set[int]]:
     """Width -> seconds of a round, of plain ones and of those not in `done` that the budget has room for; and which of them were warm.
 
@@ -242,7 +245,7 @@ def _rounds(
     if not budget.allows(expected.seconds(PROMPT) + 2 * first):  # the prompt comes with a round
         return {}, set()
     began = time.perf_counter()
-    plain = BareRounds(model, config, drafts=False)
+    plain = BareRounds(model, config, drafts=False, layers=layers)
     beginning = time.perf_counter() - began
     taken = _run(plain, 1, budget, expected, WARM + _PLAIN)
     if not taken:
@@ -253,7 +256,7 @@ def _rounds(
     expected.plain = plains[0]
     if not wanted or not budget.allows(beginning + expected.seconds(wanted[0])):
         return found, warm
-    drafted = BareRounds(model, config, drafts=True)
+    drafted = BareRounds(model, config, drafts=True, layers=layers)
     costs: dict[int, list[float]] = {}  # in plain rounds
     for turn in range(_MOST):
         if turn:

@@ -14,6 +14,7 @@ from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.streams import Streams
 from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import Controller
@@ -48,6 +49,11 @@ class Drafting:
     def needs_hidden(self) -> bool:
         """Whether a drafter in use wants to see hiddens."""
         return self.chain.needs_hidden
+
+    @property
+    def streams(self) -> Streams:
+        """What the target shows to drafters, those that are not in use included."""
+        return self.chain.streams
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         """The row's text goes on. hidden: as `Drafter.observe` has it."""

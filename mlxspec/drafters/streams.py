@@ -1,0 +1,60 @@
+"""What one forward of the target shows to all drafters, as one array, and which columns of it each drafter is given.
+
+The array is (N, W): the final hidden (H columns), then the residual stream behind each layer that a drafter of the engine asks for, H
+columns each, layers ascending. A forward of rows that show no layers gives the final hidden alone, (N, H). Knows arrays and `Needs`; knows
+no model, no rows and no rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxspec.drafters.base import Drafter, Needs
+from mlxspec.models.base import Output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """size: H, the target's hidden size. layers: 0-based ids of the layers whose residual streams are shown, ascending."""
+
+    size: int
+    layers: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, drafters: Iterable[Drafter], size: int) -> Streams:
+        """Those that any of these drafters asks for."""
+        return cls(size=size, layers=tuple(sorted({i for d in drafters for i in d.needs.layers})))
+
+    @property
+    def width(self) -> int:
+        """W, with all layers."""
+        return (1 + len(self.layers)) * self.size
+
+    def join(self, out: Output) -> mx.array:
+        """(N, W) of a forward with `taps=layers`, or (N, H) of one without taps; in the hidden's dtype."""
+        if not out.taps:
+            return out.hidden
+        streams = (out.taps[i].astype(out.hidden.dtype) for i in self.layers)
+        return mx.concatenate([out.hidden, *streams], axis=-1)
+
+    def final(self, seen: mx.array) -> mx.array:
+        """(N, W) or (N, H) -> the final hidden (N, H)."""
+        return seen if seen.shape[1] == self.size else seen[:, : self.size]
+
+    def given(self, needs: Needs, seen: mx.array | None) -> mx.array | None:
+        """What a drafter with these needs is given of (N, W): its columns, (N, needs.width * H). None where it asks for none, or where
+        nothing, or not those layers, was shown."""
+        if seen is None or not needs.wants_hidden:
+            return None
+        if not needs.layers:
+            return self.final(seen)
+        if seen.shape[1] != self.width:
+            return None
+        blocks = [0] * needs.hidden + [1 + self.layers.index(i) for i in needs.layers]
+        if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+            return seen[:, blocks[0] * self.size : (blocks[-1] + 1) * self.size]
+        parts = mx.split(seen, 1 + len(self.layers), axis=-1)
+        return mx.concatenate([parts[i] for i in blocks], axis=-1)
