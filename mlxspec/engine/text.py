@@ -15,6 +15,7 @@ class AnswerText:
         self._stop = tuple(stop)
         self._held = ""
         self._stopped = False
+        self.stop_string: str | None = None  # the one that ended the answer
         self.text = ""
 
     def push(self, token: int) -> tuple[str, bool]:
@@ -35,9 +36,10 @@ class AnswerText:
 
     def _give(self, piece: str) -> tuple[str, bool]:
         self._held += piece
-        found = [i for s in self._stop if (i := self._held.find(s)) >= 0]
+        found = [(i, s) for s in self._stop if (i := self._held.find(s)) >= 0]
         if found:
-            certain, self._held, self._stopped = self._held[: min(found)], "", True
+            place, self.stop_string = min(found, key=lambda one: one[0])
+            certain, self._held, self._stopped = self._held[:place], "", True
             self.text += certain
             return certain, True
         keep = max((_overlap(self._held, s) for s in self._stop), default=0)

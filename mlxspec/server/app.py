@@ -15,17 +15,22 @@ from starlette.routing import Route
 
 from mlxspec.config import SamplingParams
 from mlxspec.server import fields, log, page, request_parsing, schemas, sse, work
-from mlxspec.server.chat import ChatProtocol
+from mlxspec.server.chat import ChatProtocol, chat_request
+from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.completions import CompletionProtocol
 from mlxspec.server.endpoint import Asked, Endpoint, Reply, Work, encode
+from mlxspec.server.error_forms import error_body
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fairness import Gate, Lanes, check_wanted
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.llama_completion import LlamaProtocol
 from mlxspec.server.messages import refuse_media
+from mlxspec.server.messages_api import MessagesProtocol, messages_request, shows_thinking
+from mlxspec.server.messages_fields import COUNT_TOKENS, MESSAGES, MESSAGES_HARMLESS, MESSAGES_REFUSED
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Loaded, Models
 from mlxspec.server.openapi import document
+from mlxspec.server.protocol import AnswerProtocol
 from mlxspec.server.security import App, Guard
 from mlxspec.server.settings import ServerConfig
 from mlxspec.server.usage import Extras
@@ -34,7 +39,6 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 T = TypeVar("T")
-Protocol = ChatProtocol | CompletionProtocol | LlamaProtocol
 
 
 class Server:
@@ -61,6 +65,8 @@ class Server:
             "/apply-template": self._apply_template,
             "/chat/completions/input_tokens": self._input_tokens,
             "/completion": self._native,
+            "/messages": self._messages,
+            "/messages/count_tokens": self._count_message_tokens,
         }
         gets: dict[str, Work] = {
             "/models": self._models,
@@ -87,9 +93,7 @@ class Server:
     async def _chat(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            job = await self._prepare(
-                asked, partial(self._job, request_parsing.chat_job, body, loaded.engine), body
-            )
+            job = await self._chat_job(asked, loaded, chat_request, body)
             protocol = ChatProtocol(
                 loaded.name,
                 len(job.asks),
@@ -97,7 +101,29 @@ class Server:
                 extras=Extras.of(body),
                 notices=notices,
             )
-            await self._answer(asked, loaded, job, protocol, body, reply)
+            await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
+
+    async def _messages(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked(asked, MESSAGES, MESSAGES_REFUSED, MESSAGES_HARMLESS)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            job = await self._chat_job(asked, loaded, messages_request, body)
+            protocol = MessagesProtocol(
+                loaded.name,
+                extras=Extras.of(body),
+                notices=(*notices, *job.notices),
+                shows_thinking=shows_thinking(body),
+            )
+            await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
+
+    async def _count_message_tokens(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, COUNT_TOKENS, MESSAGES_REFUSED, MESSAGES_HARMLESS)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+
+            def counted() -> str:
+                tokens = request_parsing.rendered(messages_request(body), loaded.engine)[1]
+                return encode({"input_tokens": len(tokens)})
+
+            await reply.encoded(await self._prepare(asked, counted))
 
     async def _completions(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.COMPLETION)
@@ -114,7 +140,7 @@ class Server:
                 echo=await asked.off_loop(partial(_echo, job, loaded)) if body.get("echo") else (),
                 notices=notices,
             )
-            await self._answer(asked, loaded, job, protocol, body, reply)
+            await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 
     async def _native(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.NATIVE)
@@ -129,21 +155,21 @@ class Server:
                 extras=Extras.of(body),
                 notices=notices,
             )
-            await self._answer(asked, loaded, job, protocol, body, reply)
+            await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 
     async def _answer(
         self,
         asked: Asked,
         loaded: Loaded,
         job: request_parsing.Job,
-        protocol: Protocol,
-        body: Mapping[str, Any],
+        protocol: AnswerProtocol,
+        streams: bool,
         reply: Reply,
     ) -> None:
         answers = JobRun(job, loaded.worker, asked.client)
         await answers.start()  # what the engine refuses is an answer of its own, before any stream opens
         try:
-            if body.get("stream"):
+            if streams:
                 await self._stream(answers, protocol, reply)
             else:
                 async for update in answers.updates():
@@ -153,22 +179,32 @@ class Server:
         finally:
             answers.close()
 
-    async def _stream(self, answers: JobRun, protocol: Protocol, reply: Reply) -> None:
-        await reply.start_events()
+    async def _stream(self, answers: JobRun, protocol: AnswerProtocol, reply: Reply) -> None:
+        wire = protocol.wire
+
+        def failed(error: ApiError) -> bytes:
+            return b"".join(map(wire.frame, protocol.failed(error)))
+
+        async def say(text: str) -> None:
+            if wire.comment is not None:
+                await reply.event(wire.comment(text))
+
+        await reply.start_stream(wire.media, failed)
         for chunk in protocol.begin():
-            await reply.event(sse.data(chunk))
+            await reply.event(wire.frame(chunk))
         async for update in sse.with_pauses(answers.updates(), self.config.keepalive_seconds):
             if update is None:
-                await reply.event(sse.comment("still here"))
+                sign = protocol.pause()
+                await (say("still here") if sign is None else reply.event(wire.frame(sign)))
                 continue
             if isinstance(update, Progress):
-                await reply.event(sse.comment(f"prompt {update.num_done}/{update.num_total}"))
+                await say(f"prompt {update.num_done}/{update.num_total}")
             self._count(update, answers)
             for chunk in protocol.chunks(update):
-                await reply.event(sse.data(chunk))
+                await reply.event(wire.frame(chunk))
         for chunk in protocol.end():
-            await reply.event(sse.data(chunk))
-        await reply.end_events(protocol.last_event)
+            await reply.event(wire.frame(chunk))
+        await reply.end_stream(wire.last)
 
     def _count(self, update: object, answers: JobRun) -> None:
         if isinstance(update, End):
@@ -181,10 +217,25 @@ class Server:
         asked: Asked,
         schema: schemas.Schema,
         refused: Mapping[str, fields.Refused] | None = None,
+        harmless: Mapping[str, str] | None = None,
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
         """As `_checked` below, in the event loop where the body is small."""
-        check = partial(_checked, asked.body, schema, refused)
+        check = partial(_checked, asked.body, schema, refused, harmless)
         return await asked.off_loop(check) if asked.is_large else check()
+
+    async def _chat_job(
+        self,
+        asked: Asked,
+        loaded: Loaded,
+        read: Callable[[Mapping[str, Any]], ChatRequest],
+        body: Mapping[str, Any],
+    ) -> request_parsing.Job:
+        """The job of a chat in any API's form. read: the form's adapter."""
+
+        def make(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> request_parsing.Job:
+            return request_parsing.chat_job(read(body), engine, defaults)
+
+        return await self._prepare(asked, partial(self._job, make, body, loaded.engine), body)
 
     def _job(
         self,
@@ -276,11 +327,14 @@ class Server:
 
 
 def _checked(
-    body: dict[str, Any], schema: schemas.Schema, refused: Mapping[str, fields.Refused] | None = None
+    body: dict[str, Any],
+    schema: schemas.Schema,
+    refused: Mapping[str, fields.Refused] | None = None,
+    harmless: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The body under the fields' own names, and what there is to say about fields that do nothing. Raises BadField."""
     refuse_media(body.get("messages"))
-    ignored = fields.review(body, schema, refused or {})
+    ignored = fields.review(body, schema, refused or {}, harmless)
     if body.get("stream_options") is not None and not body.get("stream"):
         raise BadField("stream_options", "stream_options needs stream to be true.")
     return fields.canonical(body), tuple(f"{p} is no field of this request and was ignored" for p in ignored)
@@ -297,7 +351,7 @@ def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     if engine.tokenizer is None:
         raise ApiError("This model has no tokenizer.")
     if body.get("messages") is not None:
-        tokens = request_parsing.rendered(body, engine)[1]
+        tokens = request_parsing.rendered(chat_request(body), engine)[1]
     else:
         special = bool(body.get("add_special"))
         tokens = engine.tokenizer.encode(body["content"], special=special, pause=check_wanted)
@@ -308,11 +362,12 @@ def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
 
 
 def _applied(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
-    return {"prompt": request_parsing.rendered(body, engine)[0]}
+    return {"prompt": request_parsing.rendered(chat_request(body), engine)[0]}
 
 
 def _counted(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
-    return {"object": "response.input_tokens", "input_tokens": len(request_parsing.rendered(body, engine)[1])}
+    tokens = request_parsing.rendered(chat_request(body), engine)[1]
+    return {"object": "response.input_tokens", "input_tokens": len(tokens)}
 
 
 def _detokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
@@ -336,4 +391,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     found = ApiError(message.get(status, "That is not possible."), status=status, kind=INVALID)
     log.request(request.scope, status, 0.0, str(found))
-    return JSONResponse(found.body, status_code=status, headers=headers)
+    return JSONResponse(error_body(found, request.url.path), status_code=status, headers=headers)

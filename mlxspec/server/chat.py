@@ -1,16 +1,20 @@
-"""/v1/chat/completions: writes answers as objects of OpenAI's chat protocol, streamed or whole."""
+"""/v1/chat/completions: reads requests of OpenAI's chat protocol, and writes answers as its objects, streamed or whole."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
-from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
-from mlxspec.server import sse
+from mlxspec.server.answer_format import answer_format
+from mlxspec.server.blocks import BlockBegin, BlockEvent, BlockMore, Blocks
+from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice, goes_on_with, template_variables
+from mlxspec.server.errors import BadField
 from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.messages import normalize
+from mlxspec.server.protocol import AnswerProtocol
 from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
 if TYPE_CHECKING:
@@ -19,11 +23,54 @@ if TYPE_CHECKING:
 _LEAST = -9999.0  # JSON has no infinity
 
 
-class ChatProtocol:
-    """One response. `chunks` for each update when streaming, `whole` when not; `take` everything either way. extras: what chunks hold
-    beside text."""
+def chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Of a checked body, under the fields' own names. Raises BadField, GrammarError."""
+    if body.get("top_logprobs") and not body.get("logprobs"):
+        raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
+    messages = normalize(body["messages"])
+    return ChatRequest(
+        messages=messages,
+        tools=body.get("tools") or (),
+        tool_choice=_tool_choice(body.get("tool_choice")),
+        several_calls=body.get("parallel_tool_calls") is not False,
+        goes_on=_goes_on(body, messages),
+        opens_answer=body.get("add_generation_prompt") is not False,
+        template=template_variables(body),
+        wanted=answer_format(body),
+        options=body,
+        logprobs=bool(body.get("logprobs")),
+        top_logprobs=body.get("top_logprobs") or 0,
+    )
 
-    last_event = sse.DONE
+
+def _tool_choice(given: Any) -> ToolChoice | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return ToolChoice(kind="required", named=given["function"]["name"])
+    return ToolChoice(kind=given)
+
+
+def _goes_on(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> GoesOn | None:
+    """A last message of the assistant's is continued unless the request says otherwise. Raises BadField."""
+    asked = body.get("continue_final_message")
+    if asked and body.get("add_generation_prompt"):
+        raise BadField(
+            "continue_final_message", "continue_final_message and add_generation_prompt exclude each other."
+        )
+    if messages[-1]["role"] != "assistant":
+        if asked:
+            raise BadField(
+                "continue_final_message", "continue_final_message needs a last message of the assistant's."
+            )
+        return None
+    if asked is False or (body.get("add_generation_prompt") is False and not asked):
+        return None
+    return goes_on_with(messages, f"messages[{len(messages) - 1}]")
+
+
+class ChatProtocol(AnswerProtocol):
+    """One response. extras: what chunks hold beside text."""
 
     def __init__(
         self,
@@ -55,7 +102,7 @@ class ChatProtocol:
             choice = self._choices[update.choice]
             logprobs = _logprobs(update.logprobs)
             timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
-            for delta in choice.deltas(update.pieces) or ([{}] if logprobs else []):
+            for delta in choice.deltas(update) or ([{}] if logprobs else []):
                 yield self._chunk(choice.number, delta, logprobs=logprobs) | timed
                 logprobs = None
         elif isinstance(update, Progress):
@@ -77,7 +124,7 @@ class ChatProtocol:
     def take(self, update: Update) -> None:
         """Remember, for `whole`."""
         if isinstance(update, Delta):
-            self._choices[update.choice].take(update.pieces, update.logprobs)
+            self._choices[update.choice].take(update)
         elif isinstance(update, End):
             self._stats[update.choice] = update.stats
             self._choices[update.choice].reason = update.reason
@@ -112,41 +159,41 @@ class _Choice:
     def __init__(self, number: int) -> None:
         self.number = number
         self.reason: str | None = None
-        self._content, self._reasoning = "", ""
-        self._calls: list[dict[str, Any]] = []
+        self._blocks = Blocks()
         self._logprobs: list[dict[str, Any]] | None = None
 
-    def deltas(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        return [self._delta(p) for p in pieces]
+    def deltas(self, update: Delta) -> list[dict[str, Any]]:
+        found = (self._delta(e) for e in self._blocks.push(update.pieces))
+        return [d for d in found if d is not None]
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
-        if isinstance(piece, Content):
-            return {"content": piece.text}
-        if isinstance(piece, Reasoning):
-            return {"reasoning_content": piece.text, "reasoning": piece.text}
-        if isinstance(piece, CallStart):
-            return {"tool_calls": [{"index": piece.index, **_call(piece.name)}]}
-        return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+    def _delta(self, event: BlockEvent) -> dict[str, Any] | None:
+        block = event.block
+        if block.kind == "call":
+            number = self._blocks.calls.index(block)
+            if isinstance(event, BlockBegin):
+                return {"tool_calls": [{"index": number, **_call(block.call_id, block.name, "")}]}
+            if isinstance(event, BlockMore):
+                return {"tool_calls": [{"index": number, "function": {"arguments": event.text}}]}
+        elif isinstance(event, BlockMore):
+            if block.kind == "text":
+                return {"content": event.text}
+            return {"reasoning_content": event.text, "reasoning": event.text}
+        return None
 
-    def take(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> None:
-        for piece in pieces:
-            if isinstance(piece, Content):
-                self._content += piece.text
-            elif isinstance(piece, Reasoning):
-                self._reasoning += piece.text
-            elif isinstance(piece, CallStart):
-                self._calls.append(_call(piece.name))
-            elif isinstance(piece, CallArguments):
-                self._calls[piece.index]["function"]["arguments"] += piece.text
-        if logprobs:
-            self._logprobs = (self._logprobs or []) + _entries(logprobs)
+    def take(self, update: Delta) -> None:
+        for _ in self._blocks.push(update.pieces):
+            pass
+        if update.logprobs:
+            self._logprobs = (self._logprobs or []) + _entries(update.logprobs)
 
     def message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": self._content, "refusal": None}
-        if self._reasoning:
-            message |= {"reasoning_content": self._reasoning, "reasoning": self._reasoning}
-        if self._calls:
-            message |= {"content": self._content or None, "tool_calls": self._calls}
+        content, reasoning = self._blocks.text("text"), self._blocks.text("thinking")
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        calls = [_call(b.call_id, b.name, b.text) for b in self._blocks.calls]
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
         logprobs = None if self._logprobs is None else {"content": self._logprobs, "refusal": None}
         return {
             "index": self.number,
@@ -156,12 +203,8 @@ class _Choice:
         }
 
 
-def _call(name: str) -> dict[str, Any]:
-    return {
-        "id": f"call_{secrets.token_hex(12)}",
-        "type": "function",
-        "function": {"name": name, "arguments": ""},
-    }
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _logprobs(found: Sequence[TokenLogprob]) -> dict[str, Any] | None:

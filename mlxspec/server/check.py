@@ -25,7 +25,7 @@ _NOUNS = {
 def check(value: Any, schema: Mapping[str, Any], path: str = "") -> None:
     """Raises BadField with the first thing that is wrong."""
     if "anyOf" in schema:
-        _any_of(value, schema["anyOf"], path)
+        _any_of(value, _branches_for(value, schema, path), path)
         return
     kinds = _kinds(schema)
     if kinds and not any(_is(value, kind) for kind in kinds):
@@ -47,24 +47,43 @@ def unknown(value: Any, schema: Mapping[str, Any], path: str = "") -> Iterator[t
     """(path, value) of every member of a checked value that the schema does not describe. Objects whose members the schema leaves free
     (a JSON schema, a table of biases) have none."""
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
-    fitting = [s for s in schema.get("anyOf", [schema]) if kind in _kinds(s)]
+    fitting = [s for s in _branches_for(value, schema, path) if kind in _kinds(s)]
     if kind == "array":
         items = [s["items"] for s in fitting if "items" in s]
         for place, item in enumerate(value if items else ()):
-            yield from unknown(item, {"anyOf": _branches(items)}, f"{path}[{place}]")
+            yield from unknown(item, _merged(items), f"{path}[{place}]")
     elif kind == "object":
         described = [s["properties"] for s in fitting if "properties" in s]
         dot = f"{path}." if path else ""
         for name, item in value.items() if described else ():
             known = [properties[name] for properties in described if name in properties]
             if known:
-                yield from unknown(item, {"anyOf": _branches(known)}, f"{dot}{name}")
+                yield from unknown(item, _merged(known), f"{dot}{name}")
             else:
                 yield f"{dot}{name[:60]}", item
 
 
-def _branches(schemas: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [branch for schema in schemas for branch in schema.get("anyOf", [schema])]
+def _merged(schemas: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One schema for what may follow any of them."""
+    if len(schemas) == 1:
+        return schemas[0]
+    return {"anyOf": [branch for schema in schemas for branch in schema.get("anyOf", [schema])]}
+
+
+def _branches_for(value: Any, schema: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
+    """The branches that a value may follow. Of an object with a discriminator, as OpenAPI calls it, one: that whose member of this name
+    has the value's. Raises BadField where there is none."""
+    branches = list(schema.get("anyOf", [schema]))
+    if "discriminator" not in schema or not isinstance(value, dict):
+        return branches
+    name = schema["discriminator"]["propertyName"]
+    default = schema["discriminator"].get("x-default")
+    objects = [s for s in branches if name in s.get("properties", {})]
+    found = [s for s in objects if value.get(name, default) in s["properties"][name]["enum"]]
+    if not found:
+        kinds = ", ".join(str(kind) for s in objects for kind in s["properties"][name]["enum"])
+        raise BadField(f"{path}.{name}", f"{path}.{name} must be one of {kinds}.")
+    return found[:1]
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import Content
-from mlxspec.server import sse
 from mlxspec.server.chat import finite
 from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.protocol import AnswerProtocol
 from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
 
 
-class CompletionProtocol:
-    """One response; the same methods as ChatProtocol. echo: what each choice's text begins with."""
-
-    last_event = sse.DONE
+class CompletionProtocol(AnswerProtocol):
+    """One response. echo: what each choice's text begins with."""
 
     def __init__(
         self,

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from mlxspec.errors import MlxspecError
-from mlxspec.server import log, sse
+from mlxspec.server import log
 from mlxspec.server.body import parse, read
-from mlxspec.server.errors import to_api_error
+from mlxspec.server.errors import ApiError, to_api_error
 from mlxspec.server.fairness import LARGE, Gate, Lanes, client_of
 from mlxspec.server.limits import ServerLimits
 from mlxspec.server.metrics import Metrics
@@ -30,10 +30,11 @@ T = TypeVar("T")
 
 
 class Reply:
-    """What is sent back: one JSON object, one text, or a stream of events."""
+    """What is sent back: one JSON object, one text, or a stream. path: the request's, which decides the form of errors."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, path: str = "") -> None:
+        self._send, self._path = send, path
+        self._failed: Callable[[ApiError], bytes] | None = None
         self.status = 0
 
     async def json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
@@ -48,23 +49,27 @@ class Reply:
         await self._start(200, {"content-type": kind, "content-length": str(len(body)), **(headers or {})})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_events(self, headers: Mapping[str, str] | None = None) -> None:
-        kind = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
-        await self._start(200, {**kind, "x-accel-buffering": "no", **(headers or {})})
+    async def start_stream(self, media: str, failed: Callable[[ApiError], bytes]) -> None:
+        """failed: what is sent in place of the rest where an error ends the stream."""
+        self._failed = failed
+        await self._start(
+            200, {"content-type": media, "cache-control": "no-store", "x-accel-buffering": "no"}
+        )
 
     async def event(self, piece: bytes) -> None:
         await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    async def end_events(self, piece: bytes = b"") -> None:
+    async def end_stream(self, piece: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": piece})
 
     async def error(self, error: BaseException) -> None:
         """An error in the stream where one runs, else as the answer."""
-        if self.status:
-            await self.end_events(sse.data(to_api_error(error).body))
-        else:
-            self.status = to_api_error(error).status
-            await answer_error(error, self._send)
+        found = to_api_error(error)
+        if not self.status:
+            self.status = found.status
+            await answer_error(found, self._send, self._path)
+        elif self._failed is not None:
+            await self.end_stream(self._failed(found))
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
@@ -112,7 +117,7 @@ class Endpoint:
         self._gate, self._lanes, self._reads_body = gate, lanes, reads_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, reply, started = Request(scope, receive), Reply(send), time.monotonic()
+        request, reply, started = Request(scope, receive), Reply(send, scope["path"]), time.monotonic()
         said, client = "", client_of(scope)
         try:
             if self._reads_body:

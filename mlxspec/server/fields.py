@@ -46,16 +46,16 @@ _NO_SAMPLER = "this server has no such sampler"
 _AT_START = "it is chosen when the server is started"
 _TEXT_ONLY = "this server has text only"
 _NOT_RETURNED = "this server does not return it"
-_OFF: tuple[Any, ...] = (False, 0, "", [], {})
+OFF: tuple[Any, ...] = (False, 0, "", [], {})
 
 REFUSED: dict[str, Refused] = {
     # OpenAI
-    "functions": Refused(why="use tools", neutral=_OFF),
+    "functions": Refused(why="use tools", neutral=OFF),
     "function_call": Refused(why="use tool_choice", neutral=("none",)),
     "audio": Refused(why=_TEXT_ONLY),
     "web_search_options": Refused(why="this server does not search"),
     "moderation": Refused(why="this server does not moderate"),
-    "suffix": Refused(why="this model cannot fill in", neutral=_OFF),
+    "suffix": Refused(why="this model cannot fill in", neutral=OFF),
     "best_of": Refused(why="ask for n answers and choose", neutral=(1,)),
     "messages[].function_call": Refused(why="use tool_calls"),
     "messages[].audio": Refused(why=_TEXT_ONLY),
@@ -63,15 +63,15 @@ REFUSED: dict[str, Refused] = {
     "reasoning": Refused(why="use reasoning_effort"),
     "thinking": Refused(why="use enable_thinking"),
     # samplers of llama.cpp
-    "dry_multiplier": Refused(why=_NO_SAMPLER, neutral=_OFF),
-    "dynatemp_range": Refused(why=_NO_SAMPLER, neutral=_OFF),
-    "mirostat": Refused(why=_NO_SAMPLER, neutral=_OFF),
+    "dry_multiplier": Refused(why=_NO_SAMPLER, neutral=OFF),
+    "dynatemp_range": Refused(why=_NO_SAMPLER, neutral=OFF),
+    "mirostat": Refused(why=_NO_SAMPLER, neutral=OFF),
     "top_n_sigma": Refused(why=_NO_SAMPLER, neutral=(-1, 0)),
     "typical_p": Refused(why=_NO_SAMPLER, neutral=(1,)),
-    "xtc_probability": Refused(why=_NO_SAMPLER, neutral=_OFF),
+    "xtc_probability": Refused(why=_NO_SAMPLER, neutral=OFF),
     "adaptive_target": Refused(why=_NO_SAMPLER, neutral=(-1,)),
     "min_keep": Refused(why=_NO_SAMPLER, neutral=(0, 1)),
-    "samplers": Refused(why="the order of samplers is fixed", neutral=_OFF),
+    "samplers": Refused(why="the order of samplers is fixed", neutral=OFF),
     "repeat_last_n": Refused(
         why="penalties count the whole text",
         neutral=(-1,),
@@ -81,27 +81,27 @@ REFUSED: dict[str, Refused] = {
     "chat_format": Refused(why="it is read off the chat template"),
     "chat_parser": Refused(why="it is read off the chat template"),
     "generation_prompt": Refused(why="it is read off the chat template"),
-    "grammar_lazy": Refused(why="a grammar holds from the first token", neutral=_OFF),
-    "grammar_triggers": Refused(why="a grammar holds from the first token", neutral=_OFF),
+    "grammar_lazy": Refused(why="a grammar holds from the first token", neutral=OFF),
+    "grammar_triggers": Refused(why="a grammar holds from the first token", neutral=OFF),
     "grammar_type": Refused(why="a grammar is what the request gives"),
-    "preserved_tokens": Refused(why="they are read off the chat template", neutral=_OFF),
+    "preserved_tokens": Refused(why="they are read off the chat template", neutral=OFF),
     "reasoning_budget_start_tag": Refused(why="it is read off the chat template"),
     "reasoning_budget_end_tag": Refused(why="it is read off the chat template"),
-    "reasoning_budget_end_tags": Refused(why="they are read off the chat template", neutral=_OFF),
-    "reasoning_budget_message": Refused(why="nothing is written before the closing tag", neutral=_OFF),
-    "reasoning_control": Refused(why="thinking cannot be ended while it runs", neutral=_OFF),
+    "reasoning_budget_end_tags": Refused(why="they are read off the chat template", neutral=OFF),
+    "reasoning_budget_message": Refused(why="nothing is written before the closing tag", neutral=OFF),
+    "reasoning_control": Refused(why="thinking cannot be ended while it runs", neutral=OFF),
     "reasoning_format": Refused(
         why="reasoning comes as reasoning_content", neutral=("auto", "deepseek", "deepseek-legacy")
     ),
     "parse_tool_calls": Refused(why="calls come as tool_calls", neutral=(True,)),
-    "lora": Refused(why=_AT_START, neutral=_OFF),
-    "n_indent": Refused(why="this server does not indent", neutral=_OFF),
-    "n_probs": Refused(why="use logprobs and top_logprobs", neutral=_OFF),
-    "post_sampling_probs": Refused(why="log-probabilities are the model's own", neutral=_OFF),
-    "response_fields": Refused(why="an answer has all its fields", neutral=_OFF),
-    "return_tokens": Refused(why="use /completion, which returns them", neutral=_OFF),
+    "lora": Refused(why=_AT_START, neutral=OFF),
+    "n_indent": Refused(why="this server does not indent", neutral=OFF),
+    "n_probs": Refused(why="use logprobs and top_logprobs", neutral=OFF),
+    "post_sampling_probs": Refused(why="log-probabilities are the model's own", neutral=OFF),
+    "response_fields": Refused(why="an answer has all its fields", neutral=OFF),
+    "return_tokens": Refused(why="use /completion, which returns them", neutral=OFF),
     "t_max_predict_ms": Refused(why="use timeout", neutral=(-1, 0)),
-    "verbose": Refused(why="use /apply-template to see the prompt", neutral=_OFF),
+    "verbose": Refused(why="use /apply-template to see the prompt", neutral=OFF),
     "speculative.type": Refused(why="use draft"),
     "speculative.ngram_size_n": Refused(why=_AT_START),
     "speculative.ngram_size_m": Refused(why=_AT_START),
@@ -112,41 +112,41 @@ REFUSED: dict[str, Refused] = {
     "draft_bits": Refused(why=_AT_START),
     # vLLM
     "add_special_tokens": Refused(why="the chat template writes them", neutral=(False,)),
-    "allowed_token_ids": Refused(why="use a grammar", neutral=_OFF),
+    "allowed_token_ids": Refused(why="use a grammar", neutral=OFF),
     "cache_salt": Refused(why="the prefix cache is shared by all clients; --prefix-budget 0 keeps none"),
     "chat_template": Refused(why="templates come with the model"),
-    "documents": Refused(why="put them into a message", neutral=_OFF),
+    "documents": Refused(why="put them into a message", neutral=OFF),
     "ec_transfer_params": Refused(why="this server runs on one machine"),
     "guided_whitespace_pattern": Refused(why="white space in JSON is fixed"),
     "include_reasoning": Refused(why="leave reasoning_content out where it is read", neutral=(True,)),
-    "include_stop_str_in_output": Refused(why="a stop string is not part of the answer", neutral=_OFF),
+    "include_stop_str_in_output": Refused(why="a stop string is not part of the answer", neutral=OFF),
     "kv_transfer_params": Refused(why="this server runs on one machine"),
     "length_penalty": Refused(why="this server has no beam search", neutral=(1,)),
-    "logits_processors": Refused(why="code is not taken from requests", neutral=_OFF),
+    "logits_processors": Refused(why="code is not taken from requests", neutral=OFF),
     "logprob_token_ids": Refused(why="use top_logprobs"),
-    "media_io_kwargs": Refused(why=_TEXT_ONLY, neutral=_OFF),
-    "min_tokens": Refused(why="use ignore_eos with max_tokens, or a grammar", neutral=_OFF),
-    "mm_processor_kwargs": Refused(why=_TEXT_ONLY, neutral=_OFF),
+    "media_io_kwargs": Refused(why=_TEXT_ONLY, neutral=OFF),
+    "min_tokens": Refused(why="use ignore_eos with max_tokens, or a grammar", neutral=OFF),
+    "mm_processor_kwargs": Refused(why=_TEXT_ONLY, neutral=OFF),
     "prompt_logprobs": Refused(why=_NOT_RETURNED),
     "repetition_detection": Refused(why="use repetition_penalty"),
-    "return_prompt_text": Refused(why="use /apply-template", neutral=_OFF),
-    "return_token_ids": Refused(why="use /tokenize", neutral=_OFF),
-    "return_tokens_as_token_ids": Refused(why=_NOT_RETURNED, neutral=_OFF),
+    "return_prompt_text": Refused(why="use /apply-template", neutral=OFF),
+    "return_token_ids": Refused(why="use /tokenize", neutral=OFF),
+    "return_tokens_as_token_ids": Refused(why=_NOT_RETURNED, neutral=OFF),
     "skip_special_tokens": Refused(why="special tokens are no text", neutral=(True,)),
-    "stop_token_ids": Refused(why="use stop", neutral=_OFF),
-    "stream_options.continuous_usage_stats": Refused(why="use timings_per_token", neutral=_OFF),
+    "stop_token_ids": Refused(why="use stop", neutral=OFF),
+    "stream_options.continuous_usage_stats": Refused(why="use timings_per_token", neutral=OFF),
     "structured_outputs.structural_tag": Refused(why="use tools, or lark"),
     "structured_outputs.whitespace_pattern": Refused(why="white space in JSON is fixed"),
     "structured_outputs.disable_additional_properties": Refused(
-        why="say additionalProperties in the schema", neutral=_OFF
+        why="say additionalProperties in the schema", neutral=OFF
     ),
     "truncate_prompt_tokens": Refused(why="a prompt is read whole or refused", neutral=(-1,)),
-    "use_beam_search": Refused(why="this server has no beam search", neutral=_OFF),
-    "vllm_xargs": Refused(why="this server has no such extensions", neutral=_OFF),
-    "watermarking": Refused(why="this server does not watermark", neutral=_OFF),
+    "use_beam_search": Refused(why="this server has no beam search", neutral=OFF),
+    "vllm_xargs": Refused(why="this server has no such extensions", neutral=OFF),
+    "watermarking": Refused(why="this server does not watermark", neutral=OFF),
 }
 # /v1/completions has one of its own that chat completions have not; a chat's is vLLM's, and means another thing.
-CHAT_REFUSED = {"echo": Refused(why="the message that is continued is not repeated", neutral=_OFF)}
+CHAT_REFUSED = {"echo": Refused(why="the message that is continued is not repeated", neutral=OFF)}
 
 _BOOKKEEPING = "bookkeeping of the client's; nothing is stored here"
 _CACHE = "about caching; what is reused never changes an answer"
@@ -210,18 +210,27 @@ HARMLESS: dict[str, str] = {
 _PLACE = re.compile(r"\[\d+\]")
 
 
-def review(body: Mapping[str, Any], schema: Mapping[str, Any], more: Mapping[str, Refused]) -> list[str]:
-    """Check a body against its schema and these lists. more: refused fields of this route alone.
+def review(
+    body: Mapping[str, Any],
+    schema: Mapping[str, Any],
+    refused: Mapping[str, Refused],
+    harmless: Mapping[str, str] | None = None,
+    under: str = "",
+) -> list[str]:
+    """Check a body against its schema and these lists. refused, harmless: fields of this API alone, which come first. under: where the body
+    stands in the request, like `options`.
 
     Returns the paths that are in no list, which are ignored. Raises BadField for the first thing that cannot be honoured.
     """
-    check(body, schema)
+    check(body, schema, under)
     ignored = []
-    for path, value in unknown(body, schema):
-        name = _PLACE.sub("[]", path)
-        refused = more.get(name) or REFUSED.get(name)
-        if refused is not None:
-            _refuse(path, value, refused, body)
+    for path, value in unknown(body, schema, under):
+        name = _PLACE.sub("[]", path.removeprefix(f"{under}."))
+        if name in (harmless or {}):
+            continue
+        found = refused.get(name) or REFUSED.get(name)
+        if found is not None:
+            _refuse(path, value, found, body)
         elif name not in HARMLESS:
             ignored.append(path)
     return ignored

@@ -10,6 +10,7 @@ Leaving the iterator, at whatever stage, cancels what runs.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
-from mlxspec.parsers.pieces import CallStart, Content, OutputParser, Piece
+from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece
 from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
 from mlxspec.server.request_parsing import Job
 
@@ -58,12 +59,13 @@ class Delta:
 @dataclass(frozen=True, kw_only=True)
 class End:
     """Answer `choice` is complete. cause: the model (or a grammar) ended it, a stop string did, or there was no room for more tokens,
-    by the request's limit or in the context."""
+    by the request's limit or in the context. stop_string: the one that ended it."""
 
     choice: int
     reason: EndReason
     cause: EndCause
     stats: RequestStats
+    stop_string: str | None = None
 
 
 Update = Progress | Delta | End
@@ -138,7 +140,8 @@ class JobRun:
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
         parser: OutputParser | None = self._job.parser()
-        has_calls = has_begun = False
+        calls: list[str] = []  # their arguments so far
+        has_begun = False
         async for event in stream:
             request = stream.request
             if request is None:
@@ -148,7 +151,7 @@ class JobRun:
                 if self.first_token is None:
                     self.first_token = time.monotonic()
                 pieces = parser.push(event.text) if parser else [Content(event.text)]
-                has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
+                _note_calls(pieces, calls)
                 yield Delta(
                     choice=choice,
                     pieces=pieces,
@@ -160,13 +163,22 @@ class JobRun:
                 if event.reason in ("error", "cancelled"):
                     raise _failed(event, request)
                 rest = parser.finish(cut=event.reason == "length") if parser else []
-                has_calls = has_calls or any(isinstance(p, CallStart) for p in rest)
+                _note_calls(rest, calls)
                 if rest:
                     yield Delta(choice=choice, pieces=rest, stats=stats)
+                cause = _cause(request)
+                # a stop string inside a call leaves a call that nobody can make
+                is_called = bool(calls) and not (cause == "stop_string" and not _is_object(calls[-1]))
                 reason: EndReason = (
-                    "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"
+                    "length" if event.reason == "length" else "tool_calls" if is_called else "stop"
                 )
-                yield End(choice=choice, reason=reason, cause=_cause(request), stats=stats)
+                yield End(
+                    choice=choice,
+                    reason=reason,
+                    cause=cause,
+                    stats=stats,
+                    stop_string=request.answer.stop_string,
+                )
             else:
                 # the first says what the prefix cache had
                 done = [event.num_done] if has_begun else sorted({event.num_cached, event.num_done})
@@ -179,6 +191,21 @@ class JobRun:
                         num_cached=event.num_cached,
                         seconds=time.monotonic() - self.started,
                     )
+
+
+def _note_calls(pieces: Sequence[Piece], calls: list[str]) -> None:
+    for piece in pieces:
+        if isinstance(piece, CallStart):
+            calls.append("")
+        elif isinstance(piece, CallArguments):
+            calls[-1] += piece.text
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _cause(request: Request) -> EndCause:

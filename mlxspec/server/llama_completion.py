@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.parsers.pieces import Content
 from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.protocol import DATA_WITHOUT_DONE, AnswerProtocol
 from mlxspec.server.request_parsing import Job
 from mlxspec.server.usage import Extras, drafting, progress, timings
 
@@ -20,11 +21,11 @@ _STOP_TYPES = {"end": "eos", "stop_string": "word", "limit": "limit", "context":
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos")
 
 
-class LlamaProtocol:
-    """One response; the same methods as ChatProtocol. prompts: the text of each. returns_tokens: token ids beside text. Several answers are
+class LlamaProtocol(AnswerProtocol):
+    """One response. prompts: the text of each. returns_tokens: token ids beside text. Several answers are
     a list of objects, told apart by `index`."""
 
-    last_event = b""  # the object with `stop` is the last
+    wire = DATA_WITHOUT_DONE  # the object with `stop` is the last
 
     def __init__(
         self,
@@ -41,9 +42,6 @@ class LlamaProtocol:
         self._texts = [""] * len(job.asks)
         self._tokens: list[list[int]] = [[] for _ in job.asks]
         self._ends: dict[int, End] = {}
-
-    def begin(self) -> Iterator[dict[str, Any]]:
-        yield from ()
 
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
         if isinstance(update, Delta):
@@ -63,9 +61,6 @@ class LlamaProtocol:
         else:
             self.take(update)
             yield {**self._whole(update), "content": "", "tokens": []}
-
-    def end(self) -> Iterator[dict[str, Any]]:
-        yield from ()
 
     def take(self, update: Update) -> None:
         if isinstance(update, Delta):

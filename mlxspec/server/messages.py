@@ -20,39 +20,61 @@ _MEDIA = {
     "input_video": "Videos",
     "file": "Files",
     "input_file": "Files",
+    "document": "Documents",
+    "container_upload": "Files",
 }
 
 
-def refuse_media(messages: Any) -> None:
-    """Raises BadField for the first part that is no text, by what it is. Takes anything: called before a body is checked."""
+def refuse_media(messages: Any, name: str = "messages") -> None:
+    """Raises BadField for the first part that is no text, by what it is. name: of the field. Takes anything: called before a body is
+    checked."""
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind in _MEDIA:
-                path = f"messages[{i}].content[{j}]"
-                raise BadField(f"{path}.type", f"{_MEDIA[kind]} are not supported yet: {path} must be text.")
+        _refuse_parts(message, f"{name}[{i}]")
+
+
+def _refuse_parts(holder: Any, path: str) -> None:
+    """Of a message, or of a tool's result inside one."""
+    content = holder.get("content") if isinstance(holder, dict) else None
+    for j, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        place = f"{path}.content[{j}]"
+        if isinstance(kind, str) and kind in _MEDIA:
+            raise BadField(f"{place}.type", f"{_MEDIA[kind]} are not supported yet: {place} must be text.")
+        if kind == "tool_result":
+            _refuse_parts(part, place)
 
 
 def render_calls(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> str:
-    """The text of checked messages.
+    """The text of messages as `normalize` makes them.
 
     Arguments of an earlier call that are no JSON object are given to the template as text, as the model wrote them. A template that takes
-    an object only gets one whose member `arguments` is that text. Raises BadField, ConfigError.
+    an object only gets one whose member `arguments` is that text. Raises ConfigError.
     """
-    normal = normalize(messages)
     try:
-        return template.render(normal, **options)
+        return template.render(messages, **options)
     except ConfigError:
-        calls = [c["function"] for m in normal for c in m.get("tool_calls", ())]
-        broken = [f for f in calls if isinstance(f["arguments"], str)]
-        if not broken:
+        if all(isinstance(c["function"]["arguments"], Mapping) for m in messages for c in _calls(m)):
             raise
-        for function in broken:
-            function["arguments"] = {"arguments": function["arguments"]}
-        return template.render(normal, **options)
+        return template.render([_with_objects(m) for m in messages], **options)
+
+
+def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return message.get("tool_calls") or ()
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with an object for the arguments of every call."""
+    if not _calls(message):
+        return message
+    calls = []
+    for call in _calls(message):
+        function = call["function"]
+        given = function["arguments"]
+        arguments = given if isinstance(given, Mapping) else {"arguments": given}
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls}
 
 
 def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -99,11 +121,11 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": call.get("id", ""),
         "type": "function",
-        "function": {"name": function["name"], "arguments": _arguments(function["arguments"])},
+        "function": {"name": function["name"], "arguments": arguments_of(function["arguments"])},
     }
 
 
-def _arguments(given: Any) -> dict[str, Any] | str:
+def arguments_of(given: Any) -> dict[str, Any] | str:
     """An object where they are one, else the text as it stands: a model's broken call must not end its conversation."""
     if isinstance(given, Mapping):
         return dict(given)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlxspec import __version__
 from mlxspec.server import schemas
+from mlxspec.server.messages_fields import COUNT_TOKENS, MESSAGES
 from mlxspec.server.schemas import Schema
 
 _TEXT: Schema = {"type": "string"}
@@ -180,6 +181,57 @@ _ERROR = _object(
     }
 )
 
+_MESSAGE_USAGE = _object(
+    dict.fromkeys(
+        (
+            "input_tokens",
+            "cache_creation_input_tokens",
+            "cache_read_input_tokens",
+            "output_tokens",
+        ),
+        _COUNT,
+    )
+)
+_ANTHROPIC_MESSAGE = _object(
+    {
+        "id": _TEXT,
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "model": _TEXT,
+        "content": _list(
+            {
+                "anyOf": [
+                    _object({"type": {"const": "text"}, "text": _TEXT}),
+                    _object({"type": {"const": "thinking"}, "thinking": _TEXT, "signature": _TEXT}),
+                    _object(
+                        {
+                            "type": {"const": "tool_use"},
+                            "id": _TEXT,
+                            "name": _TEXT,
+                            "input": {"type": "object"},
+                        }
+                    ),
+                ]
+            }
+        ),
+        "stop_reason": {
+            "type": "string",
+            "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"],
+        },
+        "stop_sequence": _NULLABLE_TEXT,
+        "stop_details": {"type": "null"},
+        "usage": _MESSAGE_USAGE,
+        "timings": _TIMINGS,
+        "mlxspec": _DRAFTING,
+    }
+)
+_ANTHROPIC_ERROR = _object(
+    {
+        "type": {"const": "error"},
+        "error": _object({"type": _TEXT, "message": _TEXT, "param": _NULLABLE_TEXT, "code": _NULLABLE_TEXT}),
+    }
+)
+
 _STATUSES = {
     "400": "The request cannot be honoured; the sentence says why.",
     "401": "The key is missing or wrong.",
@@ -197,22 +249,25 @@ def _json(schema: Schema) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _answers(content: dict[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
+def _answers(content: dict[str, Any], statuses: tuple[str, ...], error: str = "Error") -> dict[str, Any]:
     wrong = {
-        s: {"description": _STATUSES[s], "content": _json({"$ref": "#/components/schemas/Error"})}
+        s: {"description": _STATUSES[s], "content": _json({"$ref": f"#/components/schemas/{error}"})}
         for s in statuses
     }
     return {"200": {"description": "The answer.", "content": content}, **wrong}
 
 
-def _post(name: str, what: str, request: str, content: dict[str, Any]) -> dict[str, Any]:
+def _post(
+    name: str, what: str, request: str, content: dict[str, Any], error: str = "Error"
+) -> dict[str, Any]:
+    """error: the schema of its errors."""
     body = {"required": True, "content": _json({"$ref": f"#/components/schemas/{request}"})}
     return {
         "post": {
             "operationId": name,
             "summary": what,
             "requestBody": body,
-            "responses": _answers(content, tuple(_STATUSES)),
+            "responses": _answers(content, tuple(_STATUSES), error),
         }
     }
 
@@ -229,6 +284,8 @@ def document() -> dict[str, Any]:
     text = {"schema": _TEXT}
     counted = _json(_object({"object": _TEXT, "input_tokens": _COUNT}))
     native = _json({"anyOf": [_NATIVE, _list(_NATIVE)]})
+    message = {**_json(_ANTHROPIC_MESSAGE), **events}
+    tokens = _json(_object({"input_tokens": _COUNT}))
     parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     paths = {
         "/chat/completions": _post("chat", "Answer a conversation.", "ChatRequest", {**_json(_CHAT), **events}),
@@ -238,6 +295,8 @@ def document() -> dict[str, Any]:
         "/apply-template": _post("template", "The prompt that a conversation becomes.", "ChatRequest", _json(_object({"prompt": _TEXT}))),
         "/chat/completions/input_tokens": _post("count", "How many tokens that prompt has.", "ChatRequest", counted),
         "/completion": _post("native", "Continue a text, in llama.cpp's form.", "NativeRequest", {**native, **events}),
+        "/messages": _post("message", "Answer a conversation, in Anthropic's form.", "MessagesRequest", message, "AnthropicError"),
+        "/messages/count_tokens": _post("count_message", "How many tokens its prompt has.", "CountTokensRequest", tokens, "AnthropicError"),
         "/models": _get("models", "The models of this server.", _json(_object({"object": {"const": "list"}, "data": _list(_MODEL)}))),
         "/models/{name}": _get("model", "One of them.", _json(_MODEL), "404") | {"parameters": [parameter]},
         "/health": _get("health", "Whether it answers.", _json(_object({"status": _TEXT, "model": _TEXT})), "503"),
@@ -258,7 +317,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "mlxspec",
             "version": __version__,
-            "description": "OpenAI-style routes, with and without /v1.",
+            "description": "Chats in the forms of OpenAI, Anthropic and Ollama; routes of the first two with and without /v1.",
         },
         "paths": both,
         "components": {
@@ -268,7 +327,10 @@ def document() -> dict[str, Any]:
                 "NativeRequest": schemas.NATIVE,
                 "TokenizeRequest": schemas.TOKENIZE,
                 "DetokenizeRequest": schemas.DETOKENIZE,
+                "MessagesRequest": MESSAGES,
+                "CountTokensRequest": COUNT_TOKENS,
                 "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
             },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },

@@ -1,4 +1,5 @@
-"""Turns a checked request body into what the engine is asked for: prompts, sampling, drafting, and how to read the answer.
+"""Turns a chat request, or a checked body of the completion routes, into what the engine is asked for: prompts, sampling, drafting, and
+how to read the answer.
 
 Everything that can be wrong with a request is found here or when the engine takes it, before the first byte of an answer.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
@@ -16,9 +17,10 @@ from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import AnswerFormat, answer_format
+from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
-from mlxspec.server.messages import render_calls, text_of
+from mlxspec.server.messages import render_calls
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -28,7 +30,7 @@ _PLAIN = (
     "ignore_eos", "thinking_budget", "max_tokens",
 )  # fmt: skip
 _SEED_BITS = 2**63 - 1
-GoesOn = Literal["content", "reasoning"]
+_AUTO, _NONE = ToolChoice(kind="auto"), ToolChoice(kind="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class AnswerRequest:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. goes_on: which part of the last
-    message the answers continue. compiled: of the parameters that all answers share."""
+    message the answers continue. compiled: of the parameters that all answers share. notices: what the client is told of its request."""
 
     asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
@@ -54,6 +56,7 @@ class Job:
     is_chat: bool = False
     goes_on: GoesOn | None = None
     compiled: Compiled | None = None
+    notices: tuple[str, ...] = ()
 
     def parser(self) -> OutputParser | None:
         if not self.is_chat:
@@ -62,28 +65,26 @@ class Job:
         return self.form.parser(self.rendered, self.tools, is_thinking=is_thinking)
 
 
-def chat_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> Job:
-    """Of /v1/chat/completions. Slow enough (template, tokenizer) to be called off the event loop. Raises MlxspecErrors."""
+def chat_job(request: ChatRequest, engine: Engine, defaults: SamplingParams) -> Job:
+    """Of a conversation. Slow enough (template, tokenizer) to be called off the event loop. Raises MlxspecErrors."""
     form = format_of(engine)
-    tools, choice = _tools(body, form, engine)
-    rendered, prompt, goes_on = render(engine, body, tools, _template_kwargs(body))
-    extra: dict[str, Any] = {}
-    if body.get("top_logprobs") and not body.get("logprobs"):
-        raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
-    extra |= {"logprobs": bool(body.get("logprobs")), "top_logprobs": body.get("top_logprobs") or 0}
+    tools, choice = _tools(request, form, engine)
+    text, prompt = _render(engine, request, tools)
+    extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
-    extra |= _grammar(body, form, tools, choice, engine)
-    params = _params(body, defaults, extra, len(prompt), engine)
+    extra |= _grammar(request, form, tools, choice, engine)
+    params = _params(request.options, defaults, extra, len(prompt), engine)
     return Job(
-        asks=_asks([prompt], params, body),
-        spec=spec_of(body, engine),
-        timeout=body.get("timeout"),
+        asks=_asks([prompt], params, request.options),
+        spec=spec_of(request.options, engine),
+        timeout=request.options.get("timeout"),
         form=form,
-        rendered=rendered,
+        rendered=text,
         tools=tools,
         is_chat=True,
-        goes_on=goes_on,
+        goes_on=request.goes_on,
+        notices=request.notices,
     )
 
 
@@ -108,22 +109,23 @@ def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingPa
     )
 
 
-def _tools(body: Mapping[str, Any], form: ChatFormat, engine: Engine) -> tuple[list[Mapping[str, Any]], Any]:
+def _tools(
+    request: ChatRequest, form: ChatFormat, engine: Engine
+) -> tuple[list[Mapping[str, Any]], ToolChoice]:
     """The tools that the model is told of, and which of them it must call. Raises BadField."""
-    choice = body.get("tool_choice") or ("auto" if body.get("tools") else "none")
-    if choice != "none" and body.get("tool_choice") is not None and not body.get("tools"):
+    choice = request.tool_choice or (_AUTO if request.tools else _NONE)
+    if choice.kind != "none" and request.tool_choice is not None and not request.tools:
         raise BadField("tool_choice", "tool_choice needs tools.")
-    tools = [] if choice == "none" else list(body.get("tools") or ())
+    tools = [] if choice.kind == "none" else list(request.tools)
     if tools and form.tools is None:
         raise BadField("tools", f"The chat template of {engine.name} takes no tools.")
     return tools, choice
 
 
-def rendered(body: Mapping[str, Any], engine: Engine) -> tuple[str, list[int]]:
+def rendered(request: ChatRequest, engine: Engine) -> tuple[str, list[int]]:
     """The prompt of a chat request, as text and token ids, which nobody answers. Raises MlxspecErrors."""
-    tools, _ = _tools(body, format_of(engine), engine)
-    text, tokens, _ = render(engine, body, tools, _template_kwargs(body))
-    return text, tokens
+    tools, _ = _tools(request, format_of(engine), engine)
+    return _render(engine, request, tools)
 
 
 def format_of(engine: Engine) -> ChatFormat:
@@ -131,22 +133,19 @@ def format_of(engine: Engine) -> ChatFormat:
     return detect(None if template is None else template.source)
 
 
-def render(
-    engine: Engine, body: Mapping[str, Any], tools: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[str, list[int], GoesOn | None]:
-    """A conversation as the model reads it: text, token ids, and what of the last message the answer goes on with. Raises ConfigError."""
+def _render(engine: Engine, request: ChatRequest, tools: Sequence[Any]) -> tuple[str, list[int]]:
+    """A conversation as the model reads it: text and token ids. Raises ConfigError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
-    options = dict(kwargs)
+    options = dict(request.template)
     if tools:
         options["tools"] = list(tools)
-    goes_on = _goes_on(body)
-    if goes_on is not None:
+    if request.goes_on is not None:
         options["continue_final_message"] = True
-    elif body.get("add_generation_prompt") is not None:
-        options["add_generation_prompt"] = body["add_generation_prompt"]
-    text = render_calls(engine.tokenizer.template, body["messages"], options)
-    return text, encoded(engine, text, special=False), goes_on
+    elif not request.opens_answer:
+        options["add_generation_prompt"] = False
+    text = render_calls(engine.tokenizer.template, request.messages, options)
+    return text, encoded(engine, text, special=False)
 
 
 def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:
@@ -154,33 +153,6 @@ def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
     return engine.tokenizer.encode(text, special=special, most=engine.max_context, pause=check_wanted)
-
-
-def _goes_on(body: Mapping[str, Any]) -> GoesOn | None:
-    """A last message of the assistant's is continued unless the request says otherwise. Raises BadField."""
-    asked, last = body.get("continue_final_message"), body["messages"][-1]
-    if asked and body.get("add_generation_prompt"):
-        raise BadField(
-            "continue_final_message", "continue_final_message and add_generation_prompt exclude each other."
-        )
-    if last["role"] != "assistant":
-        if asked:
-            raise BadField(
-                "continue_final_message", "continue_final_message needs a last message of the assistant's."
-            )
-        return None
-    if asked is False or (body.get("add_generation_prompt") is False and not asked):
-        return None
-    if last.get("tool_calls"):
-        raise BadField(
-            f"messages[{len(body['messages']) - 1}]", "A tool call needs its result before the model goes on."
-        )
-    if len(body["messages"]) > 1 and body["messages"][-2]["role"] == "assistant":
-        raise BadField(
-            f"messages[{len(body['messages']) - 1}]",
-            "Two messages of the assistant's follow each other at the end, so it is not clear which the answer goes on with.",
-        )
-    return "content" if text_of(last.get("content")) else "reasoning"
 
 
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
@@ -216,24 +188,12 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
     return names
 
 
-def _template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be passed on to the template: a short list, all of it plain."""
-    kwargs = {k: v for k, v in (body.get("chat_template_kwargs") or {}).items() if v is not None}
-    for name in ("enable_thinking", "preserve_thinking", "reasoning_effort"):
-        if body.get(name) is not None:
-            kwargs[name] = body[name]
-    if kwargs.get("reasoning_effort") == "none":
-        kwargs.setdefault("enable_thinking", False)
-    return kwargs
-
-
 def _grammar(
-    body: Mapping[str, Any], form: ChatFormat, tools: Sequence[Any], choice: Any, engine: Engine
+    request: ChatRequest, form: ChatFormat, tools: Sequence[Any], choice: ToolChoice, engine: Engine
 ) -> dict[str, Any]:
     """What the answer must look like: the format that was asked for, a call, or either."""
-    wanted = answer_format(body)
-    named = choice["function"]["name"] if isinstance(choice, Mapping) else None
-    must_call = named is not None or choice == "required"
+    wanted, named = request.wanted, choice.named
+    must_call = choice.kind == "required"
     if wanted is not None and must_call:
         raise BadField(
             wanted.field, f"An answer that must be a tool call cannot be what {wanted.field} asks for."
@@ -246,7 +206,7 @@ def _grammar(
     chosen = [t for t in tools if named in (None, t["function"]["name"])]
     if not chosen:
         raise BadField("tool_choice", f"There is no tool {str(named)[:60]!r}.")
-    several = named is None and body.get("parallel_tool_calls") is not False
+    several = named is None and request.several_calls
     otherwise = None if must_call else schema
     grammar = calls_grammar(
         form, chosen, tokens=_special_tags(form, engine), several=several, otherwise=otherwise

@@ -23,7 +23,7 @@ MAX_TOOLS = 128
 _LONG = 1 << 24  # characters
 
 
-def _maybe(schema: Schema) -> Schema:
+def maybe(schema: Schema) -> Schema:
     """The same, or null, which means what leaving it out means."""
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
@@ -35,10 +35,10 @@ def _maybe(schema: Schema) -> Schema:
 
 
 def _number(low: float, high: float, text: str = "", kind: str = "number") -> Schema:
-    return _maybe({"type": kind, "minimum": low, "maximum": high, **({"description": text} if text else {})})
+    return maybe({"type": kind, "minimum": low, "maximum": high, **({"description": text} if text else {})})
 
 
-def _integer(low: int, high: int, text: str = "") -> Schema:
+def integer(low: int, high: int, text: str = "") -> Schema:
     return _number(low, high, text, "integer")
 
 
@@ -48,8 +48,14 @@ def _limit(low: int, text: str) -> Schema:
     return {"anyOf": [{"type": "integer", "enum": [-1]}, number, {"type": "null"}], "description": text}
 
 
-def _flag(text: str = "") -> Schema:
-    return _maybe({"type": "boolean", **({"description": text} if text else {})})
+def flag(text: str = "") -> Schema:
+    return maybe({"type": "boolean", **({"description": text} if text else {})})
+
+
+def one_of_kinds(*branches: Schema, default: str | None = None) -> Schema:
+    """An object of one of these kinds, which its `type` tells. default: the type of an object without one."""
+    told: Schema = {"propertyName": "type", **({} if default is None else {"x-default": default})}
+    return {"anyOf": list(branches), "discriminator": told}
 
 
 TEXT: Schema = {"type": "string", "maxLength": _LONG}
@@ -72,16 +78,16 @@ _CHOICES: Schema = {
 
 SAMPLING: dict[str, Schema] = {
     "temperature": _number(0, 100, "0, the default unless the server was started otherwise, takes the most likely token"),
-    "top_p": _maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
-    "top_k": _integer(-1, 1 << 30, "0 or -1: off"),
+    "top_p": maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+    "top_k": integer(-1, 1 << 30, "0 or -1: off"),
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0.01, 100),
     "repeat_penalty": _number(0.01, 100, "llama.cpp's name of repetition_penalty"),
     "presence_penalty": _number(-100, 100),
     "frequency_penalty": _number(-100, 100),
-    "seed": _integer(-(2**63), 2**64 - 1, "the same seed gives the same text, with drafting and without; -1 draws one"),
-    "stop": _maybe(_STOP),
-    "logit_bias": _maybe(
+    "seed": integer(-(2**63), 2**64 - 1, "the same seed gives the same text, with drafting and without; -1 draws one"),
+    "stop": maybe(_STOP),
+    "logit_bias": maybe(
         {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -89,42 +95,42 @@ SAMPLING: dict[str, Schema] = {
             "maxProperties": 10_000,
         }
     ),
-    "ignore_eos": _flag(),
-    "bad_words": _maybe({"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 1000}, "maxItems": 1000}),
+    "ignore_eos": flag(),
+    "bad_words": maybe({"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": 1000}, "maxItems": 1000}),
     "thinking_budget": _limit(0, "tokens after which thinking is closed; -1: never"),
     "thinking_token_budget": _limit(0, "another name of thinking_budget"),
     "thinking_budget_tokens": _limit(0, "another name of thinking_budget"),
     "reasoning_budget_tokens": _limit(0, "another name of thinking_budget"),
-    "regex": _maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer matches it"}),
-    "lark": _maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer is of this grammar"}),
-    "json_schema": _maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT], "description": "the answer is JSON of this schema"}),
-    "grammar": _maybe({**_GRAMMAR_TEXT, "description": "the answer is of this grammar in GBNF, llama.cpp's form"}),
-    "guided_json": _maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT], "description": "vLLM's name of json_schema"}),
-    "guided_regex": _maybe({**_GRAMMAR_TEXT, "description": "vLLM's name of regex"}),
-    "guided_choice": _maybe({**_CHOICES, "description": "the answer is one of these texts"}),
-    "guided_grammar": _maybe({**_GRAMMAR_TEXT, "description": "a grammar in GBNF or Lark"}),
-    "structured_outputs": _maybe(
+    "regex": maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer matches it"}),
+    "lark": maybe({"type": "string", "minLength": 1, "maxLength": 100_000, "description": "the answer is of this grammar"}),
+    "json_schema": maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT], "description": "the answer is JSON of this schema"}),
+    "grammar": maybe({**_GRAMMAR_TEXT, "description": "the answer is of this grammar in GBNF, llama.cpp's form"}),
+    "guided_json": maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT], "description": "vLLM's name of json_schema"}),
+    "guided_regex": maybe({**_GRAMMAR_TEXT, "description": "vLLM's name of regex"}),
+    "guided_choice": maybe({**_CHOICES, "description": "the answer is one of these texts"}),
+    "guided_grammar": maybe({**_GRAMMAR_TEXT, "description": "a grammar in GBNF or Lark"}),
+    "structured_outputs": maybe(
         {
             "type": "object",
             "properties": {
-                "json": _maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT]}),
-                "json_object": _flag(),
-                "regex": _maybe(_GRAMMAR_TEXT),
-                "choice": _maybe(_CHOICES),
-                "grammar": _maybe(_GRAMMAR_TEXT),
+                "json": maybe({"anyOf": [_SCHEMA, _GRAMMAR_TEXT]}),
+                "json_object": flag(),
+                "regex": maybe(_GRAMMAR_TEXT),
+                "choice": maybe(_CHOICES),
+                "grammar": maybe(_GRAMMAR_TEXT),
             },
             "description": "vLLM's form of all of these",
         }
     ),
     "max_tokens": _limit(1, "-1: to the context's end"),
     "n_predict": _limit(1, "llama.cpp's name of max_tokens"),
-    "n": _integer(1, MAX_CHOICES),
-    "n_cmpl": _integer(1, MAX_CHOICES, "llama.cpp's name of n"),
-    "timeout": _maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1e6, "description": "seconds"}),
+    "n": integer(1, MAX_CHOICES),
+    "n_cmpl": integer(1, MAX_CHOICES, "llama.cpp's name of n"),
+    "timeout": maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1e6, "description": "seconds"}),
 }  # fmt: skip
 
 DRAFTING: dict[str, Schema] = {
-    "draft": _maybe(
+    "draft": maybe(
         {
             "anyOf": [
                 {"type": "boolean"},
@@ -134,21 +140,21 @@ DRAFTING: dict[str, Schema] = {
             "description": "off, auto, or drafters in the order in which they are asked, of those that the server has loaded",
         }
     ),
-    "policy": _maybe({"type": "string", "enum": list(get_args(Policy))}),
-    "acceptance": _maybe({"type": "string", "enum": list(get_args(Acceptance))}),
-    "n_max": _integer(1, MAX_DRAFT, "most tokens a model drafts at once"),
-    "n_min": _integer(0, MAX_DRAFT, "shorter drafts are dropped"),
+    "policy": maybe({"type": "string", "enum": list(get_args(Policy))}),
+    "acceptance": maybe({"type": "string", "enum": list(get_args(Acceptance))}),
+    "n_max": integer(1, MAX_DRAFT, "most tokens a model drafts at once"),
+    "n_min": integer(0, MAX_DRAFT, "shorter drafts are dropped"),
     "p_min": _number(0, 1, "a draft ends before a token less probable than this"),
 }
 # llama.cpp's names for the same
 DRAFTING |= {f"speculative.{name}": DRAFTING[name] for name in ("n_max", "n_min", "p_min")}
 
 COMMON: dict[str, Schema] = {
-    "model": _maybe({"type": "string", "maxLength": 1000}),
-    "stream": _flag(),
-    "stream_options": _maybe({"type": "object", "properties": {"include_usage": _flag()}}),
-    "return_progress": _flag("a stream tells how much of the prompt has been read, as llama.cpp's does"),
-    "timings_per_token": _flag("every chunk of a stream has timings"),
+    "model": maybe({"type": "string", "maxLength": 1000}),
+    "stream": flag(),
+    "stream_options": maybe({"type": "object", "properties": {"include_usage": flag()}}),
+    "return_progress": flag("a stream tells how much of the prompt has been read, as llama.cpp's does"),
+    "timings_per_token": flag("every chunk of a stream has timings"),
     **SAMPLING,
     **DRAFTING,
 }
@@ -184,12 +190,12 @@ MESSAGE: Schema = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": _maybe({"anyOf": [TEXT, _PARTS]}),
-        "name": _maybe({"type": "string", "maxLength": 200}),
-        "tool_call_id": _maybe({"type": "string", "maxLength": 200}),
-        "tool_calls": _maybe({"type": "array", "items": _CALL, "maxItems": MAX_TOOLS}),
-        "reasoning_content": _maybe(TEXT),
-        "reasoning": _maybe(TEXT),
+        "content": maybe({"anyOf": [TEXT, _PARTS]}),
+        "name": maybe({"type": "string", "maxLength": 200}),
+        "tool_call_id": maybe({"type": "string", "maxLength": 200}),
+        "tool_calls": maybe({"type": "array", "items": _CALL, "maxItems": MAX_TOOLS}),
+        "reasoning_content": maybe(TEXT),
+        "reasoning": maybe(TEXT),
     },
     "required": ["role"],
 }
@@ -198,9 +204,9 @@ _FUNCTION: Schema = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
-        "description": _maybe(TEXT),
-        "parameters": _maybe({"type": "object"}),
-        "strict": _flag(),
+        "description": maybe(TEXT),
+        "parameters": maybe({"type": "object"}),
+        "strict": flag(),
     },
     "required": ["name"],
 }
@@ -230,26 +236,31 @@ _RESPONSE_FORMAT: Schema = {
     "type": "object",
     "properties": {
         "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
-        "schema": _maybe({"type": "object"}),
+        "schema": maybe({"type": "object"}),
         "json_schema": {
             "type": "object",
             "properties": {
-                "name": _maybe({"type": "string", "maxLength": 200}),
-                "description": _maybe(TEXT),
+                "name": maybe({"type": "string", "maxLength": 200}),
+                "description": maybe(TEXT),
                 "schema": {"type": "object"},
-                "strict": _flag(),
+                "strict": flag(),
             },
             "required": ["schema"],
         },
     },
     "required": ["type"],
 }  # fmt: skip
-_EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"]
+_EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _TEMPLATE: dict[str, Schema] = {
-    "enable_thinking": _flag(),
-    "preserve_thinking": _flag("keep the reasoning of earlier turns in the prompt"),
+    "enable_thinking": flag(),
+    "preserve_thinking": flag("keep the reasoning of earlier turns in the prompt"),
 }
-_THINKING: dict[str, Schema] = {**_TEMPLATE, "reasoning_effort": _maybe({"type": "string", "enum": _EFFORTS})}
+_THINKING: dict[str, Schema] = {**_TEMPLATE, "reasoning_effort": maybe({"type": "string", "enum": _EFFORTS})}
+# about thinking, in all APIs; they become variables of the chat template
+TEMPLATE_FIELDS: dict[str, Schema] = {
+    **_THINKING,
+    "chat_template_kwargs": maybe({"type": "object", "properties": _THINKING, "additionalProperties": False}),
+}
 
 CHAT: Schema = {
     "type": "object",
@@ -257,21 +268,18 @@ CHAT: Schema = {
         "messages": _MESSAGES,
         **COMMON,
         "max_completion_tokens": COMMON["max_tokens"],
-        "add_generation_prompt": _flag("false: the prompt ends behind the last message"),
-        "continue_final_message": _flag(
+        "add_generation_prompt": flag("false: the prompt ends behind the last message"),
+        "continue_final_message": flag(
             "the answer goes on with the last message, the assistant's; so it does unless this is false"
         ),
-        "logprobs": _flag(),
-        "top_logprobs": _integer(0, MAX_TOP_LOGPROBS),
-        "response_format": _maybe(_RESPONSE_FORMAT),
-        "tools": _maybe({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}),
-        "tool_choice": _maybe(_TOOL_CHOICE),
-        "parallel_tool_calls": _flag(),
-        "modalities": _maybe({"type": "array", "items": {"type": "string", "enum": ["text"]}}),
-        **_THINKING,
-        "chat_template_kwargs": _maybe(
-            {"type": "object", "properties": _THINKING, "additionalProperties": False}
-        ),
+        "logprobs": flag(),
+        "top_logprobs": integer(0, MAX_TOP_LOGPROBS),
+        "response_format": maybe(_RESPONSE_FORMAT),
+        "tools": maybe({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}),
+        "tool_choice": maybe(_TOOL_CHOICE),
+        "parallel_tool_calls": flag(),
+        "modalities": maybe({"type": "array", "items": {"type": "string", "enum": ["text"]}}),
+        **TEMPLATE_FIELDS,
     },
     "required": ["messages"],
 }
@@ -293,8 +301,8 @@ COMPLETION: Schema = {
             ]
         },
         **COMMON,
-        "logprobs": _integer(0, MAX_TOP_LOGPROBS, "so many likeliest tokens at each place"),
-        "echo": _flag(),
+        "logprobs": integer(0, MAX_TOP_LOGPROBS, "so many likeliest tokens at each place"),
+        "echo": flag(),
     },
     "required": ["prompt"],
 }  # fmt: skip
@@ -308,7 +316,7 @@ NATIVE: Schema = {
             for k, v in COMPLETION["properties"].items()
             if k not in ("echo", "logprobs", "stream_options")
         },
-        "return_tokens": _flag("token ids beside the text"),
+        "return_tokens": flag("token ids beside the text"),
     },
     "required": ["prompt"],
 }
@@ -317,12 +325,12 @@ TOKENIZE: Schema = {
     "type": "object",
     "properties": {
         "model": COMMON["model"],
-        "content": _maybe(TEXT),
-        "messages": _maybe(_MESSAGES),
+        "content": maybe(TEXT),
+        "messages": maybe(_MESSAGES),
         "tools": CHAT["properties"]["tools"],
         "chat_template_kwargs": CHAT["properties"]["chat_template_kwargs"],
-        "add_special": _flag("what the tokenizer puts around a plain text"),
-        "with_pieces": _flag(),
+        "add_special": flag("what the tokenizer puts around a plain text"),
+        "with_pieces": flag(),
     },
 }
 

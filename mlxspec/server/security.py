@@ -3,7 +3,7 @@
 Any web page can reach a server on this machine, so that "localhost" is no protection by itself: a foreign name in Host is DNS rebinding, a
 foreign Origin is a page that should not call, a body that is not JSON is a form that such a page sent without asking. Pure ASGI
 middleware;
-it knows no route but those that need no key. Errors have OpenAI's form.
+it knows no route but those that need no key. Errors have the form of the path's API.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mlxspec.server import log
+from mlxspec.server.error_forms import error_body
 from mlxspec.server.errors import AUTHENTICATION, ApiError, to_api_error
 from mlxspec.server.settings import ServerConfig, is_loopback
 
@@ -27,7 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _OPEN = frozenset({"/health", "/v1/health"})
-_METHODS = "GET, POST, OPTIONS"
+_METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "authorization, content-type, x-api-key"  # where a preflight does not say which it wants
 _EXPOSED = "x-request-id, retry-after"  # headers of answers that a page may read
 _PREFLIGHT_SECONDS = 600  # that a browser may remember an answer to a preflight
@@ -83,7 +84,7 @@ class Guard:
                 _check_content(headers, self._config.limits.max_body)
         except ApiError as error:
             log.request(scope, error.status, 0.0, str(error))
-            await answer_error(error, with_headers)
+            await answer_error(error, with_headers, scope["path"])
             return
         await self._app(scope, receive, with_headers)
 
@@ -179,10 +180,10 @@ async def _empty(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def answer_error(error: BaseException, send: Send) -> None:
-    """The envelope, as ASGI."""
+async def answer_error(error: BaseException, send: Send, path: str) -> None:
+    """The error in the form of the path's API, as ASGI."""
     found = to_api_error(error)
-    body = json.dumps(found.body).encode()
+    body = json.dumps(error_body(found, path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(k.lower().encode(), v.encode()) for k, v in found.headers.items()]
     if found.status == 401:

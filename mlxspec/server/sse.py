@@ -15,6 +15,11 @@ def data(value: Any) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
+def named(value: Any) -> bytes:
+    """An event that is called after the value's member `type`."""
+    return f"event: {value['type']}\n".encode() + data(value)
+
+
 def comment(text: str) -> bytes:
     """Ignored by clients; keeps the connection from being taken for dead."""
     return f": {text}\n\n".encode()

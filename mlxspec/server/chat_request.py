@@ -1,0 +1,69 @@
+"""A conversation that an answer is wanted for, in no API's form. Each API's adapter makes one of a checked body; a job is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mlxspec.server.answer_format import AnswerFormat
+from mlxspec.server.errors import BadField
+
+GoesOn = Literal["content", "reasoning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolChoice:
+    """Which tools an answer may or must call. named: the only one that may be called."""
+
+    kind: Literal["auto", "none", "required"]
+    named: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """messages: as chat templates read them: the roles are system, user, assistant and tool, the content is text, and a message of the
+    assistant's may have `reasoning_content` and `tool_calls`. tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
+    several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
+    opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
+    answer. options: the fields that all APIs share, under the names of schemas.COMMON. notices: sentences about what was left out."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: ToolChoice | None = None
+    several_calls: bool = True
+    goes_on: GoesOn | None = None
+    opens_answer: bool = True
+    template: Mapping[str, Any] = field(default_factory=dict)
+    wanted: AnswerFormat | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    notices: tuple[str, ...] = ()
+
+
+def goes_on_with(messages: Sequence[Mapping[str, Any]], path: str) -> GoesOn | None:
+    """What of the last message an answer continues: None unless it is the assistant's. path: where the API has that message. Raises
+    BadField where it cannot be continued."""
+    last = messages[-1] if messages else {"role": "user"}
+    if last["role"] != "assistant":
+        return None
+    if last.get("tool_calls"):
+        raise BadField(path, "A tool call needs its result before the model goes on.")
+    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise BadField(
+            path,
+            "Two messages of the assistant's follow each other at the end, so it is not clear which the answer goes on with.",
+        )
+    return "content" if last.get("content") else "reasoning"
+
+
+def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a body's fields about thinking tell the chat template."""
+    found = {k: v for k, v in (body.get("chat_template_kwargs") or {}).items() if v is not None}
+    for name in ("enable_thinking", "preserve_thinking", "reasoning_effort"):
+        if body.get(name) is not None:
+            found[name] = body[name]
+    if found.get("reasoning_effort") == "none":
+        found.setdefault("enable_thinking", False)
+    return found

@@ -1,0 +1,359 @@
+"""/v1/messages: reads requests of Anthropic's Messages API, and writes answers as its messages, streamed or whole.
+
+What becomes of a conversation on its way to the chat template:
+
+    system                   the first message; headers that change with each request are left out (`without_volatile`)
+    a system message later   text of the user's at the same place, because many templates allow a system message at the beginning only
+    tool_result              a message of the role tool, before or behind the user's text as it stands
+    thinking                 `reasoning_content`; signatures are not read, and redacted thinking is left out
+    messages of one role     that follow each other are one message, as the API defines it
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlxspec.server.answer_format import AnswerFormat, answer_format
+from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore, Blocks
+from mlxspec.server.chat_request import ChatRequest, ToolChoice, goes_on_with, template_variables
+from mlxspec.server.error_forms import anthropic_error
+from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.protocol import NAMED_EVENTS, AnswerProtocol
+from mlxspec.server.usage import Extras, drafting, progress, timings
+
+# The API's clients send a thinking block back only if it is signed. This one says who wrote it, and proves nothing.
+SIGNATURE = "mlxspec"
+# What Claude Code writes into its system prompt anew for each request: a line for billing at the beginning, a budget at the end.
+_BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
+_BUDGET = re.compile(r"\n?<total_tokens>[^<\n]{0,100}</total_tokens>")
+_STOP_REASONS = {
+    "end": "end_turn",
+    "stop_string": "stop_sequence",
+    "limit": "max_tokens",
+    "context": "model_context_window_exceeded",
+}
+
+
+def without_volatile(system: str) -> str:
+    """A system prompt without what a known client writes into it anew for each request: the prompt's beginning stays the same then."""
+    return _BUDGET.sub("", _BILLING.sub("", system))
+
+
+def messages_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Of a checked body, of /messages or /messages/count_tokens. Raises BadField, GrammarError."""
+    notices: list[str] = []
+    messages = _conversation(body, notices)
+    tools = _tools(body.get("tools") or (), notices)
+    choice = body.get("tool_choice")
+    options = {**body, "stop": body.get("stop_sequences"), **_thinking_budget(body)}
+    return ChatRequest(
+        messages=messages,
+        tools=tools,
+        tool_choice=_tool_choice(choice, body),
+        several_calls=not (choice or {}).get("disable_parallel_tool_use"),
+        goes_on=goes_on_with(messages, f"messages[{len(body['messages']) - 1}]"),
+        template=_template(body),
+        wanted=_format(body),
+        options=options,
+        notices=tuple(notices),
+    )
+
+
+def _conversation(body: Mapping[str, Any], notices: list[str]) -> list[dict[str, Any]]:
+    parts = _parts(body.get("system") or "")
+    texts = [t for t in map(without_volatile, parts) if t]
+    if any(without_volatile(p) != p for p in parts):
+        notices.append("a header that changes with each request was left out of system")
+    out = [{"role": "system", "content": "\n".join(texts)}] if texts else []
+    names: dict[str, str] = {}  # call id -> tool
+    is_new = True  # a message of another role than the last has begun
+    role = ""
+    for i, message in enumerate(body["messages"]):
+        path = f"messages[{i}]"
+        if message["role"] == "system":
+            notices.append(f"{path} of the role system was given to the model as the user's")
+        now = "assistant" if message["role"] == "assistant" else "user"
+        is_new = now != role
+        role = now
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if now == "assistant":
+            if is_new:
+                out.append({"role": "assistant", "content": ""})
+            _add_assistant(out[-1], blocks, names, path)
+            if not set(out[-1]) - {"role", "content"} and not out[-1]["content"]:
+                raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
+        else:
+            _add_user(out, blocks, names, path)
+    return out
+
+
+def _parts(content: Any) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def _add_assistant(
+    message: dict[str, Any], blocks: Sequence[Mapping[str, Any]], names: dict[str, str], path: str
+) -> None:
+    for j, block in enumerate(blocks):
+        if block["type"] == "text":
+            message["content"] += block["text"]
+        elif block["type"] == "thinking":
+            if block["thinking"]:
+                message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
+        elif block["type"] == "tool_use":
+            names[block["id"]] = block["name"]
+            function = {"name": block["name"], "arguments": dict(block["input"])}
+            call = {"id": block["id"], "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+        elif block["type"] == "tool_result":
+            raise BadField(f"{path}.content[{j}]", f"{path}.content[{j}]: a tool_result is the user's.")
+
+
+def _add_user(
+    out: list[dict[str, Any]], blocks: Sequence[Mapping[str, Any]], names: Mapping[str, str], path: str
+) -> None:
+    for j, block in enumerate(blocks):
+        place = f"{path}.content[{j}]"
+        if block["type"] == "text":
+            if out and out[-1]["role"] == "user":
+                out[-1]["content"] += "\n" + block["text"]
+            else:
+                out.append({"role": "user", "content": block["text"]})
+        elif block["type"] == "tool_result":
+            called = block["tool_use_id"]
+            if called not in names:
+                raise BadField(
+                    f"{place}.tool_use_id", f"{place}.tool_use_id names no tool_use of an earlier message."
+                )
+            text = "\n".join(_parts(block.get("content") or ""))
+            if block.get("is_error") and not text:
+                text = "The tool failed."
+            out.append({"role": "tool", "tool_call_id": called, "name": names[called], "content": text})
+        else:
+            raise BadField(place, f"{place}: a block of the type {block['type']} is the assistant's.")
+    if not blocks:
+        raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
+
+
+def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """The tools that a client describes and runs, in OpenAI's form. Raises BadField."""
+    out = []
+    for i, tool in enumerate(tools):
+        if tool.get("type") not in (None, "custom"):
+            notices.append(
+                f"tools[{i}] of the type {tool['type'][:60]} was left out: only tools with an input_schema of their own can be used"
+            )
+            continue
+        if "input_schema" not in tool:
+            raise BadField(f"tools[{i}].input_schema", f"tools[{i}].input_schema is missing.")
+        function = {"name": tool["name"], "parameters": tool["input_schema"]}
+        if tool.get("description") is not None:
+            function["description"] = tool["description"]
+        out.append({"type": "function", "function": function})
+    return out
+
+
+def _tool_choice(given: Mapping[str, Any] | None, body: Mapping[str, Any]) -> ToolChoice | None:
+    if given is None or (given["type"] in ("auto", "none") and not body.get("tools")):
+        return None
+    if given["type"] == "tool":
+        return ToolChoice(kind="required", named=given["name"])
+    return ToolChoice(kind="required" if given["type"] == "any" else given["type"])
+
+
+def _template(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises BadField where `thinking` and the field of the other APIs contradict each other."""
+    found = template_variables(body)
+    effort = (body.get("output_config") or {}).get("effort")
+    if effort is not None:
+        found.setdefault("reasoning_effort", effort)
+    kind = (body.get("thinking") or {}).get("type")
+    if kind is not None:
+        thinks = kind != "disabled"
+        if body.get("enable_thinking") not in (None, thinks):
+            raise BadField("thinking", "thinking and enable_thinking contradict each other.")
+        found["enable_thinking"] = thinks
+    return found
+
+
+def _thinking_budget(body: Mapping[str, Any]) -> dict[str, Any]:
+    budget = (body.get("thinking") or {}).get("budget_tokens")
+    if budget is None:
+        return {}
+    if body.get("thinking_budget") not in (None, budget):
+        raise BadField("thinking_budget", "thinking_budget and thinking.budget_tokens contradict each other.")
+    return {"thinking_budget": budget}
+
+
+def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    found = answer_format(body)
+    wanted = (body.get("output_config") or {}).get("format")
+    if wanted is None:
+        return found
+    if found is not None:
+        raise BadField(
+            found.field, f"{found.field} and output_config.format both say what the answer looks like."
+        )
+    return AnswerFormat(field="output_config.format", kind="json_schema", value=wanted["schema"])
+
+
+class MessagesProtocol(AnswerProtocol):
+    """One message. Its stream is: message_start; for each block content_block_start, content_block_delta, content_block_stop;
+    message_delta; message_stop. A ping may stand anywhere between the first and the last.
+
+    The message starts when the engine has begun to read the prompt: what the prefix cache had is known then. shows_thinking: whether
+    thinking blocks hold their text. Extensions: `timings` and `mlxspec` in message_delta and in a whole message, `prompt_progress` in
+    pings.
+    """
+
+    wire = NAMED_EVENTS
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        extras: Extras | None = None,
+        notices: Sequence[str] = (),
+        shows_thinking: bool = True,
+    ) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+        self._wanted, self._notices = extras or Extras(), tuple(notices)
+        self._shows_thinking = shows_thinking
+        self._blocks = Blocks("toolu_")
+        self._has_begun = False
+        self._end: End | None = None
+
+    def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._begin(update)
+        if isinstance(update, Progress):
+            if self._wanted.progress:
+                yield {"type": "ping", "prompt_progress": progress(update)}
+        elif isinstance(update, Delta):
+            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
+            for event in self._blocks.push(update.pieces):
+                yield from self._event(event, timed)
+        else:
+            for event in self._blocks.close():
+                yield from self._event(event, {})
+            yield {
+                "type": "message_delta",
+                "delta": _stopped(update),
+                "usage": _usage(update),
+                **self._extras(update),
+            }
+            yield {"type": "message_stop"}
+
+    def pause(self) -> dict[str, Any] | None:
+        return {"type": "ping"} if self._has_begun else None
+
+    def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        yield anthropic_error(error)
+
+    def take(self, update: Update) -> None:
+        if isinstance(update, Delta):
+            for _ in self._blocks.push(update.pieces):
+                pass
+        elif isinstance(update, End):
+            self._end = update
+
+    def whole(self) -> dict[str, Any]:
+        end = self._end
+        if end is None:
+            raise RuntimeError("an answer that is whole has ended")
+        return {
+            **self._head,
+            "content": [self._content(block) for block in self._blocks.all],
+            **_stopped(end),
+            "usage": _usage(end),
+            **self._extras(end),
+        }
+
+    def _begin(self, update: Update) -> Iterator[dict[str, Any]]:
+        if isinstance(update, Progress):
+            counts = _input(update.num_total, update.num_cached)
+        else:
+            counts = _input(update.stats.num_prompt, update.stats.num_cached)
+        message = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "usage": {**counts, "output_tokens": 0},
+        }
+        yield {"type": "message_start", "message": message}
+        yield {"type": "ping"}
+
+    def _event(self, event: BlockEvent, timed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        block = event.block
+        head = {"index": block.number}
+        if isinstance(event, BlockBegin):
+            empty: dict[str, Any] = {
+                "text": {"type": "text", "text": ""},
+                "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+                "call": {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}},
+            }[block.kind]
+            yield {"type": "content_block_start", **head, "content_block": empty}
+        elif isinstance(event, BlockMore):
+            if block.kind == "thinking" and not self._shows_thinking:
+                return
+            delta = {
+                "text": {"type": "text_delta", "text": event.text},
+                "thinking": {"type": "thinking_delta", "thinking": event.text},
+                "call": {"type": "input_json_delta", "partial_json": event.text},
+            }[block.kind]
+            yield {"type": "content_block_delta", **head, "delta": delta, **timed}
+        else:
+            if block.kind == "thinking":
+                delta = {"type": "signature_delta", "signature": SIGNATURE}
+                yield {"type": "content_block_delta", **head, "delta": delta}
+            yield {"type": "content_block_stop", **head}
+
+    def _content(self, block: Block) -> dict[str, Any]:
+        if block.kind == "text":
+            return {"type": "text", "text": block.text}
+        if block.kind == "thinking":
+            shown = block.text if self._shows_thinking else ""
+            return {"type": "thinking", "thinking": shown, "signature": SIGNATURE}
+        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": block.arguments()}
+
+    def _extras(self, end: End) -> dict[str, Any]:
+        return {"timings": timings([end.stats]), "mlxspec": drafting([end.stats], self._notices)}
+
+
+def shows_thinking(body: Mapping[str, Any]) -> bool:
+    """Whether a checked body asks for the text of thinking blocks."""
+    return (body.get("thinking") or {}).get("display") != "omitted"
+
+
+def _stopped(end: End) -> dict[str, Any]:
+    """Why an answer ended."""
+    reason = "tool_use" if end.reason == "tool_calls" else _STOP_REASONS[end.cause]
+    said = end.stop_string if reason == "stop_sequence" else None
+    return {"stop_reason": reason, "stop_sequence": said, "stop_details": None}
+
+
+def _input(num_prompt: int, num_cached: int) -> dict[str, int]:
+    """Tokens of a prompt as this API counts them: those that were read, and beside them those from the prefix cache."""
+    return {
+        "input_tokens": num_prompt - num_cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached,
+    }
+
+
+def _usage(end: End) -> dict[str, int]:
+    stats = end.stats
+    return {**_input(stats.num_prompt, stats.num_cached), "output_tokens": stats.num_generated}

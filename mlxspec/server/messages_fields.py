@@ -1,0 +1,211 @@
+"""The request fields of Anthropic's Messages API: the schema of those that are honoured, and what becomes of the others.
+
+Fields that all APIs share (sampling, drafting, formats) stand beside them under their usual names.
+"""
+
+from __future__ import annotations
+
+from mlxspec.server.fields import OFF, Refused
+from mlxspec.server.schemas import (
+    COMMON,
+    MAX_TOOLS,
+    TEMPLATE_FIELDS,
+    TEXT,
+    Schema,
+    flag,
+    maybe,
+    one_of_kinds,
+)
+
+_TEXT_BLOCK: Schema = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": TEXT},
+    "required": ["type", "text"],
+}
+_TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": one_of_kinds(_TEXT_BLOCK)}]}
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
+_TOOL_USE: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["tool_use"]},
+        "id": {"type": "string", "maxLength": 200},
+        "name": _NAME,
+        "input": {"type": "object"},
+    },
+    "required": ["type", "id", "name", "input"],
+}
+_TOOL_RESULT: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["tool_result"]},
+        "tool_use_id": {"type": "string", "maxLength": 200},
+        "content": maybe(_TEXTS),
+        "is_error": flag(),
+    },
+    "required": ["type", "tool_use_id"],
+}
+_THINKING: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["thinking"]},
+        "thinking": TEXT,
+        "signature": maybe({"type": "string", "description": "not read"}),
+    },
+    "required": ["type", "thinking"],
+}
+_REDACTED: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["redacted_thinking"]},
+        "data": {"type": "string", "description": "not read: nothing here can decrypt it"},
+    },
+    "required": ["type"],
+}
+_BLOCKS: Schema = {
+    "type": "array",
+    "items": one_of_kinds(_TEXT_BLOCK, _TOOL_USE, _TOOL_RESULT, _THINKING, _REDACTED),
+}
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "enum": ["user", "assistant", "system"]},
+        "content": {"anyOf": [TEXT, _BLOCKS]},
+    },
+    "required": ["role", "content"],
+}
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": maybe(
+            {
+                "type": "string",
+                "maxLength": 200,
+                "description": "`custom`; tools of other types, which the provider runs or describes, are left out",
+            }
+        ),
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"},
+        "description": maybe(TEXT),
+        "input_schema": {"type": "object"},
+        "strict": flag(),
+    },
+    "required": ["name"],
+}
+_PARALLEL = flag()
+_TOOL_CHOICE: Schema = one_of_kinds(
+    *(
+        {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string", "enum": [kind]},
+                **({"name": _NAME} if kind == "tool" else {}),
+                **({} if kind == "none" else {"disable_parallel_tool_use": _PARALLEL}),
+            },
+            "required": ["type", "name"] if kind == "tool" else ["type"],
+        }
+        for kind in ("auto", "any", "tool", "none")
+    )
+)
+_DISPLAY = maybe({"type": "string", "enum": ["summarized", "omitted"]})
+_THINKING_CONFIG: Schema = one_of_kinds(
+    {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "enum": ["enabled"]},
+            "budget_tokens": COMMON["thinking_budget"],
+            "display": _DISPLAY,
+        },
+        "required": ["type"],
+    },
+    {
+        "type": "object",
+        "properties": {"type": {"type": "string", "enum": ["adaptive"]}, "display": _DISPLAY},
+        "required": ["type"],
+    },
+    {
+        "type": "object",
+        "properties": {"type": {"type": "string", "enum": ["disabled"]}},
+        "required": ["type"],
+    },
+)
+_OUTPUT: Schema = {
+    "type": "object",
+    "properties": {
+        "effort": TEMPLATE_FIELDS["reasoning_effort"],
+        "format": maybe(
+            {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string", "enum": ["json_schema"]},
+                    "schema": {"type": "object"},
+                },
+                "required": ["type", "schema"],
+            }
+        ),
+    },
+}
+_ELSEWHERE = ("n", "n_cmpl", "n_predict", "stop", "stream_options")
+_PROMPT: dict[str, Schema] = {
+    "model": COMMON["model"],
+    "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": 20_000},
+    "system": maybe(_TEXTS),
+    "tools": maybe({"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}),
+    "tool_choice": maybe(_TOOL_CHOICE),
+    "thinking": maybe(_THINKING_CONFIG),
+    "output_config": maybe(_OUTPUT),
+    **TEMPLATE_FIELDS,
+}
+MESSAGES: Schema = {
+    "type": "object",
+    "properties": {
+        **{name: schema for name, schema in COMMON.items() if name not in _ELSEWHERE},
+        **_PROMPT,
+        "stop_sequences": maybe(
+            {
+                "type": "array",
+                "items": {"type": "string", "minLength": 1, "maxLength": 1000},
+                "maxItems": 16,
+            }
+        ),
+    },
+    "required": ["messages", "max_tokens"],
+}
+COUNT_TOKENS: Schema = {"type": "object", "properties": _PROMPT, "required": ["messages"]}
+
+_ONE_ANSWER = Refused(why="an answer of this API is one message", neutral=(1,))
+_NO_LOGPROBS = Refused(
+    why="this API has no place for log-probabilities; /v1/chat/completions has", neutral=OFF
+)
+MESSAGES_REFUSED = {
+    "n": _ONE_ANSWER,
+    "n_cmpl": _ONE_ANSWER,
+    "logprobs": _NO_LOGPROBS,
+    "top_logprobs": _NO_LOGPROBS,
+    "stop": Refused(why="use stop_sequences", neutral=OFF),
+    "n_predict": Refused(why="use max_tokens"),
+    "max_completion_tokens": Refused(why="use max_tokens"),
+    "stream_options": Refused(why="usage always comes in a stream", neutral=OFF),
+    "response_format": Refused(why="use output_config.format"),
+    "parallel_tool_calls": Refused(why="use tool_choice.disable_parallel_tool_use", neutral=(True,)),
+    "continue_final_message": Refused(why="a last message of the assistant's is continued", neutral=(True,)),
+    "add_generation_prompt": Refused(why="the last message decides", neutral=(True,)),
+    "modalities": Refused(why="this server has text only", neutral=(["text"],)),
+    "mcp_servers": Refused(why="this server calls no other servers", neutral=OFF),
+    "container": Refused(why="this server runs no tools"),
+    "output_format": Refused(why="use output_config.format"),
+}
+_CACHE = "about caching; what is reused never changes an answer"
+MESSAGES_HARMLESS = {
+    "cache_control": _CACHE,
+    "system[].cache_control": _CACHE,
+    "messages[].content[].content[].cache_control": _CACHE,
+    "inference_geo": "there is one machine",
+    "speed": "there is one machine",
+    "anthropic_version": "there is one version",
+    "anthropic_beta": "there is one version",
+    "user_profile_id": "bookkeeping of the client's",
+    "system[].citations": "answers have no citations",
+    "messages[].content[].citations": "answers have no citations",
+    "messages[].content[].caller": "tools are called by the model only",
+    "tools[].eager_input_streaming": "arguments are always streamed while they are written",
+    "tools[].allowed_callers": "tools are called by the model only",
+}

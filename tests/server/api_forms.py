@@ -1,0 +1,266 @@
+"""One scenario in every API's form: the body of a request, what its answer says, and what its stream says.
+
+A scenario is a chat that all APIs can ask for. The prompts that it becomes are the same, so the answers must be.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tests.server.serving import Served
+from tests.server.stream_grammar import MessagesGrammar, Said, named_events
+
+TOOL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "full": {"type": "boolean"},
+        "kind": {"type": "string", "enum": ["function", "class"]},
+    },
+    "required": ["name", "full", "kind"],
+}
+TOOL_NAMES = ("look_up", "forget")
+QUESTIONS = (
+    "what does os.path.join do?",
+    "what does sorted do?",
+    "what does json.dumps do?",
+    "what does shutil.copy do?",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """tool: None for no tools, else auto, required or the name of one. called: an earlier turn called a tool. thinks: None leaves
+    thinking to the template."""
+
+    question: str
+    system: str | None = None
+    called: bool = False
+    tool: str | None = None
+    thinks: bool | None = None
+    budget: int | None = None
+    stop: tuple[str, ...] = ()
+    max_tokens: int = 24
+    seed: int | None = None
+    draft: str = "auto"
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The fields that have the same name everywhere."""
+        sampled = {} if self.seed is None else {"temperature": 1.0, "seed": self.seed}
+        return {"draft": self.draft, "policy": "fixed", "max_tokens": self.max_tokens, **sampled}
+
+
+def scenario(rng: random.Random) -> Scenario:
+    """A random one."""
+    tool = rng.choice([None, None, "auto", "required", TOOL_NAMES[0]])
+    thinks = rng.choice([None, False, False, True])
+    return Scenario(
+        question=rng.choice(QUESTIONS),
+        system=rng.choice([None, "Answer shortly."]),
+        called=tool is not None and rng.random() < 0.5,
+        tool=tool,
+        thinks=thinks,
+        budget=rng.choice([None, 3, 8]) if thinks else None,
+        stop=rng.choice([(), (), (".",), ("path", "zzz"), ("e ",)]),
+        max_tokens=rng.choice([1, 6, 24, 24, 80]),
+        seed=rng.choice([None, 1, 2, 3]),
+        draft=rng.choice(["auto", "off", "mtp"]),
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an answer said, whole or streamed. calls: (name, arguments), the arguments as an object where they are one. reason: OpenAI's."""
+
+    text: str
+    thinking: str
+    calls: tuple[tuple[str, Any], ...]
+    reason: str
+    num_prompt: int
+    num_generated: int
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return {"arguments": arguments}
+
+
+class ChatForm:
+    """OpenAI's chat completions."""
+
+    name, path = "chat", "/v1/chat/completions"
+
+    def body(self, s: Scenario) -> dict[str, Any]:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": s.system}] if s.system else []
+        messages.append({"role": "user", "content": s.question})
+        if s.called:
+            function = {"name": TOOL_NAMES[0], "arguments": '{"name": "x"}'}
+            call = {"id": "call_1", "type": "function", "function": function}
+            messages += [
+                {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "Joins paths."},
+            ]
+        out: dict[str, Any] = {**s.shared, "messages": messages}
+        if s.tool is not None:
+            out["tools"] = [
+                {"type": "function", "function": {"name": n, "parameters": TOOL_SCHEMA}} for n in TOOL_NAMES
+            ]
+            named = {"type": "function", "function": {"name": s.tool}}
+            out["tool_choice"] = s.tool if s.tool in ("auto", "required") else named
+            out["parallel_tool_calls"] = False
+        if s.thinks is not None:
+            out["enable_thinking"] = s.thinks
+        if s.budget is not None:
+            out["thinking_budget"] = s.budget
+        if s.stop:
+            out["stop"] = list(s.stop)
+        return out
+
+    def whole(self, answer: dict[str, Any]) -> Result:
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
+        return Result(
+            text=message["content"] or "",
+            thinking=message.get("reasoning_content", ""),
+            calls=tuple((n, _parsed(a)) for n, a in calls),
+            reason=choice["finish_reason"],
+            num_prompt=answer["usage"]["prompt_tokens"],
+            num_generated=answer["usage"]["completion_tokens"],
+        )
+
+    def stream_body(self, s: Scenario) -> dict[str, Any]:
+        return {**self.body(s), "stream": True, "stream_options": {"include_usage": True}}
+
+    def streamed(self, data: bytes) -> tuple[Said, Result]:
+        said = Said()
+        reason = usage = None
+        for block in data.decode().split("\n\n"):
+            if not block or block.startswith(": "):
+                continue
+            assert not said.is_done
+            assert block.startswith("data: ")
+            if block == "data: [DONE]":
+                said.is_done = True
+                continue
+            chunk = json.loads(block[6:])
+            if not chunk["choices"]:
+                assert reason is not None
+                usage = chunk["usage"]
+                continue
+            assert reason is None
+            (choice,) = chunk["choices"]
+            delta = choice["delta"]
+            said.text += delta.get("content") or ""
+            said.thinking += delta.get("reasoning_content", "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(said.calls)
+                    said.calls.append((call["function"]["name"], ""))
+                assert call["index"] == len(said.calls) - 1
+                name, arguments = said.calls[-1]
+                said.calls[-1] = (name, arguments + call["function"]["arguments"])
+            reason = choice["finish_reason"]
+        assert said.is_done
+        assert reason is not None
+        assert usage is not None
+        return said, Result(
+            text=said.text,
+            thinking=said.thinking,
+            calls=tuple((n, _parsed(a)) for n, a in said.calls),
+            reason=reason,
+            num_prompt=usage["prompt_tokens"],
+            num_generated=usage["completion_tokens"],
+        )
+
+
+class MessagesForm:
+    """Anthropic's Messages."""
+
+    name, path = "messages", "/v1/messages"
+    _REASONS = {  # noqa: RUF012
+        "end_turn": "stop",
+        "stop_sequence": "stop",
+        "max_tokens": "length",
+        "model_context_window_exceeded": "length",
+        "tool_use": "tool_calls",
+    }
+
+    def body(self, s: Scenario) -> dict[str, Any]:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": s.question}]}]
+        if s.called:
+            use = {"type": "tool_use", "id": "toolu_1", "name": TOOL_NAMES[0], "input": {"name": "x"}}
+            result = {
+                "type": "tool_result",
+                "tool_use_id": "toolu_1",
+                "content": [{"type": "text", "text": "Joins paths."}],
+            }
+            messages += [
+                {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
+                {"role": "user", "content": [result]},
+            ]
+        out: dict[str, Any] = {**s.shared, "model": "demo", "messages": messages}
+        if s.system:
+            out["system"] = [{"type": "text", "text": s.system, "cache_control": {"type": "ephemeral"}}]
+        if s.tool is not None:
+            out["tools"] = [{"name": n, "input_schema": TOOL_SCHEMA} for n in TOOL_NAMES]
+            kinds: dict[str, Any] = {"auto": {"type": "auto"}, "required": {"type": "any"}}
+            choice = kinds.get(s.tool, {"type": "tool", "name": s.tool})
+            out["tool_choice"] = {**choice, "disable_parallel_tool_use": True}
+        if s.thinks is not None:
+            out["thinking"] = {"type": "enabled" if s.thinks else "disabled"}
+            if s.budget is not None:
+                out["thinking"]["budget_tokens"] = s.budget
+        if s.stop:
+            out["stop_sequences"] = list(s.stop)
+        return out
+
+    def whole(self, answer: dict[str, Any]) -> Result:
+        blocks, usage = answer["content"], answer["usage"]
+        return Result(
+            text="".join(b["text"] for b in blocks if b["type"] == "text"),
+            thinking="".join(b["thinking"] for b in blocks if b["type"] == "thinking"),
+            calls=tuple((b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"),
+            reason=self._REASONS[answer["stop_reason"]],
+            num_prompt=usage["input_tokens"] + usage["cache_read_input_tokens"],
+            num_generated=usage["output_tokens"],
+        )
+
+    def stream_body(self, s: Scenario) -> dict[str, Any]:
+        return {**self.body(s), "stream": True}
+
+    def streamed(self, data: bytes) -> tuple[Said, Result]:
+        grammar = MessagesGrammar()
+        for event, found in named_events(data):
+            grammar.feed(event, found)
+        grammar.finish()
+        usage = grammar.usage
+        return grammar, Result(
+            text=grammar.text,
+            thinking=grammar.thinking,
+            calls=tuple((n, _parsed(a)) for n, a in grammar.calls),
+            reason=self._REASONS[grammar.stop_reason or ""],
+            num_prompt=usage["input_tokens"] + usage["cache_read_input_tokens"],
+            num_generated=usage["output_tokens"],
+        )
+
+
+FORMS: tuple[Any, ...] = (ChatForm(), MessagesForm())
+
+
+def ask(served: Served, form: Any, s: Scenario) -> Result:
+    status, answer = served.post(form.path, {**form.body(s), "stream": False})
+    assert status == 200, (form.name, s, answer)
+    return form.whole(answer)
+
+
+def ask_streamed(served: Served, form: Any, s: Scenario) -> Result:
+    status, _, data = served.ask("POST", form.path, form.stream_body(s))
+    assert status == 200, (form.name, s, data)
+    return form.streamed(data)[1]

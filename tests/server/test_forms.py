@@ -1,0 +1,176 @@
+"""Every API's form of a chat: its stream follows the API's published grammar, and all forms give the same answer to the same chat."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from mlxspec.engine.stats import RequestStats
+from mlxspec.parsers.formats import THINK, ChatFormat
+from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.messages_api import MessagesProtocol
+from tests.server.api_forms import FORMS, QUESTIONS, TOOL_NAMES, Scenario, ask, ask_streamed, scenario
+from tests.server.serving import LONG, Served
+
+_TOOLS = [{"type": "function", "function": {"name": name}} for name in TOOL_NAMES]
+
+
+def written(rng: random.Random) -> str:
+    """A text that a model may write: thinking, words and calls, some of them broken."""
+    out = ""
+    if rng.random() < 0.5:
+        thought = rng.choice(["", "because", "a < b", "so\n\n"])
+        out += f"<think>\n{thought}\n</think>\n\n"
+    for _ in range(rng.randrange(4)):
+        arguments = json.dumps({"name": rng.choice(["x", 'a "b"', "é\n"]), "full": True})
+        out += rng.choice(
+            [
+                "Some words. ",
+                " \n",
+                f'\n<tool_call>\n{{"name": "{rng.choice(TOOL_NAMES)}", "arguments": {arguments}}}\n</tool_call>',
+                f'<tool_call>{{"arguments": {arguments}, "name": "look_up"}}</tool_call>',
+                "<tool_call>nothing</tool_call>",
+                "<tool_",
+            ]
+        )
+    return out
+
+
+def updates(rng: random.Random) -> tuple[list[Update], str]:
+    """What a job may tell of an answer, and the text it is made of."""
+    text = written(rng)
+    is_cut = rng.random() < 0.3
+    if is_cut:
+        text = text[: rng.randrange(len(text) + 1)]
+    parser = ChatFormat(thinking=THINK, tools="json").parser("", _TOOLS)
+    stats = RequestStats(num_prompt=7, num_cached=3, num_generated=len(text))
+    out: list[Update] = [Progress(choice=0, num_done=7, num_total=7, num_cached=3, seconds=0.1)]
+    while text:
+        length = rng.randrange(1, 9)
+        out.append(Delta(choice=0, pieces=parser.push(text[:length]), stats=stats, tokens=(1,)))
+        text = text[length:]
+    rest = parser.finish(cut=is_cut)
+    out.append(Delta(choice=0, pieces=rest, stats=stats))
+    has_calls = any("CallStart" in type(p).__name__ for u in out if isinstance(u, Delta) for p in u.pieces)
+    stopped = not is_cut and not has_calls and rng.random() < 0.3
+    reason: Any = "length" if is_cut else "tool_calls" if has_calls else "stop"
+    cause: Any = rng.choice(["limit", "context"]) if is_cut else "stop_string" if stopped else "end"
+    said = "zzz" if stopped else None
+    out.append(End(choice=0, reason=reason, cause=cause, stats=stats, stop_string=said))
+    return out, reason
+
+
+def protocols() -> dict[str, Any]:
+    return {"messages": lambda: MessagesProtocol("m")}
+
+
+@pytest.mark.parametrize("name", protocols())
+def test_streams_of_500_random_answers_follow_the_grammar(name: str) -> None:
+    """Without a model: every order of thinking, text, whole and broken calls, in pieces of every length."""
+    form = next(f for f in FORMS if f.name == name)
+    for seed in range(500):
+        rng = random.Random(seed)
+        told, reason = updates(rng)
+        streamed, whole = protocols()[name](), protocols()[name]()
+        data = b"".join(map(streamed.wire.frame, streamed.begin()))
+        for update in told:
+            pause = streamed.pause() if rng.random() < 0.1 else None
+            data += b"" if pause is None else streamed.wire.frame(pause)
+            data += b"".join(map(streamed.wire.frame, streamed.chunks(update)))
+            whole.take(update)
+        data += b"".join(map(streamed.wire.frame, streamed.end())) + streamed.wire.last
+        _, found = form.streamed(data)
+        assert found == form.whole(json.loads(json.dumps(whole.whole()))), seed
+        assert found.reason == reason, seed
+
+
+def check(served: Served, s: Scenario) -> None:
+    """All forms, streamed and whole, say the same."""
+    wanted = ask(served, FORMS[0], s)
+    for form in FORMS:
+        assert ask(served, form, s) == wanted, (form.name, s)
+        assert ask_streamed(served, form, s) == wanted, (form.name, s)
+    if s.tool not in (None, "auto") and wanted.reason != "length" and not s.stop:
+        assert wanted.reason == "tool_calls"
+
+
+FIXED = (
+    Scenario(question=QUESTIONS[0]),
+    Scenario(question=QUESTIONS[0], stop=("path", "zzz"), thinks=False),
+    Scenario(question=QUESTIONS[1], tool="required", thinks=False, max_tokens=80),
+    Scenario(question=QUESTIONS[1], tool=TOOL_NAMES[0], thinks=True, budget=4, max_tokens=80),
+    Scenario(question=QUESTIONS[2], tool="auto", called=True, thinks=False, system="Answer shortly."),
+)
+
+
+def test_all_forms_give_the_same_answer(thinker: Served) -> None:
+    for s in FIXED:
+        check(thinker, s)
+
+
+@pytest.mark.slow
+def test_all_forms_give_the_same_answer_to_500_random_chats(thinker: Served) -> None:
+    for seed in range(500):
+        check(thinker, scenario(random.Random(seed)))
+
+
+def leave(served: Served, form: Any, s: Scenario, num_bytes: int) -> None:
+    """Ask for a stream, read so many bytes, and go away without a word."""
+    data = json.dumps({**form.stream_body(s)}).encode()
+    head = (
+        f"POST {form.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", served.port), timeout=LONG) as connection:
+        connection.sendall(head.encode() + data)
+        while num_bytes > 0 and (piece := connection.recv(min(num_bytes, 512))):
+            num_bytes -= len(piece)
+
+
+def mixed(served: Served, num_clients: int, num_requests: int) -> None:
+    """Clients of all forms side by side, some of whom leave: the others' answers are those of single requests, and no row stays."""
+    scenarios = [scenario(random.Random(seed)) for seed in range(12)]
+    wanted = {s: ask(served, FORMS[0], s) for s in scenarios}
+    wrong: list[Any] = []
+
+    def client(number: int) -> None:
+        rng = random.Random(number)
+        form = FORMS[number % len(FORMS)]
+        try:
+            for _ in range(num_requests):
+                s = rng.choice(scenarios)
+                manner = rng.random()
+                if manner < 0.3:
+                    leave(served, form, s, rng.choice([0, 1, 300, 900, 2000]))
+                    continue
+                found = (ask if manner < 0.6 else ask_streamed)(served, form, s)
+                if found != wanted[s]:
+                    wrong.append((form.name, s, found, wanted[s]))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:2]
+    left = served.settle()
+    for gauge in ("rows_running", "rows_waiting", "open_requests", "state_bytes"):
+        assert left[f"mlxspec_{gauge}"] == 0, gauge
+
+
+def test_clients_of_all_forms_side_by_side(thinker: Served) -> None:
+    mixed(thinker, 4, 3)
+
+
+@pytest.mark.slow
+def test_eight_clients_of_all_forms_with_25_requests_each(thinker: Served) -> None:
+    mixed(thinker, 8, 25)
+    found = thinker.metrics()
+    assert not [name for name in found if "requests_total" in name and 'status="5' in name]

@@ -1,0 +1,279 @@
+"""Anthropic's Messages: the `anthropic` SDK against the demo server, what becomes of a conversation, and errors in the API's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.job_run import Progress
+from mlxspec.server.messages_api import MessagesProtocol, messages_request, without_volatile
+from tests.server.serving import LONG, QUESTION, Served
+from tests.server.stream_grammar import MessagesGrammar, named_events
+from tests.server.test_sdk import SCHEMA, TOOLS
+
+USER = {"role": "user", "content": QUESTION}
+BODY: dict[str, Any] = {"model": "demo", "max_tokens": 12, "messages": [USER]}
+TOOL = {"name": "look_up", "description": "Look up.", "input_schema": TOOLS[0]["function"]["parameters"]}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+CODER = "You are a coder who answers shortly and never guesses. " * 12
+
+
+def client(served: Served) -> Any:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    base = served.base.removesuffix("/v1")
+    return anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=LONG)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_sdk(thinker: Served) -> None:
+    sdk = client(thinker)
+    messages: list[Any] = [USER]
+    quiet: Any = {"type": "disabled"}
+    whole = sdk.messages.create(model="demo", max_tokens=24, messages=messages, thinking=quiet)
+    assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "max_tokens")
+    assert whole.usage.output_tokens == 24
+    assert whole.timings["predicted_n"] == 24
+    assert whole.mlxspec["drafters"]
+    with sdk.messages.stream(model="demo", max_tokens=24, messages=messages, thinking=quiet) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text == final.content[0].text
+    assert final.usage.output_tokens == 24
+    assert final.usage.input_tokens + final.usage.cache_read_input_tokens == (
+        whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+    )
+    asked: Any = {"type": "tool", "name": "look_up", "disable_parallel_tool_use": True}
+    called = sdk.messages.create(
+        model="demo", max_tokens=150, messages=messages, tools=[TOOL], tool_choice=asked, thinking=quiet
+    )
+    assert called.stop_reason == "tool_use"
+    assert set(called.content[-1].input) == {"name", "full", "kind"}
+    turns = [
+        *messages,
+        {"role": "assistant", "content": called.content},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": called.content[-1].id, "content": "Joins."}],
+        },
+    ]
+    after = sdk.messages.create(model="demo", max_tokens=8, messages=turns, tools=[TOOL], thinking=quiet)
+    assert after.usage.output_tokens == 8
+    thought = sdk.messages.create(
+        model="demo", max_tokens=60, messages=messages, thinking={"type": "enabled", "budget_tokens": 6}
+    )
+    assert [b.type for b in thought.content] == ["thinking", "text"]
+    assert thought.content[0].signature
+    again = [*messages, {"role": "assistant", "content": thought.content}, USER]
+    assert sdk.messages.create(model="demo", max_tokens=2, messages=again).usage.output_tokens == 2
+    wanted: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    shaped = sdk.messages.create(
+        model="demo", max_tokens=150, messages=messages, output_config=wanted, thinking=quiet
+    )
+    assert set(json.loads(shaped.content[-1].text)) == set(SCHEMA["properties"])
+    stopped = sdk.messages.create(
+        model="demo", max_tokens=24, messages=messages, stop_sequences=["zzz", "path"], thinking=quiet
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "path")
+    counted = sdk.messages.count_tokens(model="demo", messages=messages, thinking=quiet)
+    assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_sdk_knows_the_errors(thinker: Served) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+    sdk = client(thinker)
+    for stream in (False, True):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* > 2048 maximum"):
+            sdk.messages.create(
+                model="demo",
+                max_tokens=1,
+                messages=[{"role": "user", "content": "word " * 4000}],
+                stream=stream,
+            )
+    with pytest.raises(anthropic.NotFoundError):
+        sdk.post("/v1/messages/batches", cast_to=object, body={})
+
+
+def wrong(body: dict[str, Any]) -> str:
+    """Its sentence, from the reading of a checked body."""
+    with pytest.raises(BadField) as found:
+        messages_request(body)
+    return str(found.value)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
+USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+BAD: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"messages": []}, "messages", "messages must have at least 1 item."),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens must be between 1 and"),
+    ({"temperature": -1}, "temperature", "temperature must be between 0 and 100."),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type",
+     "Images are not supported yet: messages[0].content[0] must be text."),
+    ({"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]}, "messages[0].content[0].content[0].type",
+     "Images are not supported yet: messages[0].content[0].content[0] must be text."),
+    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type",
+     "Documents are not supported yet"),
+    ({"messages": [{"role": "user", "content": [{"type": "web_search_tool_result"}]}]}, "messages[0].content[0].type",
+     "messages[0].content[0].type must be one of text, tool_use, tool_result, thinking, redacted_thinking."),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id",
+     "messages[0].content[0].id is missing."),
+    ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0].tool_use_id",
+     "messages[0].content[0].tool_use_id names no tool_use of an earlier message."),
+    ({"messages": [{"role": "user", "content": [USE]}]}, "messages[0].content[0]", "is the assistant's."),
+    ({"messages": [USER, {"role": "assistant", "content": [USE]}]}, "messages[1]",
+     "A tool call needs its result before the model goes on."),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "messages[0] says nothing"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "tools[0].input_schema is missing."),
+    ({"tool_choice": {"type": "any"}}, "tool_choice", "tool_choice needs tools."),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice", "There is no tool 'g'."),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type", "tool_choice.type must be one of auto, any, tool, none."),
+    ({"thinking": {"type": "between_tools"}}, "thinking.type",
+     "thinking.type must be one of enabled, adaptive, disabled."),
+    ({"thinking": {"type": "disabled"}, "enable_thinking": True}, "thinking", "contradict each other"),
+    ({"regex": "a", "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "regex",
+     "regex and output_config.format both say what the answer looks like."),
+    ({"n": 2}, "n", "n cannot be honoured: an answer of this API is one message."),
+    ({"stop": ["x"]}, "stop", "stop cannot be honoured: use stop_sequences."),
+    ({"mirostat": 2}, "mirostat", "mirostat cannot be honoured: this server has no such sampler."),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "this server calls no other servers"),
+)  # fmt: skip
+
+
+def test_bad_input_is_one_sentence_in_the_apis_form(thinker: Served) -> None:
+    for more, param, sentence in BAD:
+        status, answer = thinker.post("/v1/messages", {**BODY, **more})
+        assert (status, answer["type"]) == (400, "error"), (more, answer)
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert answer["error"]["param"] == param, (more, answer)
+        assert sentence in answer["error"]["message"], (more, answer)
+        assert "\n" not in answer["error"]["message"]
+    status, answer = thinker.post("/v1/messages", {"messages": [USER]})
+    assert (status, answer["error"]["message"]) == (400, "max_tokens is missing.")
+    for path, wanted in (("/v1/messages/batches", 404), ("/v1/models", None)):
+        status, _, data = thinker.ask("POST", path, {})
+        assert ("type" in json.loads(data)) == (wanted == 404)
+    status, _, data = thinker.ask("POST", "/v1/messages", raw=b"{")
+    assert (status, json.loads(data)["error"]["type"]) == (400, "invalid_request_error")
+    status, _, data = thinker.ask("POST", "/v1/messages", BODY, headers={"Host": "evil.example"})
+    assert (status, json.loads(data)["error"]["type"]) == (403, "permission_error")
+
+
+def test_a_conversation_as_the_template_reads_it() -> None:
+    body = {
+        "max_tokens": 1,
+        "system": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "c"}, USE]},
+            {"role": "user", "content": [{**RESULT, "is_error": True, "content": None}]},
+            {"role": "system", "content": "Hurry."},
+            {"role": "user", "content": [{"type": "text", "text": "d"}]},
+        ],
+    }
+    request = messages_request(body)
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": {}}}
+    assert list(request.messages) == [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t", "name": "f", "content": "The tool failed."},
+        {"role": "user", "content": "Hurry.\nd"},
+    ]
+    assert request.goes_on is None
+    assert request.notices == ("messages[5] of the role system was given to the model as the user's",)
+    begun = {**body, "messages": [USER, {"role": "assistant", "content": "I th"}]}
+    assert messages_request(begun).goes_on == "content"
+
+
+def test_tools_that_the_provider_runs_are_left_out_with_a_word() -> None:
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, {**TOOL, "type": "custom"}]
+    request = messages_request({**BODY, "tools": tools})
+    assert [t["function"]["name"] for t in request.tools] == ["look_up"]
+    assert "tools[0] of the type web_search_20250305 was left out" in request.notices[0]
+
+
+def test_a_billing_line_and_a_budget_are_left_out_of_the_system_prompt() -> None:
+    assert without_volatile(BILLING.format("fa690")) == ""
+    assert without_volatile(f"{BILLING.format('1')}\nYou are.") == "You are."
+    budget = "<total_tokens>{} tokens left</total_tokens>"
+    assert without_volatile(f"You are.\n{budget.format(14999436)}\n{budget.format(9)}") == "You are."
+    for kept in ("You are.", "The line x-anthropic-billing-header: is for billing.", "<total_tokens>"):
+        assert without_volatile(kept) == kept
+    billing = {"type": "text", "text": BILLING.format("1")}
+    for system in (f"{BILLING.format('1')}\nYou are.", [billing, {"type": "text", "text": "You are."}]):
+        request = messages_request({**BODY, "system": system})
+        assert request.messages[0] == {"role": "system", "content": "You are."}
+        assert len(request.notices) == 1
+    user = messages_request({**BODY, "messages": [{"role": "user", "content": BILLING}]})
+    assert user.messages[0]["content"] == BILLING
+
+
+def turns(served: Served, path: str, num: int) -> list[tuple[int, int]]:
+    """(prompt tokens, cached tokens) of each turn of an agent's conversation whose billing line changes with each request."""
+    messages: list[dict[str, Any]] = []
+    out = []
+    for turn in range(num):
+        messages.append({"role": "user", "content": f"step {turn}: what does sorted do?"})
+        system = f"{BILLING.format(f'{turn * 7919:05x}')}\n{CODER}"
+        if path == "/v1/messages":
+            status, answer = served.post(
+                path,
+                {"max_tokens": 12, "system": system, "messages": messages, "thinking": {"type": "disabled"}},
+            )
+            assert status == 200, answer
+            usage = answer["usage"]
+            cached = usage["cache_read_input_tokens"]
+            out.append((usage["input_tokens"] + cached, cached))
+            said = "".join(b["text"] for b in answer["content"])
+        else:
+            first = {"role": "system", "content": system}
+            status, answer = served.post(
+                path, {"max_tokens": 12, "messages": [first, *messages], "enable_thinking": False}
+            )
+            assert status == 200, answer
+            usage = answer["usage"]
+            out.append((usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+            said = answer["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": said or "x"})
+    return out
+
+
+def test_a_changing_billing_line_does_not_defeat_the_prefix_store(thinker: Served) -> None:
+    """Of ten turns, from the second on at least 95 % of the prompts' tokens are cached; where the line is kept, next to none are."""
+    handled = turns(thinker, "/v1/messages", 10)[1:]
+    assert sum(c for _, c in handled) >= 0.95 * sum(n for n, _ in handled), handled
+    kept = turns(thinker, "/v1/chat/completions", 4)[1:]
+    assert sum(c for _, c in kept) <= 0.1 * sum(n for n, _ in kept), kept
+
+
+def test_pings_come_while_nothing_else_does_and_errors_end_a_stream() -> None:
+    protocol = MessagesProtocol("m")
+    assert protocol.pause() is None  # nothing may stand before message_start
+    begun = list(protocol.chunks(Progress(choice=0, num_done=1, num_total=2, num_cached=1, seconds=0.0)))
+    failed = list(protocol.failed(ApiError("Busy.", status=503)))
+    found = [*begun, protocol.pause(), *failed]
+    grammar = MessagesGrammar()
+    for event, value in named_events(b"".join(map(protocol.wire.frame, found))):
+        grammar.feed(event, value)
+    assert failed[0]["error"] == {"type": "overloaded_error", "message": "Busy.", "param": None, "code": None}
+    assert grammar.state == "end"
+
+
+def test_headers_and_thinking_that_is_not_wanted(thinker: Served) -> None:
+    headers = {"x-api-key": "k", "anthropic-version": "2023-06-01", "anthropic-beta": "a-1,b-2"}
+    body = {**BODY, "max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 4}, "stream": True}
+    _, _, data = thinker.ask("POST", "/v1/messages?beta=true", body, headers=headers)
+    shown = [v for e, v in named_events(data) if e == "content_block_delta"]
+    body["thinking"]["display"] = "omitted"
+    _, _, data = thinker.ask("POST", "/v1/messages?beta=true", body, headers=headers)
+    hidden = [v for e, v in named_events(data) if e == "content_block_delta"]
+    kinds = [v["delta"]["type"] for v in hidden]
+    assert "thinking_delta" in [v["delta"]["type"] for v in shown]
+    assert "thinking_delta" not in kinds
+    assert "signature_delta" in kinds
