@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import datetime
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.server import fields, log, page, request_parsing, schemas, sse, work
 from mlxspec.server.chat import ChatProtocol, chat_request
@@ -29,10 +32,31 @@ from mlxspec.server.messages_api import MessagesProtocol, messages_request, show
 from mlxspec.server.messages_fields import COUNT_TOKENS, MESSAGES, MESSAGES_HARMLESS, MESSAGES_REFUSED
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Loaded, Models
+from mlxspec.server.ollama_api import (
+    OllamaProtocol,
+    context_notice,
+    ollama_chat_request,
+    ollama_prompt_request,
+    options_of,
+    raw_body,
+)
+from mlxspec.server.ollama_fields import (
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    OLLAMA_HARMLESS,
+    OLLAMA_REFUSED,
+    OLLAMA_SHOW,
+    OPTIONS,
+    OPTIONS_HARMLESS,
+    OPTIONS_REFUSED,
+)
 from mlxspec.server.openapi import document
 from mlxspec.server.protocol import AnswerProtocol
+from mlxspec.server.responses_api import ResponsesProtocol, responses_request
+from mlxspec.server.responses_fields import RESPONSES, RESPONSES_HARMLESS, RESPONSES_REFUSED
 from mlxspec.server.security import App, Guard
 from mlxspec.server.settings import ServerConfig
+from mlxspec.server.stored_responses import StoredResponse, StoredResponses
 from mlxspec.server.usage import Extras
 
 if TYPE_CHECKING:
@@ -47,6 +71,7 @@ class Server:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.models, self.config = models, config
         self.metrics = Metrics()
+        self._stored = StoredResponses(config.limits.max_stored, config.limits.stored_seconds)
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)
         starlette = Starlette(
@@ -67,19 +92,30 @@ class Server:
             "/completion": self._native,
             "/messages": self._messages,
             "/messages/count_tokens": self._count_message_tokens,
+            "/responses": self._responses,
+            "/responses/input_tokens": self._count_response_tokens,
         }
         gets: dict[str, Work] = {
             "/models": self._models,
             "/models/{name:path}": self._model,
+            "/responses/{name}": self._stored_response,
             "/health": self._health,
             "/limits": self._limits,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
-        routes = [self._route("/", "GET", self._page)]
+        routes = [
+            self._route("/", "GET", self._page),
+            self._route("/api/chat", "POST", self._ollama_chat),
+            self._route("/api/generate", "POST", self._ollama_generate),
+            self._route("/api/show", "POST", self._ollama_show),
+            self._route("/api/tags", "GET", self._ollama_tags),
+            self._route("/api/version", "GET", self._ollama_version),
+        ]
         for prefix in ("/v1", ""):
             routes += [self._route(prefix + path, "POST", handler) for path, handler in posts.items()]
             routes += [self._route(prefix + path, "GET", handler) for path, handler in gets.items()]
+            routes.append(self._route(prefix + "/responses/{name}", "DELETE", self._delete_response))
         return routes
 
     def _route(self, path: str, method: str, handler: Work) -> Route:
@@ -124,6 +160,130 @@ class Server:
                 return encode({"input_tokens": len(tokens)})
 
             await reply.encoded(await self._prepare(asked, counted))
+
+    async def _responses(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked(asked, RESPONSES, RESPONSES_REFUSED, RESPONSES_HARMLESS)
+        earlier = self._earlier(body)
+        read = partial(responses_request, earlier=() if earlier is None else earlier.items)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+            job = await self._chat_job(asked, loaded, read, body)
+            protocol = ResponsesProtocol(
+                loaded.name,
+                body,
+                job.asks[0].params,
+                notices=(*notices, *job.notices),
+                earlier=earlier,
+                store=None if body.get("store") is False else self._stored,
+            )
+            await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
+
+    async def _ollama_chat(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked_ollama(asked, OLLAMA_CHAT)
+        read = ollama_chat_request if body.get("messages") else None
+        await self._ollama(asked, reply, body, notices, read, is_chat=True)
+
+    async def _ollama_generate(self, asked: Asked, reply: Reply) -> None:
+        body, notices = await self._checked_ollama(asked, OLLAMA_GENERATE)
+        read = ollama_prompt_request if body.get("prompt") else None
+        await self._ollama(asked, reply, body, notices, read, is_chat=False)
+
+    async def _ollama(
+        self,
+        asked: Asked,
+        reply: Reply,
+        body: Mapping[str, Any],
+        notices: Sequence[str],
+        read: Callable[[Mapping[str, Any]], ChatRequest] | None,
+        *,
+        is_chat: bool,
+    ) -> None:
+        """read: None for a request that asks for nothing but the model."""
+        async with self.models.use(self.models.resolve(_ollama_name(body, self.models.names))) as loaded:
+            if read is None:
+                await reply.json(OllamaProtocol(loaded.name, is_chat=is_chat).loaded())
+                return
+            if body.get("raw"):
+                raw = raw_body(body)
+                make = partial(self._job, request_parsing.completion_job, raw, loaded.engine)
+                job = await self._prepare(asked, make, raw)
+            else:
+                job = await self._chat_job(asked, loaded, read, body)
+            protocol = OllamaProtocol(
+                loaded.name,
+                is_chat=is_chat,
+                extras=Extras.of(options_of(body)),
+                notices=(*notices, *job.notices, *context_notice(body, loaded.engine.max_context)),
+            )
+            await self._answer(asked, loaded, job, protocol, body.get("stream") is not False, reply)
+
+    async def _checked_ollama(
+        self, asked: Asked, schema: schemas.Schema
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """As `_checked`, its options too."""
+
+        def check() -> tuple[dict[str, Any], tuple[str, ...]]:
+            body, notices = _checked(asked.body, schema, OLLAMA_REFUSED, OLLAMA_HARMLESS)
+            options = body.get("options") or {}
+            ignored = fields.review(options, OPTIONS, OPTIONS_REFUSED, OPTIONS_HARMLESS, "options")
+            body["options"] = fields.canonical(options)
+            return body, (*notices, *map(_ignored, ignored))
+
+        return await asked.off_loop(check) if asked.is_large else check()
+
+    async def _ollama_tags(self, asked: Asked, reply: Reply) -> None:
+        await reply.json({"models": [_ollama_model(n, self.models.created) for n in self.models.names]})
+
+    async def _ollama_show(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, OLLAMA_SHOW)
+        given = {"model": body.get("model") or body.get("name")}
+        name = self.models.resolve(_ollama_name(given, self.models.names))
+        facts = self.models.facts(name)
+        length = {"mlxspec.context_length": facts["n_ctx"]} if facts else {}
+        await reply.json(
+            {
+                **_ollama_model(name, self.models.created),
+                "capabilities": facts.get("capabilities", ["completion"]),
+                "model_info": {"general.architecture": "mlxspec", **length},
+                "modelfile": "",
+                "parameters": "",
+                "template": "",
+            }
+        )
+
+    async def _ollama_version(self, asked: Asked, reply: Reply) -> None:
+        await reply.json({"version": __version__})
+
+    def _earlier(self, body: Mapping[str, Any]) -> StoredResponse | None:
+        """The response that a request goes on from. Raises ApiError."""
+        name = body.get("previous_response_id")
+        found = None if name is None else self._stored.find(name)
+        if name is not None and found is None:
+            raise ApiError(
+                f"previous_response_id: there is no stored response {name[:100]!r}; send the whole conversation as input.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return found
+
+    async def _count_response_tokens(self, asked: Asked, reply: Reply) -> None:
+        body, _ = await self._checked(asked, RESPONSES, RESPONSES_REFUSED, RESPONSES_HARMLESS)
+        earlier = self._earlier(body)
+        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
+
+            def counted() -> str:
+                request = responses_request(body, () if earlier is None else earlier.items)
+                tokens = request_parsing.rendered(request, loaded.engine)[1]
+                return encode({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+            await reply.encoded(await self._prepare(asked, counted))
+
+    async def _stored_response(self, asked: Asked, reply: Reply) -> None:
+        await reply.json(self._stored.get(asked.request.path_params["name"]).response)
+
+    async def _delete_response(self, asked: Asked, reply: Reply) -> None:
+        name = asked.request.path_params["name"]
+        self._stored.delete(name)
+        await reply.json({"id": name, "object": "response", "deleted": True})
 
     async def _completions(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.COMPLETION)
@@ -284,7 +444,17 @@ class Server:
             await reply.encoded(await self._prepare(asked, lambda: encode(_counted(body, loaded.engine))))
 
     async def _models(self, asked: Asked, reply: Reply) -> None:
-        await reply.json({"object": "list", "data": [self._described(n) for n in self.models.names]})
+        names = self.models.names
+        # the last three are Anthropic's
+        await reply.json(
+            {
+                "object": "list",
+                "data": [self._described(n) for n in names],
+                "has_more": False,
+                "first_id": names[0],
+                "last_id": names[-1],
+            }
+        )
 
     async def _model(self, asked: Asked, reply: Reply) -> None:
         name = asked.request.path_params["name"]
@@ -293,12 +463,22 @@ class Server:
         await reply.json(self._described(name))
 
     def _described(self, name: str) -> dict[str, Any]:
+        """In the fields of OpenAI, vLLM, OpenRouter and Anthropic, which clients read what a model can do from."""
         meta = self.models.meta(name)
+        created = datetime.datetime.fromtimestamp(self.models.created, datetime.UTC)
+        length = meta.get("n_ctx")
+        known = {} if length is None else {"context_length": length, "max_model_len": length}
         return {
             "id": name,
             "object": "model",
             "created": self.models.created,
             "owned_by": "mlxspec",
+            "type": "model",
+            "display_name": name,
+            "created_at": created.isoformat(),
+            "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+            "capabilities": meta.get("capabilities", []),
+            **known,
             "meta": meta,
         }
 
@@ -334,10 +514,43 @@ def _checked(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The body under the fields' own names, and what there is to say about fields that do nothing. Raises BadField."""
     refuse_media(body.get("messages"))
+    refuse_media(body.get("input"), "input")
     ignored = fields.review(body, schema, refused or {}, harmless)
     if body.get("stream_options") is not None and not body.get("stream"):
         raise BadField("stream_options", "stream_options needs stream to be true.")
-    return fields.canonical(body), tuple(f"{p} is no field of this request and was ignored" for p in ignored)
+    return fields.canonical(body), tuple(map(_ignored, ignored))
+
+
+def _ignored(path: str) -> str:
+    return f"{path} is no field of this request and was ignored"
+
+
+def _ollama_name(body: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The model that is asked for: Ollama's clients add a tag to names that have none."""
+    asked = body.get("model")
+    return asked.removesuffix(":latest") if asked is not None and asked not in names else asked
+
+
+def _ollama_model(name: str, created: int) -> dict[str, Any]:
+    """A model as Ollama lists it. What is not known of it is empty; the digest is that of its name."""
+    when = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
+    details = {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": when,
+        "size": 0,
+        "digest": digest,
+        "details": details,
+    }
 
 
 def _echo(job: request_parsing.Job, loaded: Loaded) -> list[str]:

@@ -33,15 +33,18 @@ def refuse_media(messages: Any, name: str = "messages") -> None:
 
 
 def _refuse_parts(holder: Any, path: str) -> None:
-    """Of a message, or of a tool's result inside one."""
-    content = holder.get("content") if isinstance(holder, dict) else None
-    for j, part in enumerate(content if isinstance(content, list) else ()):
-        kind = part.get("type") if isinstance(part, dict) else None
-        place = f"{path}.content[{j}]"
-        if isinstance(kind, str) and kind in _MEDIA:
-            raise BadField(f"{place}.type", f"{_MEDIA[kind]} are not supported yet: {place} must be text.")
-        if kind == "tool_result":
-            _refuse_parts(part, place)
+    """Of a message or an item, or of a tool's result inside a message."""
+    for name in ("content", "output"):
+        parts = holder.get(name) if isinstance(holder, dict) else None
+        for j, part in enumerate(parts if isinstance(parts, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            place = f"{path}.{name}[{j}]"
+            if isinstance(kind, str) and kind in _MEDIA:
+                raise BadField(
+                    f"{place}.type", f"{_MEDIA[kind]} are not supported yet: {place} must be text."
+                )
+            if kind == "tool_result":
+                _refuse_parts(part, place)
 
 
 def render_calls(

@@ -300,12 +300,12 @@ class MessagesProtocol(AnswerProtocol):
         block = event.block
         head = {"index": block.number}
         if isinstance(event, BlockBegin):
-            empty: dict[str, Any] = {
+            empty: dict[str, dict[str, Any]] = {
                 "text": {"type": "text", "text": ""},
                 "thinking": {"type": "thinking", "thinking": "", "signature": ""},
                 "call": {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}},
-            }[block.kind]
-            yield {"type": "content_block_start", **head, "content_block": empty}
+            }
+            yield {"type": "content_block_start", **head, "content_block": empty[block.kind]}
         elif isinstance(event, BlockMore):
             if block.kind == "thinking" and not self._shows_thinking:
                 return

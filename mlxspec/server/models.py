@@ -19,6 +19,7 @@ from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server.errors import ApiError
+from mlxspec.server.request_parsing import format_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -60,6 +61,7 @@ class Models:
         self._last_use = time.monotonic()
         self._is_stopping = False
         self.num_loads = 0
+        self._facts: dict[str, dict[str, Any]] = {}  # of models that have been loaded
         self.created = int(time.time())
 
     @property
@@ -140,29 +142,45 @@ class Models:
         self._worker, self._name = worker, name
         self.num_loads += 1
         self._loading = asyncio.ensure_future(asyncio.to_thread(worker.wait_ready))
-        self._loading.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # seen, whoever waits
+
+        def note(done: asyncio.Future[Engine]) -> None:
+            """Its exception is seen, whoever waits; its facts are known from now on."""
+            if not done.cancelled() and done.exception() is None:
+                self.facts(name)
+
+        self._loading.add_done_callback(note)
 
     async def _unload(self) -> None:
         worker, self._worker, self._name, self._loading = self._worker, None, None, None
         if worker is not None:
             await asyncio.to_thread(worker.stop, STOP_SECONDS)
 
+    def facts(self, name: str) -> dict[str, Any]:
+        """What never changes about a model, known once it has been loaded: its context, vocabulary, drafters, and `capabilities`, the words
+        of Ollama's API for what it can do. Empty before. Reads no files."""
+        engine = self._engine(name)
+        if engine is not None and name not in self._facts:
+            form = format_of(engine)
+            can = {"completion": True, "tools": form.tools is not None, "thinking": form.thinking is not None}
+            self._facts[name] = {
+                "n_ctx": engine.max_context,
+                "n_vocab": engine.model.vocab_size,
+                "drafters": list(engine.chain.drafters),
+                "draft": list(engine.spec.drafters),
+                "policy": engine.spec.policy,
+                "capabilities": [word for word, holds in can.items() if holds],
+            }
+        return self._facts.get(name, {})
+
     def meta(self, name: str) -> dict[str, Any]:
-        """What is known of a model; its limits only while it is loaded."""
+        """The facts, and whether it is loaded."""
+        return {"loaded": self._engine(name) is not None, **self.facts(name)}
+
+    def _engine(self, name: str) -> Engine | None:
         loading = self._loading
-        if name != self._name or loading is None or not loading.done() or loading.exception() is not None:
-            return {"loaded": False}
-        engine = loading.result()
-        return {
-            "loaded": True,
-            "n_ctx": engine.max_context,
-            "n_vocab": engine.model.vocab_size,
-            "drafters": list(engine.chain.drafters),
-            "draft": list(engine.spec.drafters),
-            "policy": engine.spec.policy,
-        }
+        if name != self._name or loading is None or not loading.done() or loading.cancelled():
+            return None
+        return None if loading.exception() is not None else loading.result()
 
     def gauges(self) -> dict[str, float]:
         """Numbers of this moment, as metrics call them. Asks the engine nothing."""

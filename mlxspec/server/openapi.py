@@ -7,6 +7,8 @@ from typing import Any
 from mlxspec import __version__
 from mlxspec.server import schemas
 from mlxspec.server.messages_fields import COUNT_TOKENS, MESSAGES
+from mlxspec.server.ollama_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW, OPTIONS
+from mlxspec.server.responses_fields import RESPONSES
 from mlxspec.server.schemas import Schema
 
 _TEXT: Schema = {"type": "string"}
@@ -164,7 +166,25 @@ _MODEL = _object(
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": _TEXT,
+        "type": {"const": "model"},
+        "display_name": _TEXT,
+        "created_at": _TEXT,
+        "architecture": _object({"input_modalities": _list(_TEXT), "output_modalities": _list(_TEXT)}),
+        "capabilities": _list(_TEXT),
+        "context_length": _COUNT,
+        "max_model_len": _COUNT,
         "meta": {"type": "object", "properties": {"loaded": {"type": "boolean"}}, "required": ["loaded"]},
+    },
+    "context_length",
+    "max_model_len",
+)
+_LISTED = _object(
+    {
+        "object": {"const": "list"},
+        "data": _list(_MODEL),
+        "has_more": {"type": "boolean"},
+        "first_id": _TEXT,
+        "last_id": _TEXT,
     }
 )
 _TOKENIZED = _object(
@@ -232,11 +252,147 @@ _ANTHROPIC_ERROR = _object(
     }
 )
 
+_OLLAMA_LAST = {
+    "model": _TEXT,
+    "created_at": _TEXT,
+    "done": {"type": "boolean"},
+    "done_reason": {"type": "string", "enum": ["stop", "length", "load"]},
+    **dict.fromkeys(
+        (
+            "total_duration",
+            "load_duration",
+            "prompt_eval_count",
+            "prompt_eval_duration",
+            "eval_count",
+            "eval_duration",
+        ),
+        _COUNT,
+    ),
+    "timings": _TIMINGS,
+    "mlxspec": _DRAFTING,
+}
+_OLLAMA_MEASURED = tuple(n for n in _OLLAMA_LAST if n not in ("model", "created_at", "done", "done_reason"))
+_OLLAMA_CALLS = _list(
+    _object({"id": _TEXT, "function": _object({"name": _TEXT, "arguments": {"type": "object"}})})
+)
+_OLLAMA_MESSAGE = _object(
+    {
+        "role": {"const": "assistant"},
+        "content": _TEXT,
+        "thinking": _TEXT,
+        "tool_calls": _OLLAMA_CALLS,
+    },
+    "thinking",
+    "tool_calls",
+)
+_OLLAMA_CHAT = _object({**_OLLAMA_LAST, "message": _OLLAMA_MESSAGE}, *_OLLAMA_MEASURED)
+_OLLAMA_TEXT = _object({**_OLLAMA_LAST, "response": _TEXT, "thinking": _TEXT}, "thinking", *_OLLAMA_MEASURED)
+_OLLAMA_NAMED = {
+    "name": _TEXT,
+    "model": _TEXT,
+    "modified_at": _TEXT,
+    "size": _COUNT,
+    "digest": _TEXT,
+    "details": {"type": "object"},
+}
+_OLLAMA_SHOWN = _object(
+    {
+        **_OLLAMA_NAMED,
+        "capabilities": _list(_TEXT),
+        "model_info": {"type": "object"},
+        **dict.fromkeys(("modelfile", "parameters", "template"), _TEXT),
+    }
+)
+_OLLAMA_ERROR = _object({"error": _TEXT})
+_STATUS: Schema = {"type": "string", "enum": ["completed", "incomplete"]}
+_STATED = {"id": _TEXT, "status": _STATUS}
+_PART = {"text": _TEXT, "annotations": _list({"type": "object"}), "logprobs": _list({"type": "object"})}
+_RESPONSE = _object(
+    {
+        "id": _TEXT,
+        "object": {"const": "response"},
+        "created_at": _COUNT,
+        "completed_at": {"type": ["integer", "null"]},
+        "model": _TEXT,
+        "status": _STATUS,
+        "error": {"type": "null"},
+        "incomplete_details": {"type": ["object", "null"], "properties": {"reason": _TEXT}},
+        "output": _list(
+            {
+                "anyOf": [
+                    _object(
+                        {
+                            **_STATED,
+                            "type": {"const": "message"},
+                            "role": {"const": "assistant"},
+                            "content": _list(_object({"type": {"const": "output_text"}, **_PART})),
+                        }
+                    ),
+                    _object(
+                        {
+                            **_STATED,
+                            "type": {"const": "reasoning"},
+                            "summary": _list({"type": "object"}),
+                            "content": _list(_object({"type": {"const": "reasoning_text"}, "text": _TEXT})),
+                            "encrypted_content": _TEXT,
+                        },
+                        "encrypted_content",
+                    ),
+                    _object(
+                        {
+                            **_STATED,
+                            "type": {"const": "function_call"},
+                            "call_id": _TEXT,
+                            "name": _TEXT,
+                            "arguments": _TEXT,
+                        }
+                    ),
+                    _object(
+                        {
+                            **_STATED,
+                            "type": {"const": "custom_tool_call"},
+                            "call_id": _TEXT,
+                            "name": _TEXT,
+                            "input": _TEXT,
+                        }
+                    ),
+                ]
+            }
+        ),
+        "usage": _object(
+            {
+                "input_tokens": _COUNT,
+                "input_tokens_details": _object({"cached_tokens": _COUNT, "cache_write_tokens": _COUNT}),
+                "output_tokens": _COUNT,
+                "output_tokens_details": _object({"reasoning_tokens": _COUNT}),
+                "total_tokens": _COUNT,
+            }
+        ),
+        "background": {"const": False},
+        "instructions": _NULLABLE_TEXT,
+        "max_output_tokens": {"type": ["integer", "null"]},
+        "metadata": {"type": "object"},
+        "parallel_tool_calls": {"type": "boolean"},
+        "previous_response_id": _NULLABLE_TEXT,
+        "reasoning": {"type": "object"},
+        "store": {"type": "boolean"},
+        "temperature": _NUMBER,
+        "text": {"type": "object"},
+        "tool_choice": {"type": ["string", "object"]},
+        "tools": _list({"type": "object"}),
+        "top_p": _NUMBER,
+        "truncation": {"const": "disabled"},
+        "timings": _TIMINGS,
+        "mlxspec": _DRAFTING,
+    }
+)
+_DELETED = _object({"id": _TEXT, "object": {"const": "response"}, "deleted": {"type": "boolean"}})
+
 _STATUSES = {
     "400": "The request cannot be honoured; the sentence says why.",
     "401": "The key is missing or wrong.",
     "403": "The request came from a page or under a name that is not allowed.",
-    "404": "There is no such model.",
+    "404": "There is no such model or response.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
@@ -272,10 +428,15 @@ def _post(
     }
 
 
-def _get(name: str, what: str, content: dict[str, Any], *more: str) -> dict[str, Any]:
-    return {
-        "get": {"operationId": name, "summary": what, "responses": _answers(content, ("401", "403", *more))}
-    }
+def _get(name: str, what: str, content: dict[str, Any], *more: str, error: str = "Error") -> dict[str, Any]:
+    answers = _answers(content, ("401", "403", *more), error)
+    return {"get": {"operationId": name, "summary": what, "responses": answers}}
+
+
+def _with_options(schema: Schema) -> Schema:
+    """A schema of Ollama's with what its `options` may be."""
+    options = {**OPTIONS, "type": [OPTIONS["type"], "null"]}
+    return {**schema, "properties": {**schema["properties"], "options": options}}
 
 
 def document() -> dict[str, Any]:
@@ -284,6 +445,13 @@ def document() -> dict[str, Any]:
     text = {"schema": _TEXT}
     counted = _json(_object({"object": _TEXT, "input_tokens": _COUNT}))
     native = _json({"anyOf": [_NATIVE, _list(_NATIVE)]})
+    response = {**_json(_RESPONSE), **events}
+    named = {
+        "parameters": [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        ]
+    }
+    delete = _get("delete_response", "Drop a stored response.", _json(_DELETED), "404")["get"]
     message = {**_json(_ANTHROPIC_MESSAGE), **events}
     tokens = _json(_object({"input_tokens": _COUNT}))
     parameter = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -297,13 +465,27 @@ def document() -> dict[str, Any]:
         "/completion": _post("native", "Continue a text, in llama.cpp's form.", "NativeRequest", {**native, **events}),
         "/messages": _post("message", "Answer a conversation, in Anthropic's form.", "MessagesRequest", message, "AnthropicError"),
         "/messages/count_tokens": _post("count_message", "How many tokens its prompt has.", "CountTokensRequest", tokens, "AnthropicError"),
-        "/models": _get("models", "The models of this server.", _json(_object({"object": {"const": "list"}, "data": _list(_MODEL)}))),
+        "/responses": _post("respond", "Answer a conversation, in the form of OpenAI's Responses.", "ResponsesRequest", response),
+        "/responses/input_tokens": _post("count_response", "How many tokens its prompt has.", "ResponsesRequest", counted),
+        "/responses/{name}": _get("response", "A stored response.", _json(_RESPONSE), "404") | {"delete": delete} | named,
+        "/models": _get("models", "The models of this server.", _json(_LISTED)),
         "/models/{name}": _get("model", "One of them.", _json(_MODEL), "404") | {"parameters": [parameter]},
         "/health": _get("health", "Whether it answers.", _json(_object({"status": _TEXT, "model": _TEXT})), "503"),
         "/metrics": _get("metrics", "Counters for Prometheus.", {"text/plain": text}),
         "/openapi.json": _get("openapi", "This description.", _json({"type": "object"})),
     }  # fmt: skip
-    both: dict[str, Any] = {"/": _get("page", "How to connect.", {"text/html": text})}
+    lines = {"application/x-ndjson": {"schema": _TEXT}}
+    chat, generated = ({**_json(s), **lines} for s in (_OLLAMA_CHAT, _OLLAMA_TEXT))
+    tags = _json(_object({"models": _list(_object(_OLLAMA_NAMED))}))
+    wrong = "OllamaError"
+    both: dict[str, Any] = {
+        "/": _get("page", "How to connect.", {"text/html": text}),
+        "/api/chat": _post("ollama_chat", "Answer a conversation, in Ollama's form.", "OllamaChatRequest", chat, wrong),
+        "/api/generate": _post("ollama_generate", "Answer a prompt.", "OllamaGenerateRequest", generated, wrong),
+        "/api/show": _post("ollama_show", "What a model can do.", "OllamaShowRequest", _json(_OLLAMA_SHOWN), wrong),
+        "/api/tags": _get("ollama_tags", "The models of this server.", tags, error=wrong),
+        "/api/version": _get("ollama_version", "Its version.", _json(_object({"version": _TEXT})), error=wrong),
+    }  # fmt: skip
     for prefix, suffix in (("/v1", ""), ("", "_root")):
         for path, item in paths.items():
             both[prefix + path] = {
@@ -329,6 +511,11 @@ def document() -> dict[str, Any]:
                 "DetokenizeRequest": schemas.DETOKENIZE,
                 "MessagesRequest": MESSAGES,
                 "CountTokensRequest": COUNT_TOKENS,
+                "ResponsesRequest": RESPONSES,
+                "OllamaChatRequest": _with_options(OLLAMA_CHAT),
+                "OllamaGenerateRequest": _with_options(OLLAMA_GENERATE),
+                "OllamaShowRequest": OLLAMA_SHOW,
+                "OllamaError": _OLLAMA_ERROR,
                 "Error": _ERROR,
                 "AnthropicError": _ANTHROPIC_ERROR,
             },

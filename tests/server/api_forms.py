@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.server.serving import Served
-from tests.server.stream_grammar import MessagesGrammar, Said, named_events
+from tests.server.stream_grammar import MessagesGrammar, OllamaGrammar, ResponsesGrammar, Said, named_events
 
 TOOL_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -251,7 +251,149 @@ class MessagesForm:
         )
 
 
-FORMS: tuple[Any, ...] = (ChatForm(), MessagesForm())
+class ResponsesForm:
+    """OpenAI's Responses."""
+
+    name, path = "responses", "/v1/responses"
+
+    def body(self, s: Scenario) -> dict[str, Any]:
+        items: list[dict[str, Any]] = [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": s.question}]}
+        ]
+        if s.called:
+            said = {"type": "output_text", "text": "I look.", "annotations": []}
+            items += [
+                {"type": "message", "role": "assistant", "content": [said], "id": "msg_1"},
+                {
+                    "type": "function_call",
+                    "call_id": "call_1",
+                    "name": TOOL_NAMES[0],
+                    "arguments": '{"name": "x"}',
+                },
+                {"type": "function_call_output", "call_id": "call_1", "output": "Joins paths."},
+            ]
+        out: dict[str, Any] = {**s.shared, "model": "demo", "input": items, "store": False}
+        out["max_output_tokens"] = out.pop("max_tokens")
+        if s.system:
+            out["instructions"] = s.system
+        if s.tool is not None:
+            out["tools"] = [
+                {"type": "function", "name": n, "parameters": TOOL_SCHEMA, "strict": False}
+                for n in TOOL_NAMES
+            ]
+            named = {"type": "function", "name": s.tool}
+            out["tool_choice"] = s.tool if s.tool in ("auto", "required") else named
+            out["parallel_tool_calls"] = False
+        if s.thinks is not None:
+            out["enable_thinking"] = s.thinks
+        if s.budget is not None:
+            out["thinking_budget"] = s.budget
+        if s.stop:
+            out["stop"] = list(s.stop)
+        return out
+
+    def whole(self, answer: dict[str, Any]) -> Result:
+        output = answer["output"]
+
+        def text(kind: str) -> str:
+            return "".join(i["content"][0]["text"] for i in output if i["type"] == kind)
+
+        calls = tuple((i["name"], _parsed(i["arguments"])) for i in output if i["type"] == "function_call")
+        is_whole = answer["status"] == "completed"
+        stopped = calls and _is_object(next(i["arguments"] for i in reversed(output) if "arguments" in i))
+        return Result(
+            text=text("message"),
+            thinking=text("reasoning"),
+            calls=calls,
+            reason="length" if not is_whole else "tool_calls" if stopped else "stop",
+            num_prompt=answer["usage"]["input_tokens"],
+            num_generated=answer["usage"]["output_tokens"],
+        )
+
+    def stream_body(self, s: Scenario) -> dict[str, Any]:
+        return {**self.body(s), "stream": True}
+
+    def streamed(self, data: bytes) -> tuple[Said, Result]:
+        grammar = ResponsesGrammar()
+        for event, found in named_events(data):
+            grammar.feed(event, found)
+        grammar.finish()
+        result = self.whole(grammar.response)
+        assert (grammar.text, grammar.thinking) == (result.text, result.thinking)
+        return grammar, result
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments or "{}"), dict)
+    except ValueError:
+        return False
+
+
+class OllamaForm:
+    """Ollama's chat, which has no field for the choice of a tool."""
+
+    name, path = "ollama", "/api/chat"
+
+    def body(self, s: Scenario) -> dict[str, Any]:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": s.system}] if s.system else []
+        messages.append({"role": "user", "content": s.question})
+        if s.called:
+            call = {"function": {"name": TOOL_NAMES[0], "arguments": {"name": "x"}}}
+            messages += [
+                {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+                {"role": "tool", "tool_name": TOOL_NAMES[0], "content": "Joins paths."},
+            ]
+        options = s.shared
+        options["num_predict"] = options.pop("max_tokens")
+        if s.budget is not None:
+            options["thinking_budget"] = s.budget
+        if s.stop:
+            options["stop"] = list(s.stop)
+        out: dict[str, Any] = {"model": "demo:latest", "messages": messages, "options": options}
+        if s.tool is not None:
+            out["tools"] = [
+                {"type": "function", "function": {"name": n, "parameters": TOOL_SCHEMA}} for n in TOOL_NAMES
+            ]
+        if s.thinks is not None:
+            out["think"] = s.thinks
+        return out
+
+    def whole(self, answer: dict[str, Any]) -> Result:
+        message = answer["message"]
+        calls = tuple(
+            (c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())
+        )
+        reason = answer["done_reason"]
+        is_called = calls and not (len(calls[-1][1]) == 1 and "arguments" in calls[-1][1])
+        return Result(
+            text=message["content"],
+            thinking=message.get("thinking", ""),
+            calls=calls,
+            reason="tool_calls" if reason == "stop" and is_called else reason,
+            num_prompt=answer["prompt_eval_count"],
+            num_generated=answer["eval_count"],
+        )
+
+    def stream_body(self, s: Scenario) -> dict[str, Any]:
+        return self.body(s)
+
+    def streamed(self, data: bytes) -> tuple[Said, Result]:
+        grammar = OllamaGrammar()
+        assert data.endswith(b"\n")
+        for line in data.decode().removesuffix("\n").split("\n"):
+            grammar.feed(json.loads(line))
+        grammar.finish()
+        message = {"content": grammar.text, "thinking": grammar.thinking, "tool_calls": grammar.tool_calls}
+        return grammar, self.whole({**grammar.last, "message": message})
+
+
+FORMS: tuple[Any, ...] = (ChatForm(), MessagesForm(), ResponsesForm(), OllamaForm())
+
+
+def forms_of(s: Scenario) -> list[Any]:
+    """The APIs that a scenario can be asked through."""
+    return [f for f in FORMS if f.name != "ollama" or s.tool in (None, "auto")]
 
 
 def ask(served: Served, form: Any, s: Scenario) -> Result:

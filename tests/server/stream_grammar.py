@@ -6,6 +6,7 @@ asked with `finish` whether the stream may end. `text`, `thinking`, `calls`: wha
 
 from __future__ import annotations
 
+import datetime
 import json
 from typing import Any
 
@@ -125,6 +126,177 @@ class MessagesGrammar(Said):
         assert self.is_done, self.state
         if self.stop_reason == "tool_use":
             assert all(isinstance(json.loads(arguments or "{}"), dict) for _, arguments in self.calls)
+
+
+class ResponsesGrammar(Said):
+    """OpenAI's Responses: created, in_progress, items one after the other, each with its parts, and the response as it ended; or error and
+    failed. What is done has the text of its deltas, and the last response has the items that were done."""
+
+    _NAMES = {  # noqa: RUF012
+        "message": "output_text",
+        "reasoning": "reasoning_text",
+        "function_call": "function_call_arguments",
+        "custom_tool_call": "custom_tool_call_input",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = "start"
+        self.num_events = 0
+        self.items: list[dict[str, Any]] = []
+        self.item: dict[str, Any] = {}
+        self.said = ""
+        self.response: dict[str, Any] = {}
+
+    def feed(self, event: str, found: dict[str, Any]) -> None:
+        assert event == found["type"], (event, found)
+        assert found["sequence_number"] == self.num_events
+        self.num_events += 1
+        assert self.state != "end", found
+        if event == "error":
+            assert found["message"]
+            self.state = "failing"
+            return
+        if self.state == "failing":
+            assert event == "response.failed"
+            assert found["response"]["error"]["message"]
+            self.state = "end"
+            return
+        prefix, _, rest = event.partition(".")
+        assert prefix == "response"
+        kind = self._NAMES.get(self.item.get("type", ""), "")
+        if kind and rest in (f"{kind}.delta", f"{kind}.done"):
+            self._text(found, rest.endswith("done"))
+        else:
+            getattr(self, f"_{rest.replace('.', '_')}")(found)
+
+    def _created(self, found: dict[str, Any]) -> None:
+        assert self.state == "start"
+        self.response = found["response"]
+        assert self.response["id"].startswith("resp_")
+        assert (self.response["status"], self.response["output"]) == ("in_progress", [])
+        assert self.response["usage"] is None
+        self.state = "created"
+
+    def _in_progress(self, found: dict[str, Any]) -> None:
+        assert self.state in ("created", "between")
+        assert found["response"]["id"] == self.response["id"]
+        self.state = "between"
+
+    def _output_item_added(self, found: dict[str, Any]) -> None:
+        assert self.state == "between"
+        assert found["output_index"] == len(self.items)
+        self.item, self.said = found["item"], ""
+        assert self.item["status"] == "in_progress"
+        assert self.item["id"] not in self.ids
+        self.ids.append(self.item["id"])
+        assert not self.item.get("content") and not self.item.get("arguments") and not self.item.get("input")  # noqa: PT018
+        self.state = "item" if "call" not in self.item["type"] else "part"
+
+    def _place(self, found: dict[str, Any]) -> None:
+        assert found["item_id"] == self.item["id"]
+        assert found["output_index"] == len(self.items)
+        if "call" not in self.item["type"]:
+            assert found["content_index"] == 0
+
+    def _content_part_added(self, found: dict[str, Any]) -> None:
+        assert self.state == "item"
+        self._place(found)
+        assert found["part"]["text"] == ""
+        self.state = "part"
+
+    def _text(self, found: dict[str, Any], is_done: bool) -> None:
+        assert self.state == "part"
+        self._place(found)
+        if not is_done:
+            assert self.said or found["delta"] or self.item["type"] == "custom_tool_call"
+            self.said += found["delta"]
+            return
+        (whole,) = (found[name] for name in ("text", "arguments", "input") if name in found)
+        assert whole == self.said
+        self.state = "part done"
+
+    def _content_part_done(self, found: dict[str, Any]) -> None:
+        assert self.state == "part done"
+        assert "call" not in self.item["type"]
+        self._place(found)
+        assert found["part"]["text"] == self.said
+        self.state = "all parts"
+
+    def _output_item_done(self, found: dict[str, Any]) -> None:
+        item = found["item"]
+        is_call = "call" in item["type"]
+        assert self.state == ("part done" if is_call else "all parts")
+        assert found["output_index"] == len(self.items)
+        assert (item["id"], item["type"]) == (self.item["id"], self.item["type"])
+        assert item["status"] in ("completed", "incomplete")
+        if is_call:
+            assert item["call_id"] == self.item["call_id"]
+            assert item.get("arguments", item.get("input")) == self.said
+            self.calls.append((item["name"], self.said))
+        else:
+            assert item["content"][0]["text"] == self.said
+            if item["type"] == "message":
+                self.text += self.said
+            else:
+                self.thinking += self.said
+        self.items.append(item)
+        self.item, self.state = {}, "between"
+
+    def _completed(self, found: dict[str, Any]) -> None:
+        assert self.state == "between"
+        response = found["response"]
+        assert response["status"] == found["type"].removeprefix("response.")
+        assert response["id"] == self.response["id"]
+        assert response["output"] == self.items
+        assert response["usage"]["total_tokens"] > 0
+        self.response = response
+        self.state, self.is_done = "end", True
+
+    _incomplete = _completed
+
+    def finish(self) -> None:
+        assert self.is_done, self.state
+        statuses = [item["status"] for item in self.items]
+        assert "incomplete" not in statuses[:-1]
+        assert "incomplete" not in statuses or self.response["status"] == "incomplete"
+
+
+class OllamaGrammar(Said):
+    """Ollama's lines: objects with a piece of the answer each, and a last one that is done; or one with an error. tool_calls: as sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tool_calls: list[dict[str, Any]] = []
+        self.last: dict[str, Any] = {}
+
+    def feed(self, found: dict[str, Any]) -> None:
+        assert not self.is_done
+        if "error" in found:
+            assert isinstance(found["error"], str)
+            self.is_done = True
+            return
+        assert found["model"]
+        assert datetime.datetime.fromisoformat(found["created_at"]).tzinfo is not None
+        message = found["message"]
+        assert message["role"] == "assistant"
+        self.text += message["content"]
+        self.thinking += message.get("thinking", "")
+        for call in message.get("tool_calls", ()):
+            assert isinstance(call["function"]["arguments"], dict)
+            self.tool_calls.append(call)
+            self.calls.append((call["function"]["name"], json.dumps(call["function"]["arguments"])))
+        if found["done"]:
+            assert not message["content"]
+            assert found["done_reason"] in ("stop", "length")
+            assert found["total_duration"] >= 0
+            self.last, self.is_done = found, True
+        else:
+            assert message["content"] or message.get("thinking") or message.get("tool_calls")
+            assert "done_reason" not in found
+
+    def finish(self) -> None:
+        assert self.is_done
 
 
 def named_events(data: bytes) -> list[tuple[str, dict[str, Any]]]:

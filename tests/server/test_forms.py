@@ -10,11 +10,29 @@ from typing import Any
 
 import pytest
 
+from mlxspec.config import SamplingParams
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
+from mlxspec.server import fields, schemas
+from mlxspec.server.chat import ChatProtocol
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages_api import MessagesProtocol
-from tests.server.api_forms import FORMS, QUESTIONS, TOOL_NAMES, Scenario, ask, ask_streamed, scenario
+from mlxspec.server.messages_fields import MESSAGES, MESSAGES_REFUSED
+from mlxspec.server.ollama_api import OllamaProtocol
+from mlxspec.server.ollama_fields import OLLAMA_CHAT, OLLAMA_REFUSED, OPTIONS, OPTIONS_REFUSED
+from mlxspec.server.responses_api import ResponsesProtocol
+from mlxspec.server.responses_fields import RESPONSES, RESPONSES_REFUSED
+from mlxspec.server.usage import Extras
+from tests.server.api_forms import (
+    FORMS,
+    QUESTIONS,
+    TOOL_NAMES,
+    Scenario,
+    ask,
+    ask_streamed,
+    forms_of,
+    scenario,
+)
 from tests.server.serving import LONG, Served
 
 _TOOLS = [{"type": "function", "function": {"name": name}} for name in TOOL_NAMES]
@@ -66,7 +84,12 @@ def updates(rng: random.Random) -> tuple[list[Update], str]:
 
 
 def protocols() -> dict[str, Any]:
-    return {"messages": lambda: MessagesProtocol("m")}
+    return {
+        "chat": lambda: ChatProtocol("m", 1, fingerprint="", extras=Extras(usage=True)),
+        "messages": lambda: MessagesProtocol("m"),
+        "ollama": lambda: OllamaProtocol("m", is_chat=True),
+        "responses": lambda: ResponsesProtocol("m", {"input": "x"}, SamplingParams()),
+    }
 
 
 @pytest.mark.parametrize("name", protocols())
@@ -92,7 +115,7 @@ def test_streams_of_500_random_answers_follow_the_grammar(name: str) -> None:
 def check(served: Served, s: Scenario) -> None:
     """All forms, streamed and whole, say the same."""
     wanted = ask(served, FORMS[0], s)
-    for form in FORMS:
+    for form in forms_of(s):
         assert ask(served, form, s) == wanted, (form.name, s)
         assert ask_streamed(served, form, s) == wanted, (form.name, s)
     if s.tool not in (None, "auto") and wanted.reason != "length" and not s.stop:
@@ -141,9 +164,10 @@ def mixed(served: Served, num_clients: int, num_requests: int) -> None:
     def client(number: int) -> None:
         rng = random.Random(number)
         form = FORMS[number % len(FORMS)]
+        own = [s for s in scenarios if form in forms_of(s)]
         try:
             for _ in range(num_requests):
-                s = rng.choice(scenarios)
+                s = rng.choice(own)
                 manner = rng.random()
                 if manner < 0.3:
                     leave(served, form, s, rng.choice([0, 1, 300, 900, 2000]))
@@ -174,3 +198,21 @@ def test_eight_clients_of_all_forms_with_25_requests_each(thinker: Served) -> No
     mixed(thinker, 8, 25)
     found = thinker.metrics()
     assert not [name for name in found if "requests_total" in name and 'status="5' in name]
+
+
+def test_every_option_of_a_chat_is_honoured_or_refused_by_name_in_every_form() -> None:
+    """Fields of OpenAI's chat that are honoured there: in each other form they are in its schema or in its list of refusals."""
+    own = {"messages", "model"}
+    for schemas_of, refused in (
+        ([MESSAGES], {**fields.REFUSED, **MESSAGES_REFUSED}),
+        ([RESPONSES], {**fields.REFUSED, **RESPONSES_REFUSED}),
+        ([OLLAMA_CHAT], {**fields.REFUSED, **OLLAMA_REFUSED}),
+        ([OPTIONS, OLLAMA_CHAT], {**fields.REFUSED, **OPTIONS_REFUSED, **OLLAMA_REFUSED}),
+    ):
+        honoured = {name for schema in schemas_of for name in schema["properties"]}
+        missing = set(schemas.CHAT["properties"]) - own - honoured - set(refused)
+        assert not missing, (schemas_of[0]["properties"].keys(), missing)
+        both = (
+            honoured & set(refused) - set(OLLAMA_REFUSED) if len(schemas_of) > 1 else honoured & set(refused)
+        )
+        assert not both - set(fields.REFUSED), both

@@ -18,7 +18,7 @@ USER = {"role": "user", "content": QUESTION}
 BODY: dict[str, Any] = {"model": "demo", "max_tokens": 12, "messages": [USER]}
 TOOL = {"name": "look_up", "description": "Look up.", "input_schema": TOOLS[0]["function"]["parameters"]}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
-CODER = "You are a coder who answers shortly and never guesses. " * 12
+CODER = "You are a coder who answers shortly and never guesses. " * 32
 
 
 def client(served: Served) -> Any:

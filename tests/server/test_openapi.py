@@ -23,6 +23,9 @@ def test_the_description_is_complete(demo: Served) -> None:
         "/tokenize",
         "/health",
         "/metrics",
+        "/v1/messages",
+        "/v1/responses/{name}",
+        "/api/chat",
     }
     names = [
         part["operationId"]
@@ -50,7 +53,7 @@ def _fuzz(demo: Served, num_examples: int) -> None:
     schema.config.update(base_url=f"http://127.0.0.1:{demo.port}")
     for result in schema.get_all_operations():
         operation = result.ok()
-        if not operation.path.startswith("/v1") and operation.path != "/":
+        if not operation.path.startswith(("/v1", "/api")) and operation.path != "/":
             continue  # the same routes again
 
         @settings(
@@ -75,13 +78,31 @@ def _fuzz(demo: Served, num_examples: int) -> None:
 
 def _shorten(case: Any) -> None:
     """Answers of a token or two: what is tested is the shape."""
-    if isinstance(case.body, dict) and "completion" in case.operation.path:
-        for name in ("max_tokens", "max_completion_tokens", "n_predict"):
-            if isinstance(case.body.get(name), (int, float)) and (
-                case.body[name] > 2 or case.body[name] == -1
-            ):
-                case.body[name] = 2
-        case.body.setdefault("max_tokens", 2)
+    path, body = case.operation.path, case.body
+    if not isinstance(body, dict) or not path.endswith(ANSWERING):
+        return
+    name = "max_output_tokens" if path.endswith("/responses") else "max_tokens"
+    if path.startswith("/api/"):
+        name = "num_predict"
+        body = body.setdefault("options", {})
+        if not isinstance(body, dict):
+            return
+    for one in (name, "max_completion_tokens", "n_predict"):
+        if isinstance(body.get(one), (int, float)) and (body[one] > 2 or body[one] in (0, -1, -2)):
+            body[one] = 2
+    if body.get(name) is None:
+        body[name] = 2
+
+
+ANSWERING = (
+    "/chat/completions",
+    "/completions",
+    "/completion",
+    "/messages",
+    "/responses",
+    "/chat",
+    "/generate",
+)
 
 
 def test_schemathesis(demo: Served) -> None:

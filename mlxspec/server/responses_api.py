@@ -1,0 +1,432 @@
+"""/v1/responses: reads requests of OpenAI's Responses API, and writes answers as its responses, streamed or whole.
+
+What becomes of the input on its way to the chat template:
+
+    instructions, and system and developer messages before any other item     the first message
+    a system or developer message later                                       text of the user's at the same place
+    reasoning, a message, calls that follow each other                        one message of the assistant's
+    a custom tool                                                             a function with one text, `input`
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.parsers.pieces import Reasoning
+from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
+from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore, Blocks
+from mlxspec.server.chat_request import ChatRequest, ToolChoice, goes_on_with, template_variables
+from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.messages import arguments_of
+from mlxspec.server.protocol import NAMED_EVENTS, AnswerProtocol
+from mlxspec.server.stored_responses import StoredResponse, StoredResponses, size_of
+from mlxspec.server.usage import Extras, drafting, progress, timings
+
+if TYPE_CHECKING:
+    from mlxspec.config import SamplingParams
+
+# Clients send `encrypted_content` back where they leave the text of reasoning out. Ours is that text, and no secret: it went out in clear.
+_SEAL = "mlxspec:"
+_PREFIXES = {"thinking": "rs_", "text": "msg_", "call": "fc_"}
+_LOGPROBS = "message.output_text.logprobs"
+_SEALED = "reasoning.encrypted_content"
+
+
+def sealed(text: str) -> str:
+    return _SEAL + base64.b64encode(text.encode()).decode()
+
+
+def unsealed(value: str | None) -> str:
+    """The text of `sealed`; empty for what another server has encrypted."""
+    if value is None or not value.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(value.removeprefix(_SEAL), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def responses_request(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> ChatRequest:
+    """Of a checked body. earlier: the items of the stored response that it goes on from. Raises BadField, GrammarError."""
+    if _LOGPROBS in (body.get("include") or ()):
+        raise BadField(
+            "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
+        )
+    notices: list[str] = []
+    new = input_items(body)
+    messages = _conversation([*earlier, *new], len(earlier), body.get("instructions"), notices)
+    if not messages or messages[-1]["role"] == "system":
+        raise BadField("input", "input must not be empty.")
+    tools = _tools(body.get("tools") or (), notices)
+    return ChatRequest(
+        messages=messages,
+        tools=tools,
+        tool_choice=_tool_choice(body.get("tool_choice"), body),
+        several_calls=body.get("parallel_tool_calls") is not False,
+        goes_on=goes_on_with(messages, f"input[{len(new) - 1}]"),
+        template=_template(body),
+        wanted=_format(body),
+        options={**body, "max_tokens": body.get("max_output_tokens")},
+        notices=tuple(notices),
+    )
+
+
+def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A checked body's input as items."""
+    given = body["input"]
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}] if given else []
+    return list(given)
+
+
+def _conversation(
+    items: Sequence[Mapping[str, Any]], num_earlier: int, instructions: str | None, notices: list[str]
+) -> list[dict[str, Any]]:
+    system = [instructions] if instructions else []
+    out: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # call id -> tool
+    for i, item in enumerate(items):
+        path = f"input[{i - num_earlier}]"
+        kind = item.get("type") or "message"
+        if kind == "message":
+            role, text = item["role"], _text(item["content"])
+            if role in ("system", "developer") and not out:
+                system += [text] if text else []
+                continue
+            if role in ("system", "developer"):
+                notices.append(f"{path} of the role {role} was given to the model as the user's")
+            if role == "assistant":
+                _assistant(out)["content"] += text
+            elif out and out[-1]["role"] == "user":
+                out[-1]["content"] += "\n" + text
+            else:
+                out.append({"role": "user", "content": text})
+        elif kind == "reasoning":
+            thought = "".join(part["text"] for part in item.get("content") or ())
+            thought = thought or unsealed(item.get("encrypted_content"))
+            if thought:
+                message = _assistant(out)
+                message["reasoning_content"] = message.get("reasoning_content", "") + thought
+        elif kind in ("function_call", "custom_tool_call"):
+            names[item["call_id"]] = item["name"]
+            arguments = (
+                arguments_of(item["arguments"]) if kind == "function_call" else {"input": item["input"]}
+            )
+            function = {"name": item["name"], "arguments": arguments}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            _assistant(out).setdefault("tool_calls", []).append(call)
+        else:
+            called = item["call_id"]
+            if called not in names:
+                raise BadField(f"{path}.call_id", f"{path}.call_id names no call of an earlier item.")
+            out.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": called,
+                    "name": names[called],
+                    "content": _text(item["output"]),
+                }
+            )
+    return [*([{"role": "system", "content": "\n\n".join(system)}] if system else []), *out]
+
+
+def _assistant(out: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message of the assistant's at the end, which is made where there is none."""
+    if not out or out[-1]["role"] != "assistant":
+        out.append({"role": "assistant", "content": ""})
+    return out[-1]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text", part.get("refusal", "")) for part in content)
+
+
+def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+    """The tools that a client runs, in the nested form. Raises BadField."""
+    out = []
+    for i, tool in enumerate(tools):
+        kind = tool["type"]
+        if kind not in ("function", "custom"):
+            notices.append(
+                f"tools[{i}] of the type {kind[:60]} was left out: only function and custom tools can be used"
+            )
+            continue
+        if "name" not in tool:
+            raise BadField(f"tools[{i}].name", f"tools[{i}].name is missing.")
+        function: dict[str, Any] = {"name": tool["name"]}
+        about = tool.get("description") or ""
+        if kind == "custom":
+            form = tool.get("format") or {}
+            if form.get("definition"):
+                about += f"\nThe input follows this {form.get('syntax') or ''} grammar:\n{form['definition']}"
+                notices.append(f"tools[{i}].format is told to the model and not enforced")
+            function["parameters"] = {
+                "type": "object",
+                "properties": {"input": {"type": "string"}},
+                "required": ["input"],
+            }
+        elif tool.get("parameters") is not None:
+            function["parameters"] = tool["parameters"]
+        if about:
+            function["description"] = about.strip()
+        out.append({"type": "function", "function": function})
+    return out
+
+
+def _tool_choice(given: Any, body: Mapping[str, Any]) -> ToolChoice | None:
+    if given is None or (given in ("auto", "none") and not body.get("tools")):
+        return None
+    if isinstance(given, Mapping):
+        return ToolChoice(kind="required", named=given["name"])
+    return ToolChoice(kind=given)
+
+
+def _template(body: Mapping[str, Any]) -> dict[str, Any]:
+    effort = (body.get("reasoning") or {}).get("effort")
+    if effort is not None and body.get("reasoning_effort") not in (None, effort):
+        raise BadField("reasoning_effort", "reasoning_effort and reasoning.effort contradict each other.")
+    return template_variables(body if effort is None else {**body, "reasoning_effort": effort})
+
+
+def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
+    found = answer_format(body)
+    wanted = (body.get("text") or {}).get("format")
+    if wanted is None or wanted["type"] == "text":
+        return found
+    if found is not None:
+        raise BadField(found.field, f"{found.field} and text.format both say what the answer looks like.")
+    return AnswerFormat(field="text.format", kind="json_schema", value=wanted.get("schema", ANY_OBJECT))
+
+
+class ResponsesProtocol(AnswerProtocol):
+    """One response. Each event of its stream has the next `sequence_number`: response.created, response.in_progress; for each item
+    output_item.added, its parts, output_item.done; response.completed or response.incomplete, or error and response.failed.
+
+    params: of the answer. earlier: the stored response it goes on from. store: where it is kept; None keeps it nowhere. Extensions:
+    `timings` and `mlxspec` in a finished response, `timings` in deltas, `prompt_progress` in response.in_progress.
+    """
+
+    wire = NAMED_EVENTS
+
+    def __init__(
+        self,
+        model: str,
+        body: Mapping[str, Any],
+        params: SamplingParams,
+        *,
+        notices: Sequence[str] = (),
+        earlier: StoredResponse | None = None,
+        store: StoredResponses | None = None,
+    ) -> None:
+        self._body, self._wanted, self._notices = body, Extras.of(body), tuple(notices)
+        self._earlier, self._store = earlier, store
+        self._is_sealed = _SEALED in (body.get("include") or ())
+        self._custom = {t.get("name") for t in body.get("tools") or () if t["type"] == "custom"}
+        self._blocks = Blocks()
+        self._ids: list[str] = []  # of the items, by block
+        self._num_events = self._num_thinking = 0
+        self._end: End | None = None
+        self._head: dict[str, Any] = {
+            "id": f"resp_{secrets.token_hex(24)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "background": False,
+            "instructions": body.get("instructions"),
+            "max_output_tokens": body.get("max_output_tokens"),
+            "metadata": body.get("metadata") or {},
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "previous_response_id": body.get("previous_response_id"),
+            "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+            "store": store is not None,
+            "temperature": params.temperature,
+            "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "top_p": params.top_p,
+            "truncation": "disabled",
+        }
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        for kind in ("created", "in_progress"):
+            yield self._event(f"response.{kind}", response=self._response("in_progress"))
+
+    def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
+        if isinstance(update, Progress):
+            if self._wanted.progress:
+                response = self._response("in_progress") | {"prompt_progress": progress(update)}
+                yield self._event("response.in_progress", response=response)
+        elif isinstance(update, Delta):
+            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
+            self._count_thinking(update)
+            for event in self._blocks.push(update.pieces):
+                yield from self._written(event, timed)
+        else:
+            self._end = update
+            for event in self._blocks.close():
+                yield from self._written(event, {})
+            response = self._finished(update)
+            yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        code = error.code or error.kind
+        yield self._event("error", code=code, message=str(error), param=error.param)
+        response = self._response("failed") | {"error": {"code": code, "message": str(error)}}
+        yield self._event("response.failed", response=response)
+
+    def take(self, update: Update) -> None:
+        if isinstance(update, Delta):
+            self._count_thinking(update)
+            for event in self._blocks.push(update.pieces):
+                self._name(event)
+        elif isinstance(update, End):
+            self._end = update
+
+    def whole(self) -> dict[str, Any]:
+        if self._end is None:
+            raise RuntimeError("an answer that is whole has ended")
+        return self._finished(self._end)
+
+    # --- the response
+
+    def _response(self, status: str, output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(output),
+            "usage": None,
+        }
+
+    def _finished(self, end: End) -> dict[str, Any]:
+        """The response at its end, which is kept where it is to be."""
+        output = [self._item(block) for block in self._blocks.all]
+        is_cut = end.reason == "length"
+        response = self._response("incomplete" if is_cut else "completed", output) | {
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": self._usage(end),
+            "timings": timings([end.stats]),
+            "mlxspec": drafting([end.stats], self._notices),
+        }
+        if self._store is not None:
+            new = [*input_items(self._body), *output]
+            earlier = self._earlier
+            num_bytes = size_of([response, new]) + (0 if earlier is None else earlier.num_bytes)
+            if self._store.has_room(num_bytes):
+                self._store.put(response, [*(() if earlier is None else earlier.items), *new], num_bytes)
+            else:
+                response["store"] = False
+        return response
+
+    def _usage(self, end: End) -> dict[str, Any]:
+        stats = end.stats
+        return {
+            "input_tokens": stats.num_prompt,
+            "input_tokens_details": {"cached_tokens": stats.num_cached, "cache_write_tokens": 0},
+            "output_tokens": stats.num_generated,
+            "output_tokens_details": {"reasoning_tokens": stats.num_thinking or self._num_thinking},
+            "total_tokens": stats.num_prompt + stats.num_generated,
+        }
+
+    def _count_thinking(self, update: Delta) -> None:
+        """Tokens that gave nothing but thinking."""
+        is_thinking = self._blocks.is_thinking if not update.pieces else False
+        if is_thinking or (update.pieces and all(isinstance(p, Reasoning) for p in update.pieces)):
+            self._num_thinking += len(update.tokens)
+
+    # --- its items
+
+    def _name(self, event: BlockEvent) -> None:
+        if isinstance(event, BlockBegin):
+            prefix = "ctc_" if self._is_custom(event.block) else _PREFIXES[event.block.kind]
+            self._ids.append(f"{prefix}{secrets.token_hex(24)}")
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.kind == "call" and block.name in self._custom
+
+    def _status(self, block: Block) -> str:
+        """Of an item: the last one of an answer that was cut is incomplete."""
+        if self._end is None:
+            return "completed" if block is not self._blocks.all[-1] else "in_progress"
+        is_last = block is self._blocks.all[-1]
+        return "incomplete" if is_last and self._end.reason == "length" else "completed"
+
+    def _item(self, block: Block, *, is_new: bool = False) -> dict[str, Any]:
+        """As it is now. is_new: as it was when it began."""
+        status = "in_progress" if is_new else self._status(block)
+        head = {"id": self._ids[block.number], "status": status}
+        if block.kind == "text":
+            content: list[dict[str, Any]] = [] if is_new else [_output_text(block.text)]
+            return {**head, "type": "message", "role": "assistant", "content": content}
+        if block.kind == "thinking":
+            parts: list[dict[str, Any]] = [] if is_new else [{"type": "reasoning_text", "text": block.text}]
+            item: dict[str, Any] = {**head, "type": "reasoning", "summary": [], "content": parts}
+            seal: dict[str, Any] = (
+                {"encrypted_content": sealed(block.text)} if self._is_sealed and not is_new else {}
+            )
+            return {**item, **seal}
+        head |= {"call_id": block.call_id, "name": block.name}
+        if self._is_custom(block):
+            return {**head, "type": "custom_tool_call", "input": "" if is_new else _custom_input(block)}
+        return {**head, "type": "function_call", "arguments": "" if is_new else block.text}
+
+    def _written(self, event: BlockEvent, timed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        self._name(event)
+        block = event.block
+        place: dict[str, Any] = {"output_index": block.number, "item_id": self._ids[block.number]}
+        part: dict[str, Any] = {**place, "content_index": 0}
+        name = {"text": "output_text", "thinking": "reasoning_text", "call": "function_call_arguments"}[
+            block.kind
+        ]
+        more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        if isinstance(event, BlockBegin):
+            item = self._item(block, is_new=True)
+            yield self._event("response.output_item.added", output_index=block.number, item=item)
+            if block.kind != "call":
+                yield self._event("response.content_part.added", **part, part=_part(block, ""))
+        elif isinstance(event, BlockMore):
+            if not self._is_custom(block):
+                where = place if block.kind == "call" else part
+                yield self._event(f"response.{name}.delta", **where, delta=event.text, **more, **timed)
+        else:
+            if self._is_custom(block):
+                given = _custom_input(block)
+                yield self._event("response.custom_tool_call_input.delta", **place, delta=given)
+                yield self._event("response.custom_tool_call_input.done", **place, input=given)
+            elif block.kind == "call":
+                yield self._event(f"response.{name}.done", **place, arguments=block.text, name=block.name)
+            else:
+                yield self._event(f"response.{name}.done", **part, text=block.text, **more)
+                yield self._event("response.content_part.done", **part, part=_part(block, block.text))
+            item = self._item(block)
+            if item["status"] == "in_progress":
+                item["status"] = "completed"
+            yield self._event("response.output_item.done", output_index=block.number, item=item)
+
+    def _event(self, kind: str, **members: Any) -> dict[str, Any]:
+        number, self._num_events = self._num_events, self._num_events + 1
+        return {"type": kind, "sequence_number": number, **members}
+
+
+def _output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    return _output_text(text) if block.kind == "text" else {"type": "reasoning_text", "text": text}
+
+
+def _custom_input(block: Block) -> str:
+    """The text that a custom tool is called with."""
+    found = block.arguments().get("input")
+    return found if isinstance(found, str) else block.text

@@ -1,0 +1,133 @@
+"""Ollama's API: its Python client against the demo server, models and their abilities, and errors in its form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.serving import QUESTION, Served
+from tests.server.stream_grammar import OllamaGrammar
+from tests.server.test_sdk import SCHEMA, TOOLS
+
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_python_client(thinker: Served) -> None:
+    ollama = pytest.importorskip("ollama", reason="the ollama package is not installed")
+    client = ollama.Client(host=thinker.base.removesuffix("/v1"))
+    options = {"num_predict": 24, "num_ctx": 4096, "num_gpu": 1}
+    whole = client.chat(model="demo", messages=MESSAGES, think=False, options=options)
+    assert (whole.done, whole.done_reason, whole.eval_count) == (True, "length", 24)
+    parts = list(client.chat(model="demo", messages=MESSAGES, think=False, options=options, stream=True))
+    assert "".join(p.message.content for p in parts) == whole.message.content
+    assert parts[-1].prompt_eval_count == whole.prompt_eval_count
+    thought = client.chat(
+        model="demo", messages=MESSAGES, think=True, options={**options, "thinking_budget": 5}
+    )
+    assert thought.message.thinking
+    said = client.generate(model="demo", prompt=QUESTION, think=False, options=options)
+    assert said.response == whole.message.content
+    shaped = client.chat(
+        model="demo", messages=MESSAGES, think=False, format=SCHEMA, options={"num_predict": 150}
+    )
+    assert set(json.loads(shaped.message.content)) == set(SCHEMA["properties"])
+    tools = client.chat(model="demo", messages=MESSAGES, think=False, tools=TOOLS[:1], options=options)
+    assert tools.message.role == "assistant"
+    assert [m.model for m in client.list().models] == ["demo"]
+    shown = client.show("demo")
+    assert {"completion", "tools", "thinking"} <= set(shown.capabilities)
+    assert shown.modelinfo["mlxspec.context_length"] == 2048
+    with pytest.raises(ollama.ResponseError, match="mirostat cannot be honoured"):
+        client.chat(model="demo", messages=MESSAGES, options={"mirostat": 2})
+
+
+def test_a_raw_prompt_is_continued(thinker: Served) -> None:
+    asked = {"prompt": "def main():", "raw": True, "stream": False, "options": {"num_predict": 12}}
+    status, found = thinker.post("/api/generate", asked)
+    assert status == 200, found
+    direct = thinker.post("/v1/completions", {"prompt": "def main():", "max_tokens": 12})[1]
+    assert found["response"] == direct["choices"][0]["text"]
+    shaped = {
+        "prompt": "x",
+        "raw": True,
+        "format": {"const": "42"},
+        "stream": False,
+        "options": {"num_predict": 20},
+    }
+    assert thinker.post("/api/generate", shaped)[1]["response"] == '"42"'
+
+
+def test_a_request_for_nothing_loads_the_model(thinker: Served) -> None:
+    for path, asked in (
+        ("/api/generate", {"model": "demo"}),
+        ("/api/chat", {"model": "demo", "messages": []}),
+        ("/api/generate", {"model": "demo:latest", "prompt": "", "keep_alive": 0}),
+    ):
+        status, found = thinker.post(path, asked)
+        assert (status, found["done"], found["done_reason"]) == (200, True, "load")
+
+
+def test_a_context_that_is_not_there_is_said(thinker: Served) -> None:
+    asked = {"messages": MESSAGES, "stream": False, "options": {"num_ctx": 8192, "num_predict": 1}}
+    notices = thinker.post("/api/chat", asked)[1]["mlxspec"]["notices"]
+    assert "options.num_ctx is 8192, and this model's context ends at 2048 tokens" in notices
+
+
+BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
+     "messages[0].images cannot be honoured: images are not supported yet."),
+    ("/api/chat", {"messages": MESSAGES, "temperature": 1}, "temperature cannot be honoured: it is one of the options."),
+    ("/api/chat", {"messages": MESSAGES, "options": {"temperature": -1}}, "options.temperature must be between 0 and 100."),
+    ("/api/chat", {"messages": MESSAGES, "options": {"mirostat": 1}},
+     "options.mirostat cannot be honoured: this server has no such sampler."),
+    ("/api/chat", {"messages": MESSAGES, "options": {"max_tokens": 1}}, "options.max_tokens cannot be honoured: use num_predict."),
+    ("/api/chat", {"messages": MESSAGES, "think": "much"}, "think must be one of low, medium, high, max."),
+    ("/api/chat", {"messages": MESSAGES, "think": True, "enable_thinking": False}, "think and enable_thinking contradict each other."),
+    ("/api/chat", {"messages": MESSAGES, "format": {"type": "object"}, "options": {"regex": "a"}},
+     "options.regex and format both say what the answer looks like."),
+    ("/api/chat", {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice cannot be honoured"),
+    ("/api/chat", {"messages": [{"role": "user"}]}, "messages[0].content is missing."),
+    ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix cannot be honoured: this model cannot fill in."),
+    ("/api/generate", {"prompt": "x", "context": [1]}, "context cannot be honoured: use /api/chat and send the conversation."),
+    ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system and raw exclude each other"),
+    ("/api/generate", {"prompt": "word " * 4000}, "maximum context length is 2048 tokens"),
+)  # fmt: skip
+
+
+def test_bad_input_is_one_sentence_in_the_apis_form(thinker: Served) -> None:
+    for path, body, sentence in BAD:
+        status, answer = thinker.post(path, body)
+        assert status == 400, (body, answer)
+        assert set(answer) == {"error"}
+        assert sentence in answer["error"], (body, answer)
+        assert "\n" not in answer["error"]
+    for path in ("/api/pull", "/api/embed"):
+        status, answer = thinker.post(path, {})
+        assert (status, set(answer)) == (404, {"error"})
+    assert isinstance(thinker.post("/api/pull", {})[1]["error"], str)
+
+
+def test_models_tell_their_context_and_abilities(thinker: Served) -> None:
+    status, _, data = thinker.ask("GET", "/v1/models")
+    (model,) = json.loads(data)["data"]
+    assert status == 200
+    assert (model["context_length"], model["max_model_len"]) == (2048, 2048)
+    assert model["capabilities"] == ["completion", "tools", "thinking"]
+    assert model["architecture"]["input_modalities"] == ["text"]
+    assert (model["type"], model["display_name"]) == ("model", "demo")
+    assert json.loads(thinker.ask("GET", "/api/version")[2])["version"]
+    (listed,) = json.loads(thinker.ask("GET", "/api/tags")[2])["models"]
+    assert listed["name"] == listed["model"] == "demo"
+
+
+def test_errors_end_a_stream_with_a_line() -> None:
+    from mlxspec.server.errors import ApiError
+    from mlxspec.server.ollama_api import OllamaProtocol
+
+    grammar = OllamaGrammar()
+    for found in OllamaProtocol("m", is_chat=True).failed(ApiError("Busy.", status=503)):
+        grammar.feed(found)
+    grammar.finish()

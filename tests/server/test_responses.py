@@ -1,0 +1,324 @@
+"""OpenAI's Responses: the `openai` SDK against the demo server, what becomes of input items, stored responses, and errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxspec.config import SamplingParams
+from mlxspec.engine.stats import RequestStats
+from mlxspec.parsers.pieces import CallArguments, CallStart
+from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.job_run import Delta, End
+from mlxspec.server.responses_api import ResponsesProtocol, responses_request, sealed, unsealed
+from mlxspec.server.stored_responses import StoredResponses
+from tests.server.serving import LONG, QUESTION, Served
+from tests.server.stream_grammar import ResponsesGrammar, named_events
+from tests.server.test_sdk import SCHEMA, TOOLS
+
+openai = pytest.importorskip("openai", reason="the openai package is not installed")
+
+FUNCTION: Any = {"type": "function", "strict": False, **TOOLS[0]["function"]}
+QUIET: Any = {"enable_thinking": False}
+
+
+@pytest.fixture(scope="module")
+def client(thinker: Served) -> Any:
+    return openai.OpenAI(base_url=thinker.base, api_key="none", max_retries=0, timeout=LONG)
+
+
+def ask(client: Any, **more: Any) -> Any:
+    extra = {**QUIET, **more.pop("extra_body", {})}
+    given = {"model": "demo", "input": QUESTION, "max_output_tokens": 24, **more}
+    return client.responses.create(**given, extra_body=extra)
+
+
+def test_the_sdk(client: Any) -> None:
+    whole = ask(client)
+    assert (whole.object, whole.status, whole.incomplete_details.reason) == (
+        "response",
+        "incomplete",
+        "max_output_tokens",
+    )
+    assert whole.usage.output_tokens == 24
+    assert whole.output_text
+    assert whole.timings["predicted_n"] == 24
+    assert whole.mlxspec["drafters"]
+    events = list(ask(client, stream=True))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert events[-1].type == "response.incomplete"
+    asked = {
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "look_up"},
+        "max_output_tokens": 150,
+    }
+    called = ask(client, **asked, parallel_tool_calls=False)
+    (call,) = called.output
+    assert set(json.loads(call.arguments)) == {"name", "full", "kind"}
+    items: list[Any] = [
+        {"role": "user", "content": QUESTION},
+        *called.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Joins paths."},
+    ]
+    assert ask(client, input=items, tools=[FUNCTION]).output_text
+    form = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA, "strict": True}}
+    shaped = ask(client, text=form, max_output_tokens=150)
+    assert shaped.status == "completed"
+    assert set(json.loads(shaped.output_text)) == set(SCHEMA["properties"])
+
+
+def test_the_sdks_stream_helper(client: Any) -> None:
+    with client.responses.stream(
+        model="demo", input=QUESTION, tools=[FUNCTION], tool_choice="required", max_output_tokens=150,
+        parallel_tool_calls=False, extra_body=QUIET,
+    ) as stream:  # fmt: skip
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert json.loads(final.output[0].arguments)
+
+
+def test_a_response_that_goes_on_from_a_stored_one(client: Any) -> None:
+    first = ask(client, instructions="Answer shortly.")
+    assert first.store is True
+    kept = client.responses.retrieve(first.id)
+    assert kept.output_text == first.output_text
+    second = ask(client, input="what does sorted do?", previous_response_id=first.id, instructions="Be kind.")
+    assert second.previous_response_id == first.id
+    direct = ask(
+        client,
+        input=[
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "what does sorted do?"},
+        ],
+        instructions="Be kind.",
+        store=False,
+    )
+    assert direct.output_text == second.output_text
+    assert direct.usage.input_tokens == second.usage.input_tokens
+    assert direct.store is False
+    third = list(ask(client, input="and?", previous_response_id=second.id, stream=True))[-1].response
+    assert third.usage.input_tokens > second.usage.input_tokens
+    client.responses.delete(first.id)
+    for name in (first.id, direct.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError, match="There is no stored response"):
+            client.responses.retrieve(name)
+    with pytest.raises(openai.BadRequestError) as found:
+        ask(client, previous_response_id=first.id)
+    assert (found.value.code, found.value.param) == ("previous_response_not_found", "previous_response_id")
+    assert ask(client, input="and?", previous_response_id=second.id).output_text  # it has its own copy
+    counted = client.responses.input_tokens.count(
+        model="demo", input="and?", previous_response_id=second.id, extra_body=QUIET
+    )
+    assert counted.input_tokens == third.usage.input_tokens
+
+
+def response(name: str, text: str) -> dict[str, Any]:
+    return {"id": name, "text": text}
+
+
+def test_stored_responses_keep_to_a_budget_and_a_time() -> None:
+    now = [0.0]
+    store = StoredResponses(100, 60.0, clock=lambda: now[0])
+    for i in range(6):
+        store.put(response(f"r{i}", "x"), [], 30)
+        assert store.num_bytes <= 100
+    assert store.find("r2") is None
+    assert store.get("r3").response["id"] == "r3"
+    store.put(response("r6", "x"), [], 30)  # r4 was used longest ago
+    assert store.find("r4") is None
+    assert store.find("r3") is not None
+    assert not store.has_room(101)
+    now[0] = 59.0
+    assert len(store) == 3
+    store.delete("r3")
+    assert store.num_bytes == 60
+    now[0] = 61.0
+    assert store.find("r6") is None
+    assert (len(store), store.num_bytes) == (0, 0)
+    with pytest.raises(ApiError, match="no stored response"):
+        store.get("r6")
+
+
+def test_a_response_that_is_too_large_says_that_it_is_not_stored() -> None:
+    store = StoredResponses(10, 60.0)
+    protocol = ResponsesProtocol("m", {"input": "x" * 100}, SamplingParams(), store=store)
+    protocol.take(End(choice=0, reason="stop", cause="end", stats=RequestStats(num_prompt=3)))
+    assert protocol.whole()["store"] is False
+    assert len(store) == 0
+
+
+def test_input_items_as_the_template_reads_them() -> None:
+    body = {
+        "instructions": "You are.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "input_text", "text": "b"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": sealed(" so")},
+            {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
+            {"type": "message", "role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "c"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'},
+            {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "*** Begin"},
+            {"type": "function_call_output", "call_id": "1", "output": "yes"},
+            {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "no"}]},
+            {"role": "developer", "content": "Hurry."},
+        ],
+    }  # fmt: skip
+    request = responses_request(body)
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+        {"id": "2", "type": "function", "function": {"name": "patch", "arguments": {"input": "*** Begin"}}},
+    ]
+    assert list(request.messages) == [
+        {"role": "system", "content": "You are.\n\nBe brief."},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c", "reasoning_content": "hm so", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "yes"},
+        {"role": "tool", "tool_call_id": "2", "name": "patch", "content": "no"},
+        {"role": "user", "content": "Hurry."},
+    ]
+    assert request.notices == ("input[11] of the role developer was given to the model as the user's",)
+    assert unsealed(sealed("é\n")) == "é\n"
+    assert unsealed("mlxspec:!") == unsealed(None) == ""
+
+
+TOOLS_OF_CODEX: list[dict[str, Any]] = [
+    {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": False},
+    {"type": "custom", "name": "apply_patch", "description": "Edits files.",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
+    {"type": "web_search"},
+    {"type": "local_shell"},
+    {"type": "namespace", "name": "n", "tools": []},
+]  # fmt: skip
+
+
+def test_tools_of_every_type() -> None:
+    request = responses_request({"input": "x", "tools": TOOLS_OF_CODEX, "tool_choice": "auto"})
+    assert [t["function"]["name"] for t in request.tools] == ["shell", "apply_patch"]
+    custom = request.tools[1]["function"]
+    assert custom["parameters"]["required"] == ["input"]
+    assert custom["description"] == "Edits files.\nThe input follows this lark grammar:\nstart: /x/"
+    said = "\n".join(request.notices)
+    for name in ("web_search", "local_shell", "namespace"):
+        assert f"of the type {name} was left out" in said
+    assert "tools[1].format is told to the model and not enforced" in said
+
+
+def test_a_custom_tool_is_called_with_its_text() -> None:
+    body = {"input": "x", "tools": TOOLS_OF_CODEX}
+    stats = RequestStats(num_prompt=3)
+    protocol, whole = (ResponsesProtocol("m", body, SamplingParams()) for _ in range(2))
+    pieces = [CallStart(0, "apply_patch"), CallArguments(0, '{"input": "*** '), CallArguments(0, 'Begin"}')]
+    updates = [
+        Delta(choice=0, pieces=pieces, stats=stats),
+        End(choice=0, reason="tool_calls", cause="end", stats=stats),
+    ]
+    data = b"".join(map(protocol.wire.frame, protocol.begin()))
+    for update in updates:
+        data += b"".join(map(protocol.wire.frame, protocol.chunks(update)))
+        whole.take(update)
+    grammar = ResponsesGrammar()
+    for event, found in named_events(data):
+        grammar.feed(event, found)
+    grammar.finish()
+    (item,) = grammar.items
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
+    assert whole.whole()["output"][0]["input"] == "*** Begin"
+
+
+def test_what_codex_sends(thinker: Served) -> None:
+    """The fields of Codex's requests, as its sources name them; a second turn with what the first one gave, as Codex keeps it."""
+    body = {
+        "model": "demo", "instructions": "You are a coder.", "tools": TOOLS_OF_CODEX, "tool_choice": "auto", "parallel_tool_calls": False,
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Ask before you write."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context/>"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+        ],
+        "reasoning": {"effort": "medium", "summary": "auto"}, "store": False, "stream": True, "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "abc", "client_metadata": {"x": "y"}, "text": {"verbosity": "low"}, "thinking_budget": 5,
+        "max_output_tokens": 30,
+    }  # fmt: skip
+    said: list[ResponsesGrammar] = []
+    for _ in range(2):
+        status, _, data = thinker.ask("POST", "/v1/responses", body)
+        assert status == 200, data
+        grammar = ResponsesGrammar()
+        for event, found in named_events(data):
+            grammar.feed(event, found)
+        grammar.finish()
+        said.append(grammar)
+        for item in grammar.items:
+            kept = {k: v for k, v in item.items() if not (item["type"] == "reasoning" and k == "content")}
+            body["input"].append(kept)  # type: ignore[attr-defined]
+        asked = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "and sorted?"}],
+        }
+        body["input"].append(asked)  # type: ignore[attr-defined]
+    first, second = said
+    assert [i["type"] for i in first.items] == ["reasoning", "message"]
+    assert unsealed(first.items[0]["encrypted_content"]) == first.thinking
+    usage = second.response["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] >= 0.9 * first.response["usage"]["input_tokens"]
+    assert first.response["usage"]["output_tokens_details"]["reasoning_tokens"] >= 5
+    notices = first.response["mlxspec"]["notices"]
+    assert not [n for n in notices if "no field" in n], notices
+
+
+BAD: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"input": ""}, "input", "input must not be empty."),
+    ({"input": 5}, "input", "input must be text or a list."),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type",
+     "input[0].type must be one of message, function_call, function_call_output, reasoning, custom_tool_call, custom_tool_call_output."),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type",
+     "Images are not supported yet: input[0].content[0] must be text."),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]}, "input[0].output[0].type",
+     "Images are not supported yet: input[0].output[0] must be text."),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id",
+     "input[0].call_id names no call of an earlier item."),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", "input[0].arguments is missing."),
+    ({"background": True}, "background", "background cannot be honoured: this server answers while the client waits."),
+    ({"conversation": "c"}, "conversation", "conversation cannot be honoured: use previous_response_id."),
+    ({"truncation": "auto"}, "truncation", "truncation cannot be honoured: a prompt is read whole or refused."),
+    ({"max_tokens": 5}, "max_tokens", "max_tokens cannot be honoured: use max_output_tokens."),
+    ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be between 1 and"),
+    ({"top_logprobs": 2}, "top_logprobs", "this API gives no log-probabilities here"),
+    ({"include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions has them"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "tools[0].name is missing."),
+    ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools."),
+    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "tool_choice.type must be one of function, custom."),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", "text.format.type must be one of text, json_object, json_schema."),
+    ({"regex": "a", "text": {"format": {"type": "json_object"}}}, "regex", "both say what the answer looks like"),
+    ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort", "contradict each other"),
+    ({"n": 2}, "n", "n cannot be honoured: an answer of this API is one response."),
+)  # fmt: skip
+
+
+def test_bad_input_is_one_sentence(thinker: Served) -> None:
+    for more, param, sentence in BAD:
+        status, answer = thinker.post("/v1/responses", {"input": "x", "max_output_tokens": 2, **more})
+        assert (status, answer["error"]["param"]) == (400, param), (more, answer)
+        assert sentence in answer["error"]["message"], (more, answer)
+        assert "\n" not in answer["error"]["message"]
+
+
+def test_an_error_ends_a_stream_as_the_api_says() -> None:
+    protocol = ResponsesProtocol("m", {"input": "x"}, SamplingParams())
+    found = [*protocol.begin(), *protocol.failed(ApiError("Busy.", status=503, code="queue_full"))]
+    grammar = ResponsesGrammar()
+    for event, value in named_events(b"".join(map(protocol.wire.frame, found))):
+        grammar.feed(event, value)
+    assert grammar.state == "end"
+    assert found[-1]["response"]["error"] == {"code": "queue_full", "message": "Busy."}
+
+
+def test_contradictions_are_found_before_a_job_is_made() -> None:
+    with pytest.raises(BadField, match="input must not be empty"):
+        responses_request({"input": [], "instructions": "x"})
