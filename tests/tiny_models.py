@@ -145,14 +145,21 @@ def make(
     head_scale: float = HEAD_SCALE,
     drift: float = 0.0,
     form: str = "float32",
+    like: Qwen35Config | None = None,
 ) -> Qwen35:
     """`form`: a key of FORMS. `drift`: every matrix is off by noise of so many parts of its entries. Equal seeds give equal weights,
-    whatever the vocabulary: rows of embedding and head are cut from, or padded to, those of VOCAB tokens."""
+    whatever the vocabulary: rows of embedding and head are cut from, or padded to, those of VOCAB tokens. `like`: a model whose embedding
+    and head this one has, before the noise, though its layers may be of another kind."""
     whole = Qwen35(replace(c, vocab_size=VOCAB))
     _randomize(whole, np.random.default_rng(seed), head_scale)
+    given = {}
+    if like is not None and like != c:
+        other = Qwen35(replace(like, vocab_size=VOCAB))
+        _randomize(other, np.random.default_rng(seed), head_scale)
+        given = {k: v for k, v in tree_flatten(other.parameters()) if "embed_tokens" in k or "lm_head" in k}
     rng, values = np.random.default_rng(seed + 1000), []
     for name, value in tree_flatten(whole.parameters()):
-        new = np.asarray(value)
+        new = np.asarray(given.get(name, value))
         if drift and new.ndim > 1:
             new = new * (1.0 + drift * rng.standard_normal(new.shape).astype(np.float32))
         if "embed_tokens" in name or "lm_head" in name:

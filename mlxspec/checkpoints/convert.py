@@ -1,7 +1,8 @@
 """A model folder to another one that mlx-lm and mlxspec load: text tensors only, quantized as asked, the MTP head kept.
 
 The trunk is what mlx-lm would write (names, stacks of experts, formats), but norms and convolutions stay in the source's convention: every
-loader turns them as it reads, and adding 1 to a weight in bfloat16 for good costs digits. The head lies beside it in `mtp.safetensors`,
+loader turns them as it reads, and adding 1 to a weight in bfloat16 for good costs digits. Qwen3-Next is the exception: mlx-lm turns them
+only where experts are stored one by one, which a conversion never does. The head lies beside it in `mtp.safetensors`,
 which mlx-lm does not open. Knows what goes where; formats are quantize.py's, files writing.py's.
 """
 
@@ -39,6 +40,8 @@ from mlxspec.models.registry import architecture
 
 _ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
 _NOT = ("config.json", "model.safetensors.index.json")
+_TURNED = ("qwen3_next",)  # whose norms and convolutions are written as they are used
+_WRAPPED = "language_model."  # in front of our names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,8 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     parsed = kind.parse(config)
     model = kind.build(parsed)
     sanitized = kind.sanitize(weights, parsed)
+    if config["model_type"] in _TURNED:
+        weights = sanitized[0] | {f"mtp.{k}": v for k, v in sanitized[1].items()}
     trunk, head = as_stored(weights, *sanitized)
     if wish.graft is not None:
         head = _grafted(wish.graft, head, kind.head is not None, weights, sanitized[0])
@@ -119,9 +124,15 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     if isinstance(parsed, Qwen35Config):
         head, own = quantize_head(head, parsed, model, wish.head_bits)
         formats |= {f"mtp.{path}": form for path, form in own.items()}
-    quantization = _quantization(config, wish.trunk, formats)
     skipped = sum(map(is_of_a_tower, weights))
-    return _Made(trunk, head, mlx_config(config, parsed, quantization), skipped)
+    written = mlx_config(config, parsed, None)
+    if "text_config" not in written:  # mlx-lm has a class of its own for the text model
+        trunk = {k.removeprefix(_WRAPPED): v for k, v in trunk.items()}
+        formats = {k.removeprefix(_WRAPPED): form for k, form in formats.items()}
+    quantization = _quantization(config, wish.trunk, formats)
+    if quantization is not None:
+        written = mlx_config(config, parsed, quantization)
+    return _Made(trunk, head, written, skipped)
 
 
 def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk: Weights) -> Weights:

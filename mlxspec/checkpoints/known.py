@@ -44,6 +44,32 @@ def _qwen(
     return {"model_type": "qwen3_5_moe", "text_config": text | ffn}
 
 
+def _qwen3(
+    hidden: int, layers: int, heads: int, kv: int, ffn: int | dict[str, int], tied: bool = False
+) -> dict[str, Any]:
+    """Plain Qwen3. ffn: width of the feed-forward layers, or their experts."""
+    text = {
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": tied,
+    }
+    if isinstance(ffn, int):
+        return {"model_type": "qwen3", "intermediate_size": ffn, **text}
+    ffn = {k: v for k, v in ffn.items() if not k.startswith("shared_")}
+    return {"model_type": "qwen3_moe", "norm_topk_prob": True, **text, **ffn}
+
+
+def _qwen3_next() -> dict[str, Any]:
+    text = _qwen(2048, 48, 16, 2, 32, _experts(512, 10, 512))["text_config"]
+    return text | {"model_type": "qwen3_next", "vocab_size": 151936}
+
+
 def _experts(num: int, each: int, size: int) -> dict[str, int]:
     sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size}
     return {"num_experts": num, "num_experts_per_tok": each, **sizes}
@@ -112,6 +138,28 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("Qwen/Qwen3.5-397B-A17B",),
         _qwen(4096, 60, 32, 2, 64, _experts(512, 10, 1024)),
     ),
+    "Qwen3-0.6B": (("Qwen/Qwen3-0.6B",), _qwen3(1024, 28, 16, 8, 3072, tied=True)),
+    "Qwen3-1.7B": (("Qwen/Qwen3-1.7B",), _qwen3(2048, 28, 16, 8, 6144, tied=True)),
+    "Qwen3-4B": (
+        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B-Instruct-2507"),
+        _qwen3(2560, 36, 32, 8, 9728, tied=True),
+    ),
+    "Qwen3-8B": (("Qwen/Qwen3-8B",), _qwen3(4096, 36, 32, 8, 12288)),
+    "Qwen3-14B": (("Qwen/Qwen3-14B",), _qwen3(5120, 40, 40, 8, 17408)),
+    "Qwen3-32B": (("Qwen/Qwen3-32B",), _qwen3(5120, 64, 64, 8, 25600)),
+    "Qwen3-30B-A3B": (
+        (
+            "Qwen/Qwen3-30B-A3B",
+            "Qwen/Qwen3-30B-A3B-Instruct-2507",
+            "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        ),
+        _qwen3(2048, 48, 32, 4, _experts(128, 8, 768)),
+    ),
+    "Qwen3-235B-A22B": (
+        ("Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-235B-A22B-Instruct-2507"),
+        _qwen3(4096, 94, 64, 4, _experts(128, 8, 1536)),
+    ),
+    "Qwen3-Next-80B-A3B": (("Qwen/Qwen3-Next-80B-A3B-Instruct",), _qwen3_next()),
     "gemma-3-270m": (("google/gemma-3-270m-it",), _gemma3(640, 18, 4, 1, 2048, 512, 256, 262144)),
     "gemma-3-1b": (("google/gemma-3-1b-it",), _gemma3(1152, 26, 4, 1, 6912, 512, 256, 262144)),
     "gemma-3-4b": (("google/gemma-3-4b-it",), _gemma3(2560, 34, 8, 4, 10240, 1024, 256, 262208)),
@@ -173,7 +221,6 @@ def _known(names: tuple[str, ...], config: dict[str, Any], context: int) -> Know
     weights = {name: round(parameters * bits / 8) for name, bits in BITS.items()}
     head_bytes = round(head * BITS["4 bits"] / 8)
     machine = machine_memory()
-    assistant = f"{names[0]}-assistant" if config["model_type"] == "gemma4" else ""
     return Known(
         names=names,
         parameters=parameters,
@@ -181,9 +228,17 @@ def _known(names: tuple[str, ...], config: dict[str, Any], context: int) -> Know
         state=state,
         context=context,
         head_bytes=head_bytes,
-        drafter="its MTP head" if head else assistant,
+        drafter="its MTP head" if head else _drafter(names[0], config["model_type"]),
         fits=tuple(name for name, size in weights.items() if size + state + head_bytes <= machine),
     )
+
+
+def _drafter(name: str, model_type: str) -> str:
+    """The repository of a model that drafts for one without an MTP head, "" where there is none."""
+    if model_type == "gemma4":
+        return f"{name}-assistant"
+    smallest = CONFIGS["Qwen3-0.6B"][0][0]
+    return smallest if model_type.startswith("qwen3") and name != smallest else ""
 
 
 def _count(module: Any) -> int:

@@ -16,6 +16,7 @@ _WRAPPERS = {
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4_unified",
 }
+_NAMES_THETA = ("qwen3_moe", "qwen3_next")  # mlx-lm reads it at the top level only
 _DROPPED = (
     "_name_or_path",
     "vision_config",
@@ -58,10 +59,17 @@ def mlx_config(
 def _spelled_out(text: Mapping[str, Any], parsed: Config) -> dict[str, Any]:
     """What transformers leaves out when it saves, and mlx-lm takes a default for."""
     if not isinstance(parsed, GemmaConfig):
+        found: dict[str, Any] = {}
         interval = _interval([not linear for linear in parsed.is_linear])
-        return {"full_attention_interval": interval} if interval else {}
+        if interval and any(parsed.is_linear):
+            found["full_attention_interval"] = interval
+        if text.get("model_type") in _NAMES_THETA:
+            found["rope_theta"] = parsed.rope_theta
+        if text.get("model_type") == "qwen3_next":
+            found["partial_rotary_factor"] = parsed.rope_dims / parsed.head_dim
+        return found
     full = [layer for layer in parsed.layers if layer.window is None]
-    found: dict[str, Any] = {}
+    found = {}
     interval = _interval([layer.window is None for layer in parsed.layers])
     if interval:
         found["sliding_window_pattern"] = interval

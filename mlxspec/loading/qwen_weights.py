@@ -1,8 +1,8 @@
-"""Renames tensors of Qwen3.5 folders to the names of our modules, and finds MTP heads wherever they lie.
+"""Renames tensors of Qwen3, Qwen3-Next and Qwen3.5 folders to the names of our modules, and finds MTP heads wherever they lie.
 
-Raw Hugging Face folders have zero-centred norm weights and convolutions (C, 1, K); mlx-lm's conversions have shifted ones and (C, K, 1).
-The
-tensors and their names tell which it is, never the config.
+Raw Hugging Face folders of Qwen3-Next and Qwen3.5 have zero-centred norm weights and convolutions (C, 1, K); mlx-lm's conversions have
+shifted ones and (C, K, 1). The tensors and their names tell which it is, never the config. Qwen3's norms are not zero-centred, and it has
+no convolutions.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]
     trunk, raw = normalize_trunk(trunk)
     trunk = without_tied_head(trunk) if tied else trunk
     return trunk, normalize_mtp(head, trunk, raw=raw)
+
+
+def sanitize_qwen3(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
+    """All tensors of a plain Qwen3 folder -> (the trunk's, none: it has no MTP head), under our names."""
+    trunk = split_experts(rename(weights))
+    return (without_tied_head(trunk) if tied else trunk), {}
 
 
 def head_of(weights: Weights, trunk: Mapping[str, mx.array], *, raw: bool | None = None) -> Weights:

@@ -1,4 +1,5 @@
-"""Qwen3.5 / 3.6 / 3.8 text models: Gated DeltaNet layers with a full-attention layer now and then.
+"""Qwen3.5 / 3.6 / 3.8 and Qwen3-Next text models, Gated DeltaNet layers with a full-attention layer now and then; and plain Qwen3, which
+has attention only.
 
 Parameter names are those that mlx-lm writes, so its conversions load as they are. Knows its layers and how they meet the caches; knows no
 files, no sampling, no drafting.
@@ -226,11 +227,13 @@ class Qwen35(TextModel):
         return rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps)
 
 
-def _tail(layer: Qwen35DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
+def _tail(layer: Qwen35DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
     return layer.leave(x, layer.self_attn.finish(attended, gate))
 
 
-def _head(layer: Qwen35DecoderLayer, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, ...]:
+def _head(
+    layer: Qwen35DecoderLayer, x: mx.array, cos: mx.array, sin: mx.array
+) -> tuple[mx.array | None, ...]:
     return layer.self_attn.project(layer.enter(x), cos, sin)  # type: ignore[no-any-return]
 
 

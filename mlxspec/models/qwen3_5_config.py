@@ -57,7 +57,11 @@ OUTER_KEYS = Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Config:
-    """Sizes in elements; is_linear[i] tells whether layer i is Gated DeltaNet (True) or full attention."""
+    """Sizes in elements; is_linear[i] tells whether layer i is Gated DeltaNet (True) or full attention.
+
+    shared_expert_size: 0 where no expert is shared by all tokens. is_gated: attention has an output gate. joins_projections: a Gated
+    DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -84,6 +88,11 @@ class Qwen35Config:
     num_mtp_layers: int
     mtp_embeddings: bool = False  # whether the MTP head has an embedding of its own
     rope_scaling: Scaling = UNSCALED
+    is_gated: bool = True
+    joins_projections: bool = False
+
+    def __post_init__(self) -> None:
+        self._check()
 
     @property
     def key_dim(self) -> int:
@@ -109,7 +118,7 @@ class Qwen35Config:
             raise ModelError("config.json names no rope_theta, for which there is no common default.")
         max_context = get.size("max_position_embeddings", 262144)
         TEXT_KEYS.check(get)
-        made = cls(
+        return cls(
             vocab_size=get.size("vocab_size"),
             hidden_size=get.size("hidden_size"),
             intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
@@ -131,17 +140,17 @@ class Qwen35Config:
             num_experts=num_experts,
             num_experts_per_token=get.size("num_experts_per_tok", 0),
             expert_size=get.size("moe_intermediate_size", 0),
-            shared_expert_size=get.size("shared_expert_intermediate_size", 0),
+            shared_expert_size=get.size("shared_expert_intermediate_size", None if num_experts else 0),
             norm_topk=get.flag("norm_topk_prob", True),
             num_mtp_layers=get.size("mtp_num_hidden_layers", 0),
             mtp_embeddings=get.flag("mtp_use_dedicated_embeddings"),
         )
-        made._check()
-        return made
 
     @property
     def unsupported_head(self) -> str | None:
         """Why an MTP head of this model cannot be run, None where it can."""
+        if not self.is_gated:
+            return "models of this family have none"
         if self.num_mtp_layers > 1:
             return (
                 f"mtp_num_hidden_layers is {self.num_mtp_layers}, and only heads of one layer are supported"
@@ -151,10 +160,12 @@ class Qwen35Config:
         return None
 
     def _check(self) -> None:
-        for what, a, b in (
-            ("linear_num_value_heads by linear_num_key_heads", self.num_v_heads, self.num_k_heads),
-            ("num_attention_heads by num_key_value_heads", self.num_heads, self.num_kv_heads),
-        ):
+        heads = [("num_attention_heads by num_key_value_heads", self.num_heads, self.num_kv_heads)]
+        if any(self.is_linear):
+            heads.append(
+                ("linear_num_value_heads by linear_num_key_heads", self.num_v_heads, self.num_k_heads)
+            )
+        for what, a, b in heads:
             if b == 0 or a % b:
                 raise ModelError(f"config.json: cannot divide {what} ({a} by {b}).")
         if self.rope_dims % 2 or self.head_dim % 2 or not 0 < self.rope_dims <= self.head_dim:
@@ -163,10 +174,8 @@ class Qwen35Config:
             )
         if self.num_experts and not 0 < self.num_experts_per_token <= self.num_experts:
             raise ModelError("config.json: num_experts_per_tok must be between 1 and num_experts.")
-        if self.num_experts and 0 in (self.expert_size, self.shared_expert_size):
-            raise ModelError(
-                "config.json: experts need a moe_intermediate_size and a shared_expert_intermediate_size."
-            )
+        if self.num_experts and self.expert_size == 0:
+            raise ModelError("config.json: experts need a moe_intermediate_size.")
         for what, width in (
             ("num_attention_heads and head_dim", 2 * self.num_heads * self.head_dim),
             ("num_key_value_heads and head_dim", self.num_kv_heads * self.head_dim),

@@ -1,4 +1,4 @@
-"""Layers of Qwen3.5 text models: gated full attention, Gated DeltaNet, dense and mixture-of-experts MLPs.
+"""Layers of Qwen3, Qwen3-Next and Qwen3.5 text models: full attention, Gated DeltaNet, dense and mixture-of-experts MLPs.
 
 Parameter names are those that mlx-lm writes. Modules are built with separate projections, loaded, then fused in place (`fuse`); only fused
 ones run. Knows no layer order, no caches' transactions, no files.
@@ -6,11 +6,13 @@ ones run. Knows no layer order, no caches' transactions, no files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log2
 from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from mlxspec.cache.attention import AttentionLayerCache, Tailed
 from mlxspec.cache.places import Places
@@ -43,13 +45,14 @@ class RoundLayout(NamedTuple):
 
 
 class Qwen35Attention(nn.Module):
-    """Full attention with per-head query and key norms and a sigmoid output gate."""
+    """Full attention with per-head query and key norms and, but in Qwen3, a sigmoid output gate."""
 
     def __init__(self, c: Qwen35Config) -> None:
         super().__init__()
         self._c = c
         self._scale = c.head_dim**-0.5
-        self.q_proj = nn.Linear(c.hidden_size, 2 * c.num_heads * c.head_dim, bias=False)
+        num_parts = 2 if c.is_gated else 1  # of a head's outputs: its query, and its gate behind it
+        self.q_proj = nn.Linear(c.hidden_size, num_parts * c.num_heads * c.head_dim, bias=False)
         self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
@@ -58,18 +61,24 @@ class Qwen35Attention(nn.Module):
 
     def fuse(self) -> None:
         c = self._c
-        # a head's outputs are its query and then its gate; queries and keys side by side are normed and turned by one operation
-        query, gate = (
-            rows_of(self.q_proj, (c.num_heads, 2, c.head_dim), (slice(None), place)) for place in (0, 1)
-        )
+        # queries and keys side by side are normed and turned by one operation
+        query, gates = self.q_proj, []
+        if c.is_gated:
+            query, gate = (
+                rows_of(self.q_proj, (c.num_heads, 2, c.head_dim), (slice(None), place)) for place in (0, 1)
+            )
+            gates = [gate]
         order = mx.array(rotary_order(c.head_dim, c.rope_dims))
         query, key = (
             rows_of(part, (num, c.head_dim), (slice(None), order))
             for part, num in ((query, c.num_heads), (self.k_proj, c.num_kv_heads))
         )
         self.qkv = FusedLinear(
-            [query, key, gate, self.v_proj],
-            [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_heads, c.num_kv_heads)],
+            [query, key, *gates, self.v_proj],
+            [
+                num * c.head_dim
+                for num in (c.num_heads + c.num_kv_heads, *([c.num_heads] * len(gates)), c.num_kv_heads)
+            ],
         )
         query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
         # of heads of 256 and 64 a power of two, which no dtype rounds: one operation less
@@ -88,21 +97,21 @@ class Qwen35Attention(nn.Module):
 
     def project(
         self, x: mx.array, cos: mx.array, sin: mx.array
-    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-        """x (N, H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D), gate (N, Hq * D); queries and keys rotated, queries scaled but
-        for `_scale`."""
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+        """x (N, H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D), gate (N, Hq * D) or None; queries and keys rotated, queries
+        scaled but for `_scale`."""
         c = self._c
         num_heads = c.num_heads + c.num_kv_heads
-        qk, gate, v = self.qkv.split(
+        qk, *gates, v = self.qkv.split(
             x,
             (1, -1, num_heads, c.head_dim),
-            (c.num_heads * c.head_dim,),
+            *([(c.num_heads * c.head_dim,)] if c.is_gated else []),
             (1, -1, c.num_kv_heads, c.head_dim),
         )
         normed = mx.fast.rms_norm(qk, None, c.rms_eps)
         other = swapped(normed) * self.qk_norm_swapped
         q, k = mx.split(rotate(normed * self.qk_norm, other, cos, sin).astype(x.dtype), [c.num_heads], axis=2)
-        return q, k, v, gate
+        return q, k, v, gates[0] if gates else None
 
     def core(
         self,
@@ -135,9 +144,9 @@ class Qwen35Attention(nn.Module):
             outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
-    def finish(self, attended: mx.array, gate: mx.array) -> mx.array:
+    def finish(self, attended: mx.array, gate: mx.array | None) -> mx.array:
         """(N, Hq * D) twice -> (N, H)"""
-        return self.out(gated(attended, gate))
+        return self.out(attended if gate is None else gated(attended, gate))
 
 
 class GatedDeltaNet(nn.Module):
@@ -147,19 +156,37 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         self._c = c
         self._shape = GdnShape(c.num_k_heads, c.num_v_heads, c.k_head_dim, c.v_head_dim)
-        self.in_proj_qkv = nn.Linear(c.hidden_size, c.conv_dim, bias=False)
-        self.in_proj_z = nn.Linear(c.hidden_size, c.value_dim, bias=False)
-        self.in_proj_b = nn.Linear(c.hidden_size, c.num_v_heads, bias=False)
-        self.in_proj_a = nn.Linear(c.hidden_size, c.num_v_heads, bias=False)
+        for name, size in self._projections.items():
+            self[name] = nn.Linear(c.hidden_size, size, bias=False)
         self.conv1d = nn.Conv1d(c.conv_dim, c.conv_dim, c.conv_kernel, groups=c.conv_dim, bias=False)
         self.dt_bias = mx.ones(c.num_v_heads)
         self.A_log = mx.zeros(c.num_v_heads)
         self.norm = nn.RMSNorm(c.v_head_dim)
         self.out_proj = nn.Linear(c.value_dim, c.hidden_size, bias=False)
 
+    @property
+    def _projections(self) -> dict[str, int]:
+        """Name -> outputs of the input's projections, as they are stored."""
+        c = self._c
+        if c.joins_projections:
+            return {"in_proj_qkvz": c.conv_dim + c.value_dim, "in_proj_ba": 2 * c.num_v_heads}
+        return {
+            "in_proj_qkv": c.conv_dim,
+            "in_proj_z": c.value_dim,
+            "in_proj_b": c.num_v_heads,
+            "in_proj_a": c.num_v_heads,
+        }
+
     def fuse(self) -> None:
         c = self._c
-        parts = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]
+        parts = [self[name] for name in self._projections]
+        if c.joins_projections:
+            num = c.num_v_heads // c.num_k_heads  # value heads to a key head
+            each = (c.k_head_dim, c.k_head_dim, num * c.v_head_dim, num * c.v_head_dim), (num, num)
+            parts = [
+                rows_of(part, (-1,), _by_kind(c.num_k_heads, sizes))
+                for part, sizes in zip(parts, each, strict=True)
+            ]
         self.in_proj = FusedLinear(parts, fills_up=True)
         self.out = FusedLinear([self.out_proj])
         self.conv_weight = mx.contiguous(self.conv1d.weight[:, :, 0].T)  # (K, C)
@@ -167,16 +194,7 @@ class GatedDeltaNet(nn.Module):
         self.neg_a = -mx.exp(self.A_log.astype(mx.float32))
         self.dt_bias = self.dt_bias.astype(mx.float32)
         self.output_norm = mx.tile(self.norm.weight, c.num_v_heads)
-        for name in (
-            "in_proj_qkv",
-            "in_proj_z",
-            "in_proj_b",
-            "in_proj_a",
-            "out_proj",
-            "conv1d",
-            "A_log",
-            "norm",
-        ):
+        for name in (*self._projections, "out_proj", "conv1d", "A_log", "norm"):
             delattr(self, name)
 
     def __call__(
@@ -212,8 +230,17 @@ class GatedDeltaNet(nn.Module):
         return self.out(gated_norm(y, z, self.output_norm, self._c.rms_eps))
 
 
+def _by_kind(num_heads: int, sizes: Sequence[int]) -> mx.array:
+    """Places of outputs that are stored head by head, each head's parts of these sizes one behind the other: the first part of every head,
+    then the second."""
+    places = mx.split(
+        mx.arange(num_heads * sum(sizes)).reshape(num_heads, -1), np.cumsum(sizes)[:-1].tolist(), axis=1
+    )
+    return mx.concatenate([part.reshape(-1) for part in places])
+
+
 class SparseMlp(nn.Module):
-    """Top-k of many small MLPs, and one shared by all tokens behind a sigmoid gate."""
+    """Top-k of many small MLPs and, but in Qwen3, one shared by all tokens behind a sigmoid gate."""
 
     def __init__(self, c: Qwen35Config) -> None:
         super().__init__()
@@ -222,11 +249,13 @@ class SparseMlp(nn.Module):
         self._c = c
         self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
         self.switch_mlp = SwitchGLU(c.hidden_size, c.expert_size, c.num_experts)
-        self.shared_expert = GatedMlp(c.hidden_size, c.shared_expert_size, swiglu)
-        self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
+        if c.shared_expert_size:
+            self.shared_expert = GatedMlp(c.hidden_size, c.shared_expert_size, swiglu)
+            self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
 
     def fuse(self) -> None:
-        self.shared_expert.fuse()
+        if self._c.shared_expert_size:
+            self.shared_expert.fuse()
         make_experts_run(self.switch_mlp)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -237,6 +266,8 @@ class SparseMlp(nn.Module):
         if self._c.norm_topk:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         mixed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
+        if not self._c.shared_expert_size:
+            return mixed
         return mixed + mx.sigmoid(project(self.shared_expert_gate, x)) * self.shared_expert(x)
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.gemma_weights import sanitize_gemma3, sanitize_gemma4
-from mlxspec.loading.qwen_weights import sanitize_qwen3_5
+from mlxspec.loading.qwen_weights import sanitize_qwen3, sanitize_qwen3_5
 from mlxspec.loading.weights import Weights
 from mlxspec.models import gemma3_config as gemma3
 from mlxspec.models import gemma4_config as gemma4
-from mlxspec.models import gemma_config, qwen3_5_config
+from mlxspec.models import gemma_config, qwen3_5_config, qwen3_config
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
@@ -45,6 +45,15 @@ _QWEN35 = Architecture(
     unknown=qwen3_5_config.unknown_keys,
     head=Qwen35Mtp,
 )
+_QWEN3_NEXT = _QWEN35._replace(
+    parse=qwen3_config.qwen3_next_config, unknown=qwen3_config.unknown_qwen3_next_keys
+)
+_QWEN3 = Architecture(
+    parse=qwen3_config.qwen3_config,
+    build=Qwen35,
+    sanitize=lambda weights, config: sanitize_qwen3(weights, tied=config.tied),
+    unknown=qwen3_config.unknown_qwen3_keys,
+)
 _GEMMA3 = Architecture(
     parse=gemma3.gemma3_config,
     build=Gemma,
@@ -66,6 +75,8 @@ _GEMMA4 = Architecture(
 )
 
 ARCHITECTURES = {
+    **dict.fromkeys(("qwen3", "qwen3_moe"), _QWEN3),
+    "qwen3_next": _QWEN3_NEXT,
     **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35),
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _GEMMA4),

@@ -14,12 +14,20 @@ import pytest
 import tiny
 import tiny_assistant
 import tiny_gemma
+import tiny_qwen3
 from compare import load_ours
 from mlx.utils import tree_flatten
 
 import mlxspec
 from mlxspec.errors import ModelError
-from mlxspec.models import gemma3_config, gemma4_assistant, gemma4_config, gemma_config, qwen3_5_config
+from mlxspec.models import (
+    gemma3_config,
+    gemma4_assistant,
+    gemma4_config,
+    gemma_config,
+    qwen3_5_config,
+    qwen3_config,
+)
 from mlxspec.models.config_values import Keys
 from mlxspec.models.gemma4_assistant import AssistantConfig
 from mlxspec.models.layers import Rotary
@@ -32,6 +40,9 @@ CLASSES: dict[str, Keys] = {
     "Qwen3_5MoeTextConfig": QWEN,
     "Qwen3_5Config": qwen3_5_config.OUTER_KEYS,
     "Qwen3_5MoeConfig": qwen3_5_config.OUTER_KEYS,
+    "Qwen3Config": qwen3_config.QWEN3_KEYS,
+    "Qwen3MoeConfig": qwen3_config.QWEN3_KEYS,
+    "Qwen3NextConfig": qwen3_config.NEXT_KEYS,
     "Gemma3TextConfig": GEMMA3,
     "Gemma3Config": gemma_config.OUTER_KEYS,
     "Gemma4TextConfig": GEMMA4,
@@ -71,6 +82,12 @@ FAMILIES: dict[str, tuple[Keys, Callable[[Any], Any], list[dict[str, Any]]]] = {
     "qwen": (QWEN, qwen3_5_config.Qwen35Config.from_dict, [
         tiny.text_config(tiny.SHAPES["tied"]),
         {**tiny.text_config(tiny.SHAPES["moe"]), "layer_types": None},
+    ]),
+    "qwen3": (qwen3_config.QWEN3_KEYS, qwen3_config.qwen3_config, [
+        tiny_qwen3.CONFIGS["qwen3"], tiny_qwen3.CONFIGS["qwen3-moe"],
+    ]),
+    "qwen3-next": (qwen3_config.NEXT_KEYS, qwen3_config.qwen3_next_config, [
+        tiny_qwen3.CONFIGS["qwen3-next"], {**tiny_qwen3.CONFIGS["qwen3-next"], "layer_types": 4 * ["full_attention"]},
     ]),
     "gemma3": (GEMMA3, gemma3_config.gemma3_config, [tiny_gemma.CONFIGS["gemma3"]]),
     "gemma4": (GEMMA4, gemma4_config.gemma4_config, [

@@ -18,6 +18,7 @@ import pytest
 import tiny
 import tiny_assistant
 import tiny_gemma
+import tiny_qwen3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_bad_checkpoints import one_sentence
@@ -186,7 +187,7 @@ def test_any_index_is_read_or_refused(tmp_path: Path, index: Any) -> None:
 
 # --- configs: one or two values changed; the weights are those of the unchanged config
 
-NAMES = ["tied", "moe", *tiny_gemma.CONFIGS, "assistant"]
+NAMES = ["tied", "moe", *tiny_gemma.CONFIGS, "assistant", "qwen3-moe", "qwen3-next"]
 TOPS = [
     "quantization",
     "quantization_config",
@@ -212,6 +213,10 @@ def check_config(zoo: Zoo, gemmas: Gemmas, drawn: tuple[str, list[tuple[bool, in
     target = tiny_gemma.CONFIGS["gemma4-dense"]
     if name in tiny.SHAPES:
         values, folder = tiny.hub_config(tiny.SHAPES[name]), zoo.folder(name, "hub")
+    elif name in tiny_qwen3.CONFIGS:
+        values, folder = tiny_qwen3.CONFIGS[name], gemmas.folder("gemma3", "text").parent / name
+        if not folder.is_dir():
+            tiny_qwen3.write(folder, values)
     elif name == "assistant":
         values, folder = (
             tiny_assistant.config(target),
@@ -226,7 +231,8 @@ def check_config(zoo: Zoo, gemmas: Gemmas, drawn: tuple[str, list[tuple[bool, in
         )
     values = json.loads(json.dumps(values))
     for in_text, key, value in changes:
-        part = values["text_config"] if in_text and isinstance(values["text_config"], dict) else values
+        inner = values.get("text_config")
+        part = inner if in_text and isinstance(inner, dict) else values
         keys = sorted({*part, *TOPS})
         part[keys[key % len(keys)]] = value
     config = json.loads(json.dumps(values))

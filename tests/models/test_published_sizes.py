@@ -28,6 +28,7 @@ QWEN_LARGE, QWEN_SMALL, QWEN_SMALLEST = (437_132_016, 4609), (323_025_920, 4097)
 GEMMA3, GEMMA4, GEMMA4_E = (416_867_184, 1152), (569_550_384, 1152), (472_189_216, 768 + 1536)
 GEMMA4_12B = (52_379_904, 0)  # has no towers but projections
 NONE = (0, 0)
+TIED = (0, 151_936)  # a head in the files that is the embedding once more
 
 PUBLISHED: dict[str, tuple[int, tuple[int, int]]] = {
     "Qwen3.5-0.8B": (873_438_784, QWEN_SMALLEST),
@@ -38,6 +39,15 @@ PUBLISHED: dict[str, tuple[int, tuple[int, int]]] = {
     "Qwen3.5-35B-A3B": (35_951_822_704, QWEN_LARGE),
     "Qwen3.5-122B-A10B": (125_086_497_008, QWEN_LARGE),
     "Qwen3.5-397B-A17B": (403_397_928_944, QWEN_LARGE),
+    "Qwen3-0.6B": (751_632_384, TIED),
+    "Qwen3-1.7B": (2_031_739_904, TIED),
+    "Qwen3-4B": (4_022_468_096, NONE),
+    "Qwen3-8B": (8_190_735_360, NONE),
+    "Qwen3-14B": (14_768_307_200, NONE),
+    "Qwen3-32B": (32_762_123_264, NONE),
+    "Qwen3-30B-A3B": (30_532_122_624, NONE),
+    "Qwen3-235B-A22B": (235_093_634_560, NONE),
+    "Qwen3-Next-80B-A3B": (81_324_862_720, NONE),
     "gemma-3-270m": (268_098_176, NONE),
     "gemma-3-1b": (999_885_952, NONE),
     "gemma-3-4b": (4_300_079_472, GEMMA3),
@@ -78,6 +88,9 @@ def test_memory_of_known_models() -> None:
     assert 0 < four.head_bytes < 0.1e9
     assert found["google/gemma-4-E2B-it"].drafter == "google/gemma-4-E2B-it-assistant"
     assert not found["google/gemma-3-1b-it"].drafter
+    assert found["Qwen/Qwen3-30B-A3B"].drafter == "Qwen/Qwen3-0.6B"
+    assert not found["Qwen/Qwen3-0.6B"].drafter
+    assert found["Qwen/Qwen3-Next-80B-A3B-Instruct"].drafter == "its MTP head"
     assert known(1 << 20)[0].context == 262144  # no more than the model has
 
 
@@ -108,6 +121,8 @@ def test_effective_parameters(size: str, billions: float) -> None:
         # keys and values of attention layers in bfloat16: layers * 2 * heads * dim * 2 bytes
         ("Qwen3.5-27B", 16 * 2 * 4 * 256 * 2, 48 * 48 * 128 * 128 * 4),
         ("Qwen3.5-35B-A3B", 10 * 2 * 2 * 256 * 2, 30 * 32 * 128 * 128 * 4),
+        ("Qwen3-30B-A3B", 48 * 2 * 4 * 128 * 2, 0),
+        ("Qwen3-Next-80B-A3B", 12 * 2 * 2 * 256 * 2, 36 * 32 * 128 * 128 * 4),
         ("gemma-4-31B", 10 * 2 * 4 * 512 * 2, 50 * 2 * 1024 * 16 * 256 * 2),
         ("gemma-4-E2B", 3 * 2 * 1 * 512 * 2, 12 * 2 * 512 * 1 * 256 * 2),
     ],

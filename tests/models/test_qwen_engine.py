@@ -1,5 +1,6 @@
-"""Same text: Qwen3.5 models of every kind with each drafter against plain decoding, alone and in ragged batches. The dense untied hybrid
-has tests of its own (tests/engine/test_equality.py); here are experts, and attention in other places."""
+"""Same text: Qwen models of every kind with each drafter against plain decoding, alone and in ragged batches. The dense untied hybrid
+has tests of its own (tests/engine/test_equality.py); here are experts, attention in other places, plain Qwen3 and Qwen3-Next. A tiny Qwen3
+with experts is drafted for by a dense one."""
 
 from __future__ import annotations
 
@@ -25,22 +26,26 @@ _EXPERTS = {
     "shared_expert_size": 32,
     "intermediate_size": 0,
 }
+_PLAIN_QWEN3 = {"is_gated": False, "rope_dims": 32, "num_mtp_layers": 0, "shared_expert_size": 0}
 FORMS = {
     "moe": replace(tiny_models.config((True, False, True)), **_EXPERTS),
     "moe-attention-first": replace(tiny_models.config((False, True)), **_EXPERTS, norm_topk=False),
     "attention-only": tiny_models.config((False, False)),
+    "qwen3-next": replace(tiny_models.config((True, False)), **_EXPERTS, joins_projections=True),
+    "qwen3-moe": replace(tiny_models.config((False, False)), **{**_EXPERTS, **_PLAIN_QWEN3}),
+    "qwen3": replace(tiny_models.config((False, False)), **_PLAIN_QWEN3),
 }
+DRAFTS = {"qwen3-moe": "qwen3"}  # who drafts for whom as a draft model; others are drafted for by themselves with noise on the weights
 
 
 @cache
 def engine(form: str, weights: str) -> Engine:
     c = FORMS[form]
-    model, draft = (tiny_models.make(c, drift=drift, form=weights) for drift in (0.0, 0.1))
-    drafters = [
-        NgramSimple(2, 12),
-        Mtp(tiny_models.make_mtp(c, model, form=weights), model.max_context),
-        DraftModel(draft, model.vocab_size),
-    ]
+    model = tiny_models.make(c, form=weights)
+    draft = tiny_models.make(FORMS[DRAFTS.get(form, form)], drift=0.1, form=weights, like=c)
+    drafters = [NgramSimple(2, 12), DraftModel(draft, model.vocab_size)]
+    if c.num_mtp_layers:
+        drafters.append(Mtp(tiny_models.make_mtp(c, model, form=weights), model.max_context))
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefill_chunk=32))
 
 
@@ -48,12 +53,13 @@ def engine(form: str, weights: str) -> Engine:
     ("form", "weights"),
     [
         ("moe", "float32"),
+        ("qwen3-moe", "bfloat16"),
         *(pytest.param(f, "float32", marks=pytest.mark.slow) for f in FORMS if f != "moe"),
         *(
             pytest.param(f, weights, marks=pytest.mark.slow)
-            for f in ("moe", "moe-attention-first")
+            for f in ("moe", "moe-attention-first", "qwen3-moe", "qwen3-next")
             for weights in tiny_models.FORMS
-            if weights != "float32"
+            if weights != "float32" and (f, weights) != ("qwen3-moe", "bfloat16")
         ),
     ],
 )
@@ -72,7 +78,10 @@ def test_drafted_text_is_plain_text(form: str, weights: str) -> None:
                 counts[0], counts[1] = counts[0] + did.num_drafted, counts[1] + did.num_accepted
 
     check(run.generate(some, params, spec=PLAIN), "rows together")
-    for drafters in DRAFTERS:
+    for names in DRAFTERS:
+        drafters = tuple(name for name in names if name in run.chain.drafters)
+        if not drafters:
+            continue
         what = "+".join(drafters)
         alone = [
             run.generate(p, s, spec=spec(*drafters, ngram_n=2)) for p, s in zip(some, params, strict=True)
@@ -85,4 +94,4 @@ def test_drafted_text_is_plain_text(form: str, weights: str) -> None:
             f"{name}: {accepted} of {drafted}"
         )
         assert accepted > 0 or name == "ngram-simple", f"{name}: {accepted} of {drafted}"
-    assert {"mtp", "draft-model"} <= set(seen)
+    assert set(run.chain.drafters) - {"ngram-simple"} <= set(seen)
