@@ -118,7 +118,7 @@ class Qwen35Config:
             raise ModelError("config.json names no rope_theta, for which there is no common default.")
         max_context = get.size("max_position_embeddings", 262144)
         TEXT_KEYS.check(get)
-        return cls(
+        made = cls(
             vocab_size=get.size("vocab_size"),
             hidden_size=get.size("hidden_size"),
             intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
@@ -140,11 +140,14 @@ class Qwen35Config:
             num_experts=num_experts,
             num_experts_per_token=get.size("num_experts_per_tok", 0),
             expert_size=get.size("moe_intermediate_size", 0),
-            shared_expert_size=get.size("shared_expert_intermediate_size", None if num_experts else 0),
+            shared_expert_size=get.size("shared_expert_intermediate_size", 0),
             norm_topk=get.flag("norm_topk_prob", True),
             num_mtp_layers=get.size("mtp_num_hidden_layers", 0),
             mtp_embeddings=get.flag("mtp_use_dedicated_embeddings"),
         )
+        if num_experts and made.shared_expert_size == 0:
+            raise ModelError("config.json: experts need a shared_expert_intermediate_size.")
+        return made
 
     @property
     def unsupported_head(self) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_gemma
+import tiny_qwen3
 from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints import writing
@@ -39,6 +40,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if family.startswith("gemma"):
             config = tiny_gemma.CONFIGS[family]
             return (tiny_gemma.write_text if kind == "text" else tiny_gemma.write_hub)(path, config)
+        if family in tiny_qwen3.CONFIGS:
+            return tiny_qwen3.write(path, tiny_qwen3.CONFIGS[family])
         shape = tiny.SHAPES[family]
         if kind.startswith("mlx"):
             how = tiny.Quantization(bits=4, group_size=32) if kind == "mlx-4bit" else None
@@ -77,7 +80,10 @@ def logits(made: Assembled) -> np.ndarray:
     return np.array(made.model.forward(mx.array(TOKENS), rows, cache, facts=True).logits)
 
 
-SOURCES = ("tied/hub", "grouped/hub", "moe/hub", "gemma3/hub", "gemma4-e/hub", "gemma4-moe/hub")
+SOURCES = (
+    *("tied/hub", "grouped/hub", "moe/hub", "gemma3/hub", "gemma4-e/hub", "gemma4-moe/hub"),
+    *("qwen3-tied/text", "qwen3-moe/text", "qwen3-next/text"),
+)
 FORMATS = (Q4, Format.of("mxfp4"), Format(bits=8))
 FAST = {("grouped/hub", Format.of("mxfp4")), ("moe/hub", Format(bits=8)), *((name, Q4) for name in SOURCES)}
 PAIRS = [
@@ -109,18 +115,25 @@ def test_mlx_lm_computes_what_its_own_conversion_does(
     assert how.data.items() <= expected.items()
 
 
-@pytest.mark.parametrize("name", ["untied/text", "moe/text-unfused", "gemma3/text", "gemma4-dense/text"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("untied/text", "moe/text-unfused", "gemma3/text", "gemma4-dense/text"),
+        *("qwen3/text", "qwen3-moe/text", "qwen3-next/text"),
+    ],
+)
 def test_text_only_folders_become_what_mlx_lm_loads(
     name: str, folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Raw text-only folders, which mlx-lm may not take as they are."""
     source = folders(name)
-    made = convert(str(source), tmp_path / "ours", Wish(head_bits=None if "gemma" in name else 16))
+    has_head = ours(source).mtp is not None
+    made = convert(str(source), tmp_path / "ours", Wish(head_bits=16 if has_head else None))
     assert np.abs(mlx_lm_logits(made.folder) - logits(ours(source))).max() <= 1e-3
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-@pytest.mark.parametrize("name", ["grouped/hub", "moe/text-unfused"])
+@pytest.mark.parametrize("name", ["grouped/hub", "moe/text-unfused", "qwen3-next/text"])
 def test_the_head_comes_along(name: str, bits: int, folders: Callable[[str], Path], tmp_path: Path) -> None:
     source, out = folders(name), tmp_path / "out"
     convert(str(source), out, Wish(trunk=Q4, head_bits=bits))

@@ -13,6 +13,7 @@ import pytest
 import tiny
 import tiny_assistant
 import tiny_gemma
+import tiny_qwen3
 from test_mtp_layouts import head, save
 from tiny_gemma import Arrays
 from zoo import Zoo
@@ -199,6 +200,40 @@ def test_what_cannot_draft(zoo: Zoo, tmp_path: Path) -> None:
     (assistant / "config.json").write_text(json.dumps({"model_type": ["gemma4_assistant"]}))
     with pytest.raises(ModelError, match="names no model_type"):
         mlxspec.load(str(target), draft="draft-model", draft_model=str(assistant))
+
+
+def test_a_small_qwen3_drafts_for_one_with_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both in their published layout, named as in the command that the documentation gives."""
+
+    def decisive(named: Arrays) -> Arrays:
+        ends = ("o_proj.weight", "down_proj.weight", "down_proj")
+        return led_by_the_last_token({k: v * 0.3 if k.endswith(ends) else v for k, v in named.items()})
+
+    folders = {}
+    for name in ("qwen3-moe", "qwen3"):
+        config = tiny_qwen3.CONFIGS[name] | {"vocab_size": VOCAB}
+        folders[name] = add_tokenizer(tiny_qwen3.write(tmp_path / name, config, change=decisive))
+    target, draft = map(str, folders.values())
+    plain = mlxspec.load(target, draft="off").generate(["aA1" * 9, "b"], WINDOW_AND_MORE)
+    engine = mlxspec.load(target, draft_model=draft, spec=FIXED)
+    assert engine.spec.drafters == ("ngram-simple", "draft-model")
+    assert engine.notices == ()
+    drafted = engine.generate(["aA1" * 9, "b"], WINDOW_AND_MORE)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert sum(r.stats.drafters["draft-model"].num_accepted for r in drafted) > 0
+    assert main(["inspect", target, "--draft-model", draft]) == 0
+    said = capsys.readouterr().out
+    assert "qwen3_moe" in said
+    assert "models of this family have none" in said
+    with pytest.raises(ModelError, match="holds no MTP head|models of this family have none"):
+        mlxspec.load(target, draft="mtp")
+    own = tmp_path / "head"
+    save(own / "model.safetensors", head("tied", "raw"), "mtp.")
+    with pytest.raises(ModelError, match="models of this family have none") as caught:
+        mlxspec.load(target, draft="mtp", draft_model=str(own))
+    assert "\n" not in str(caught.value)
 
 
 def test_links_out_of_the_folder(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

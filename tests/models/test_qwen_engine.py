@@ -35,7 +35,9 @@ FORMS = {
     "qwen3-moe": replace(tiny_models.config((False, False)), **{**_EXPERTS, **_PLAIN_QWEN3}),
     "qwen3": replace(tiny_models.config((False, False)), **_PLAIN_QWEN3),
 }
-DRAFTS = {"qwen3-moe": "qwen3"}  # who drafts for whom as a draft model; others are drafted for by themselves with noise on the weights
+DRAFTS = {
+    "qwen3-moe": "qwen3"
+}  # who drafts for whom as a draft model; others are drafted for by themselves with noise on the weights
 
 
 @cache

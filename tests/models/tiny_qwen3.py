@@ -7,6 +7,7 @@ Knows file layouts and tensor names; knows nothing of mlxspec. Weights are drawn
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def weights(c: Config) -> Arrays:
     """All tensors under Hugging Face's names, experts in stacks."""
     draw, around = _Draw(sum(map(ord, json.dumps(c)))), 0.0 if is_next(c) else 1.0
     table = draw.matrix if c["tie_word_embeddings"] else draw.table
-    table("model.embed_tokens.weight", VOCAB, HIDDEN)
+    table("model.embed_tokens.weight", c["vocab_size"], HIDDEN)
     for i in range(c["num_hidden_layers"]):
         base = f"model.layers.{i}."
         if (i + 1) % c.get("full_attention_interval", 1):
@@ -100,7 +101,7 @@ def weights(c: Config) -> Arrays:
         _rest_of_layer(draw, base, c, around)
     draw.norm("model.norm.weight", HIDDEN, around=around)
     if not c["tie_word_embeddings"]:
-        draw.matrix("lm_head.weight", VOCAB, HIDDEN)
+        draw.matrix("lm_head.weight", c["vocab_size"], HIDDEN)
     if is_next(c):
         draw.matrix("mtp.fc.weight", HIDDEN, 2 * HIDDEN)
         for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
@@ -146,10 +147,17 @@ def _rest_of_layer(draw: _Draw, base: str, c: Config, around: float) -> None:
         draw.matrix(base + "mlp.shared_expert_gate.weight", 1, HIDDEN)
 
 
-def write(folder: Path, c: Config, *, dtype: mx.Dtype = mx.float32) -> Path:
-    """As published: `model.` names, one tensor an expert, the MTP head of Qwen3-Next among the others."""
+def write(
+    folder: Path,
+    c: Config,
+    *,
+    dtype: mx.Dtype = mx.float32,
+    change: Callable[[Arrays], Arrays] = lambda named: named,
+) -> Path:
+    """As published: `model.` names, one tensor an expert, the MTP head of Qwen3-Next among the others. change: of the random tensors,
+    before they are written."""
     folder.mkdir(parents=True, exist_ok=True)
-    tiny._save(folder / "model.safetensors", unfuse_experts(weights(c)), dtype)
+    tiny._save(folder / "model.safetensors", unfuse_experts(change(weights(c))), dtype)
     return tiny._write_config(folder, c | {"torch_dtype": str(dtype).removeprefix("mlx.core.")})
 
 
