@@ -227,7 +227,7 @@ def test_a_small_qwen3_drafts_for_one_with_experts(
     said = capsys.readouterr().out
     assert "qwen3_moe" in said
     assert "models of this family have none" in said
-    with pytest.raises(ModelError, match="holds no MTP head|models of this family have none"):
+    with pytest.raises(ModelError, match="models of this family have none"):
         mlxspec.load(target, draft="mtp")
     own = tmp_path / "head"
     save(own / "model.safetensors", head("tied", "raw"), "mtp.")
