@@ -70,7 +70,9 @@ def stepwise_rows(model: Qwen35, rows: Sequence[Sequence[int]], num_steps: int) 
 
 def stepwise_mlx_lm(model: Any, tokens: Sequence[int], num_steps: int) -> np.ndarray:
     """The same of an mlx-lm model with its own caches."""
-    cache = model.make_cache()
+    from mlx_lm.models.cache import make_prompt_cache
+
+    cache = make_prompt_cache(model)
     prompt = tokens[: len(tokens) - num_steps]
     found = [model(array(prompt)[None], cache=cache)[0]]
     found += [model(array([t])[None], cache=cache)[0] for t in tokens[len(prompt) :]]
