@@ -66,7 +66,7 @@ def _qwen3(
 
 
 def _qwen3_next() -> dict[str, Any]:
-    text = _qwen(2048, 48, 16, 2, 32, _experts(512, 10, 512))["text_config"]
+    text: dict[str, Any] = _qwen(2048, 48, 16, 2, 32, _experts(512, 10, 512))["text_config"]
     return text | {"model_type": "qwen3_next", "vocab_size": 151936}
 
 
