@@ -311,7 +311,11 @@ def test_long_rounds_of_ragged_drafts_leave_no_trace() -> None:
 
 @pytest.mark.skipif(EXACT, reason="this process computes with MLX's own BLAS already")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's own BLAS is a Linux matter")
-def test_bit_for_bit_with_a_blas_whose_results_do_not_depend_on_the_number_of_rows() -> None:
+@pytest.mark.parametrize(
+    "only", [pytest.param("", marks=pytest.mark.slow), "hybrid or leave_no_trace"], ids=["all", "hybrid"]
+)
+def test_bit_for_bit_with_a_blas_whose_results_do_not_depend_on_the_number_of_rows(only: str) -> None:
+    """only: of this file's tests of the fast tier, those whose name fits; all where it is empty."""
     command = [
         sys.executable,
         "-m",
@@ -321,6 +325,8 @@ def test_bit_for_bit_with_a_blas_whose_results_do_not_depend_on_the_number_of_ro
         "no:cacheprovider",
         "-m",
         "not slow",
+        "-k",
+        only,
         str(Path(__file__)),
     ]
     done = subprocess.run(

@@ -67,14 +67,27 @@ def test_rows_together_are_the_rows_alone(number: int) -> None:
     check(number, engine().generate(prompts, params, spec=PLAIN), "demo, plain, 5 rows")
 
 
-@pytest.mark.parametrize("number", range(2))
-@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
-def test_ragged_rows_drafted_are_the_rows_plain(number: int, drafters: tuple[str, ...]) -> None:
+# all together on both batches; one drafter alone on one of them, and on the other in the slow tier
+RAGGED = [
+    pytest.param(
+        drafters,
+        number,
+        id=f"{'+'.join(drafters)}-{number}",
+        marks=[] if drafters == ALL or drafters == DRAFTERS[1 + number] else [pytest.mark.slow],
+    )
+    for drafters in DRAFTERS
+    for number in range(2)
+]
+ALONE = [pytest.param(d, marks=[] if d in (ALL, ("mtp",)) else [pytest.mark.slow]) for d in DRAFTERS]
+
+
+@pytest.mark.parametrize(("drafters", "number"), RAGGED)
+def test_ragged_rows_drafted_are_the_rows_plain(drafters: tuple[str, ...], number: int) -> None:
     prompts, params, _ = batch(number)
     check(number, engine().generate(prompts, params, spec=spec(*drafters)), f"demo, {drafters}, 5 rows")
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS, ids="+".join)
+@pytest.mark.parametrize("drafters", ALONE, ids="+".join)
 def test_one_row_drafted_is_the_row_plain(drafters: tuple[str, ...]) -> None:
     prompts, params, _ = batch(0)
     one = spec(*drafters, p_min=0.3, n_max=6)

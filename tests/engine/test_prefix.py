@@ -354,7 +354,9 @@ def test_the_stride_is_that_of_the_models_bytes(monkeypatch: pytest.MonkeyPatch)
     assert sum(x.nbytes for arrays in node.state[TARGET] for x in arrays) == state
 
 
-@pytest.mark.parametrize("wish", [spec(), spec("mtp")], ids=["plain", "drafted"])
+@pytest.mark.parametrize(
+    "wish", [pytest.param(spec(), marks=pytest.mark.slow), spec("mtp")], ids=["plain", "drafted"]
+)
 def test_a_prompt_larger_than_the_store_leaves_others_where_they_were(wish: SpecConfig) -> None:
     """And itself goes on from the beginning that it shares with them."""
     probe = engine()

@@ -211,8 +211,17 @@ def test_a_drafts_masks_are_the_same_wherever_its_tokens_are(on_device: bool) ->
 # ---- thinking
 
 
-@pytest.mark.parametrize("drafters", [(), *DRAFTERS], ids="+".join)
-@pytest.mark.parametrize("budget", [0, 1, 6, 17])
+THINKING = [(ALL, 0), (ALL, 1), (ALL, 6), (ALL, 17), ((), 6), (("forced",), 0)]  # in the fast tier
+
+
+@pytest.mark.parametrize(
+    ("drafters", "budget"),
+    [
+        pytest.param(d, b, marks=[] if (d, b) in THINKING else [pytest.mark.slow], id=f"{'+'.join(d)}-{b}")
+        for d in ((), *DRAFTERS)
+        for b in (0, 1, 6, 17)
+    ],
+)
 def test_thinking_is_closed_at_its_budget_inside_drafts_too(drafters: tuple[str, ...], budget: int) -> None:
     params = SamplingParams(thinking_budget=budget, max_tokens=50, ignore_eos=True, seed=2, temperature=0.6)
     result = engine().generate(OPEN, params, spec=spec(*drafters, n_max=5))

@@ -34,7 +34,10 @@ def check(request, number: int, what: str) -> None:
     same(plain[number], result, some[number], params[number], what)
 
 
-@pytest.mark.parametrize(("max_rows", "seed"), [(1, 0), (3, 1), (3, 2), (8, 3), (8, 4)])
+@pytest.mark.parametrize(
+    ("max_rows", "seed"),
+    [(3, 1), (8, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0), (3, 2), (8, 4)))],
+)
 def test_rows_that_join_while_others_run(max_rows: int, seed: int) -> None:
     """Requests come at random moments, each with drafters of its own, more of them than there is room for."""
     engine, rng = equality.engine(max_rows=max_rows), np.random.default_rng(seed)

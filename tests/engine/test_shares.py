@@ -74,8 +74,8 @@ def answered(engine: Engine, *asked: Request) -> None:
 @pytest.mark.parametrize(
     ("drafters", "options"),
     [
-        ((), {}),
         (ALL, {}),
+        pytest.param((), {}, marks=pytest.mark.slow),
         pytest.param(("mtp",), {"policy": "auto"}, marks=pytest.mark.slow),
         pytest.param(("draft-model",), {}, marks=pytest.mark.slow),
         pytest.param(("mtp",), {}, marks=pytest.mark.slow),

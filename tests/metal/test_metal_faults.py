@@ -338,7 +338,8 @@ def test_the_right_kernel_passes(emulated, name):
 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
-    [(n, o, w) for n, _, o, w in FAULTS],
+    # every second one in the fast tier
+    [pytest.param(n, o, w, marks=[pytest.mark.slow] * (i % 2)) for i, (n, _, o, w) in enumerate(FAULTS)],
     ids=[f"{n}-{what}" for n, what, _, _ in FAULTS],
 )
 def test_a_planted_fault_is_caught(emulated, plant, name, old, new):

@@ -11,6 +11,7 @@ import pytest
 from tests.speculation.simulate import Fault, Setting, Simulation, World, p_value
 
 SMALLEST = 1e-4
+FEW = 20_000  # texts; enough for every one of FAULTS
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4}
 ALL_PARAMS = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 1.0}, **PENALTIES}
 LISTED = (0, 2, 3, 5, 8, 11, 12, 15)  # of 16 tokens
@@ -39,10 +40,10 @@ CASES = {
     ),
 }
 DEEP = {
-    "plain": Setting(depth=3),
-    "p_min": Setting(depth=3, p_min=0.25),
-    "grammar": Setting(depth=3, grammar=True),
-    "listed": Setting(depth=3, listed=LISTED),
+    "plain": Setting(depth=3, num_rows=FEW),
+    "p_min": Setting(depth=3, p_min=0.25, num_rows=FEW),
+    "grammar": Setting(depth=3, grammar=True, num_rows=FEW),
+    "listed": Setting(depth=3, listed=LISTED, num_rows=FEW),
 }
 FAULTS = {
     Fault.ONE_UNIFORM: "plain",
@@ -70,21 +71,20 @@ def right(name: str) -> float:
     return check(DEEP[name])[0]
 
 
-def depths() -> list:
-    """Every case at one depth, and at the others in the slow tier."""
-    return [
-        pytest.param(
-            name, depth, id=f"{name}-{depth}", marks=[] if i % 4 == depth - 1 else [pytest.mark.slow]
-        )
-        for i, name in enumerate(CASES)
+def samples() -> list:
+    """A few rows of every case at one depth. In the slow tier many rows, at every depth."""
+    few = [pytest.param(name, 1 + i % 4, FEW, id=f"{name}-{1 + i % 4}-few") for i, name in enumerate(CASES)]
+    return few + [
+        pytest.param(name, depth, Setting.num_rows, id=f"{name}-{depth}", marks=pytest.mark.slow)
+        for name in CASES
         for depth in (1, 2, 3, 4)
     ]
 
 
-@pytest.mark.parametrize(("name", "depth"), depths())
-def test_texts_are_distributed_as_without_drafting(name: str, depth: int) -> None:
-    """210 thousand tokens: every text of three tokens against its exact probability."""
-    p, simulation = check(replace(CASES[name], depth=depth))
+@pytest.mark.parametrize(("name", "depth", "num_rows"), samples())
+def test_texts_are_distributed_as_without_drafting(name: str, depth: int, num_rows: int) -> None:
+    """Every text of three tokens against its exact probability."""
+    p, simulation = check(replace(CASES[name], depth=depth, num_rows=num_rows))
     assert p > SMALLEST
     if depth > 1 or not CASES[name].n_min:  # a draft of one token is too short there
         assert 0.05 * simulation.num_drafted < simulation.num_stood < simulation.num_drafted
