@@ -101,9 +101,9 @@ class ChatProtocol(AnswerProtocol):
         if isinstance(update, Delta):
             choice = self._choices[update.choice]
             logprobs = _logprobs(update.logprobs)
-            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
-            for delta in choice.deltas(update) or ([{}] if logprobs else []):
-                yield self._chunk(choice.number, delta, logprobs=logprobs) | timed
+            for place, delta in choice.deltas(update) or ([(0, {})] if logprobs else []):
+                beside = self._wanted.beside(update, place)
+                yield self._chunk(choice.number, delta, logprobs=logprobs) | beside
                 logprobs = None
         elif isinstance(update, Progress):
             if self._wanted.progress:
@@ -162,9 +162,14 @@ class _Choice:
         self._blocks = Blocks()
         self._logprobs: list[dict[str, Any]] | None = None
 
-    def deltas(self, update: Delta) -> list[dict[str, Any]]:
-        found = (self._delta(e) for e in self._blocks.push(update.pieces))
-        return [d for d in found if d is not None]
+    def deltas(self, update: Delta) -> list[tuple[int, dict[str, Any]]]:
+        """Each with the number of the piece that it is of."""
+        found = (
+            (place, self._delta(event))
+            for place, piece in enumerate(update.pieces)
+            for event in self._blocks.push([piece])
+        )
+        return [(place, delta) for place, delta in found if delta is not None]
 
     def _delta(self, event: BlockEvent) -> dict[str, Any] | None:
         block = event.block

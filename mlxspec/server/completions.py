@@ -56,9 +56,9 @@ class CompletionProtocol(AnswerProtocol):
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
         if isinstance(update, Delta):
             text = _text(update)
-            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
             if text or update.logprobs:
-                yield self._chunk(update.choice, text, logprobs=self._entries(update)) | timed
+                chunk = self._chunk(update.choice, text, logprobs=self._entries(update))
+                yield chunk | self._wanted.beside(update)
         elif isinstance(update, Progress):
             if self._wanted.progress:
                 yield self._chunk(update.choice, "") | {"prompt_progress": progress(update)}

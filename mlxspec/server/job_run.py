@@ -21,7 +21,7 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
-from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece
+from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece, merged
 from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
 from mlxspec.server.request_parsing import Job
 
@@ -47,13 +47,16 @@ class Progress:
 @dataclass(frozen=True, kw_only=True)
 class Delta:
     """More of answer `choice`. pieces may be empty while tokens came whose text is held back. stats: as they are now; the engine goes on
-    counting in them."""
+    counting in them. drafted: for each piece, how many characters at its beginning come from accepted draft tokens; drafter: who drafted
+    them."""
 
     choice: int
     pieces: Sequence[Piece]
     stats: RequestStats
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
+    drafted: Sequence[int] = ()
+    drafter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,7 @@ class JobRun:
             if isinstance(event, TokensEvent):
                 if self.first_token is None:
                     self.first_token = time.monotonic()
-                pieces = parser.push(event.text) if parser else [Content(event.text)]
+                pieces, drafted = _pieces(parser, event)
                 _note_calls(pieces, calls)
                 yield Delta(
                     choice=choice,
@@ -158,6 +161,8 @@ class JobRun:
                     stats=stats,
                     tokens=event.tokens,
                     logprobs=event.logprobs or (),
+                    drafted=drafted,
+                    drafter=event.drafter,
                 )
             elif isinstance(event, FinishEvent):
                 if event.reason in ("error", "cancelled"):
@@ -165,7 +170,7 @@ class JobRun:
                 rest = parser.finish(cut=event.reason == "length") if parser else []
                 _note_calls(rest, calls)
                 if rest:
-                    yield Delta(choice=choice, pieces=rest, stats=stats)
+                    yield Delta(choice=choice, pieces=rest, stats=stats, drafted=[0] * len(rest))
                 cause = _cause(request)
                 # a stop string inside a call leaves a call that nobody can make
                 is_called = bool(calls) and not (cause == "stop_string" and not _is_object(calls[-1]))
@@ -206,6 +211,27 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text or "{}"), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _pieces(parser: OutputParser | None, event: TokensEvent) -> tuple[list[Piece], list[int]]:
+    """The pieces of an event's text, and for each how many characters at its beginning come from accepted draft tokens. Text that the
+    parser held back counts with the text that released it."""
+    if parser is None:
+        return [Content(event.text)], [event.num_drafted_chars]
+    drafted, own = event.text[: event.num_drafted_chars], event.text[event.num_drafted_chars :]
+    if not drafted:
+        pieces = parser.push(own)
+        return pieces, [0] * len(pieces)
+    pieces = parser.push(drafted)
+    counts = [_length(p) for p in pieces]
+    rest = parser.push(own) if own else []
+    if pieces and rest and len(joined := merged([pieces[-1], rest[0]])) == 1:
+        pieces, rest = [*pieces[:-1], *joined], rest[1:]  # as one push of the whole text would give
+    return [*pieces, *rest], [*counts, *[0] * len(rest)]
+
+
+def _length(piece: Piece) -> int:
+    return 0 if isinstance(piece, CallStart) else len(piece.text)
 
 
 def _cause(request: Request) -> EndCause:

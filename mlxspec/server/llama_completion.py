@@ -52,7 +52,7 @@ class LlamaProtocol(AnswerProtocol):
                 "content": _text(update),
                 "tokens": tokens,
                 "stop": False,
-                **({"timings": timings([update.stats])} if self._wanted.timings else {}),
+                **self._wanted.beside(update),
             }
         elif isinstance(update, Progress):
             if self._wanted.progress:

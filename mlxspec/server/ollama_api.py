@@ -137,9 +137,10 @@ class OllamaProtocol(AnswerProtocol):
             if self._wanted.progress:
                 yield self._object("", done=False) | {"prompt_progress": progress(update)}
         elif isinstance(update, Delta):
-            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
-            for event in self._blocks.push(update.pieces):
-                yield from self._event(event, timed)
+            for place, piece in enumerate(update.pieces):
+                beside = self._wanted.beside(update, place)
+                for event in self._blocks.push([piece]):
+                    yield from self._event(event, beside)
         else:
             for event in self._blocks.close():
                 yield from self._event(event, {})

@@ -265,10 +265,11 @@ class ResponsesProtocol(AnswerProtocol):
                 response = self._response("in_progress") | {"prompt_progress": progress(update)}
                 yield self._event("response.in_progress", response=response)
         elif isinstance(update, Delta):
-            timed = {"timings": timings([update.stats])} if self._wanted.timings else {}
             self._count_thinking(update)
-            for event in self._blocks.push(update.pieces):
-                yield from self._written(event, timed)
+            for place, piece in enumerate(update.pieces):
+                beside = self._wanted.beside(update, place)
+                for event in self._blocks.push([piece]):
+                    yield from self._written(event, beside)
         else:
             self._end = update
             for event in self._blocks.close():

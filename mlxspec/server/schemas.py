@@ -155,6 +155,9 @@ COMMON: dict[str, Schema] = {
     "stream_options": maybe({"type": "object", "properties": {"include_usage": flag()}}),
     "return_progress": flag("a stream tells how much of the prompt has been read, as llama.cpp's does"),
     "timings_per_token": flag("every chunk of a stream has timings"),
+    "return_drafted": flag(
+        "every chunk of a stream says how many characters at the beginning of its text were drafted, and who drafted them"
+    ),
     **SAMPLING,
     **DRAFTING,
 }

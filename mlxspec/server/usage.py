@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.server.job_run import Progress
+from mlxspec.server.job_run import Delta, Progress
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Extras:
     """usage: a last chunk with it (stream_options.include_usage). progress: chunks while a prompt is read (return_progress). timings: in
-    every chunk with text (timings_per_token)."""
+    every chunk with text (timings_per_token). drafted: in every chunk with text, how much of it was drafted (return_drafted)."""
 
     usage: bool = False
     progress: bool = False
     timings: bool = False
+    drafted: bool = False
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Extras:
@@ -27,7 +28,16 @@ class Extras:
             usage=bool((body.get("stream_options") or {}).get("include_usage")),
             progress=bool(body.get("return_progress")),
             timings=bool(body.get("timings_per_token")),
+            drafted=bool(body.get("return_drafted")),
         )
+
+    def beside(self, update: Delta, place: int = 0) -> dict[str, Any]:
+        """Members of the chunk that holds piece `place` of an update."""
+        out: dict[str, Any] = {"timings": timings([update.stats])} if self.timings else {}
+        if self.drafted:
+            count = update.drafted[place] if place < len(update.drafted) else 0
+            out["mlxspec"] = {"drafted_chars": count, "drafter": update.drafter if count else None}
+        return out
 
 
 def progress(update: Progress) -> dict[str, Any]:
