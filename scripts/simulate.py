@@ -2,12 +2,12 @@
 """How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE]
+                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--sensitivity]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
 --rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
-workload and of all mixed.
+workload and of all mixed. --sensitivity: what halving and doubling each of the policy's constants does to the worst and to the mean cell.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from simulation.machines import MACHINES
-from simulation.report import DRAFTERS, Cell, GroupCell, run_cells, run_group_cells, worst
+from simulation.report import (
+    DRAFTERS,
+    Cell,
+    GroupCell,
+    auto_over_plain,
+    run_cells,
+    run_group_cells,
+    worst,
+)
 from simulation.traces import read_traces
+
+from mlxspec.errors import ConfigError
+from mlxspec.policy.constants import Constants
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "speculation" / "traces.npz"
 
@@ -39,12 +50,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--sensitivity", action="store_true")
     options = parser.parse_args()
     _check(parser, options)
     names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
     machines = [m for m in MACHINES if m.name in options.curves.split(",")]
     lengths = [int(n) for n in options.lengths.split(",")]
     drafters = options.drafters.split(",")
+    if options.sensitivity:
+        settings = [
+            (options.traces, name, length, machines, options.requests, drafters)
+            for name in names
+            for length in lengths
+        ]
+        with ProcessPoolExecutor(options.jobs) as pool:
+            _print_sensitivity(settings, pool)
+        return
     if options.rows > 1:
         groups = [
             (options.traces, which, options.rows, machines, options.requests, drafters)
@@ -93,6 +114,45 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 def _job(job):  # type: ignore[no-untyped-def]
     path, name, length, machines, count, drafters = job
     return run_cells(read_traces(path)[name], length, machines, count=count, drafters=drafters)
+
+
+def _ratios_job(job):  # type: ignore[no-untyped-def]
+    (path, name, length, machines, count, drafters), constants = job
+    found = auto_over_plain(
+        read_traces(path)[name], length, machines, constants, count=count, drafters=drafters
+    )
+    return {f"{cell}, {length}": ratio for cell, ratio in found.items()}
+
+
+def _print_sensitivity(settings: list, pool: ProcessPoolExecutor) -> None:
+    """One line a constant and factor: how the worst cell and the mean of all cells change, in percent."""
+
+    def cells(constants: Constants) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for some in pool.map(_ratios_job, [(s, constants) for s in settings]):
+            found |= some
+        return found
+
+    before = cells(Constants())
+    least = min(before, key=before.__getitem__)
+    mean = sum(before.values()) / len(before)
+    print(f"as it is: worst cell {before[least]:.3f} ({least}), mean cell {mean:.3f}\n")
+    print("| constant | value | factor | worst cell | mean cell | worst change of a cell |")
+    print("|---|---|---|---|---|---|")
+    for field in fields(Constants):
+        value = getattr(Constants(), field.name)
+        for factor in (0.5, 2.0):
+            try:
+                found = cells(replace(Constants(), **{field.name: factor * value}))
+            except ConfigError:  # an account's cap is at least its credit
+                continue
+            worst_change = min(found, key=lambda c: found[c] / before[c])
+            print(
+                f"| {field.name} | {value:g} | {factor:g} | {min(found.values()):.3f} "
+                f"| {100 * (sum(found.values()) / len(found) / mean - 1):+.2f} % "
+                f"| {100 * (found[worst_change] / before[worst_change] - 1):+.1f} % ({worst_change}) |",
+                flush=True,
+            )
 
 
 def _group_job(job):  # type: ignore[no-untyped-def]

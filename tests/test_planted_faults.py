@@ -30,6 +30,7 @@ _LOAD = "tests/engine/test_load_order.py"
 _MEMORY = "tests/engine/test_memory.py"
 _PACKED = "tests/models/test_packed_on_cpu.py"
 _PROPOSALS = "tests/drafters/test_proposals.py"
+_ACCOUNT = "tests/speculation/test_account.py::test_nothing_is_lost_beyond_credit_and_share"
 
 
 class Fault(NamedTuple):
@@ -581,6 +582,34 @@ FAULTS = (
         "np.asarray(added, np.int64), ids,",
         "np.asarray(added[:0], np.int64), ids,",
         "tests/loading/test_row_lists.py::test_added_tokens_are_listed_wherever_their_ids_lie",
+    ),
+    Fault(
+        "a round need not be paid for beforehand",
+        "policy/controller.py",
+        "return balance([r.account for r in rows]) * curve.seconds(len(rows))",
+        "return 1e9",
+        f"{_ACCOUNT}[M3 Max-1-warm]",
+    ),
+    Fault(
+        "what drafting takes need not be paid for beforehand",
+        "policy/controller.py",
+        "            return cost.seconds(depth, queued)\n",
+        "            return 0.0\n",
+        f"{_ACCOUNT}[flat-1-warm]",
+    ),
+    Fault(
+        "an account does not pay for what was lost",
+        "policy/account.py",
+        "self._earn * rounds + gained",
+        "self._earn * rounds + max(gained, 0.0)",
+        f"{_ACCOUNT}[M3 Max-1-cold]",
+    ),
+    Fault(
+        "an account has no cap",
+        "policy/account.py",
+        "self.balance = min(self.balance + self._earn * rounds + gained, self._cap)",
+        "self.balance += self._earn * rounds + gained",
+        f"{_ACCOUNT}[flat-1-warm]",
     ),
 )
 

@@ -42,6 +42,7 @@ class Auto(Policy):
         self.log: Callable[[str], None] | None = None
         self._rows: dict[int, AutoRow] = {}
         self._drafting = 0.0  # seconds of this round so far
+        self._compiling = 0.0  # of them those that only the first draft of a shape takes
         self._still = 0  # rounds at rest that are left until models are weighed again
         self._longer = 1  # how many times as long the next rest is
         self._times = RoundTimes(control)
@@ -227,9 +228,19 @@ class Auto(Policy):
         is_warm: bool,
     ) -> None:
         """A round was read; see RoundTimes.took."""
-        drafting, self._drafting = self._drafting, 0.0
+        drafting, compiling = self._drafting, self._compiling
+        self._drafting = self._compiling = 0.0
         rows = [self._rows[s.row] for s in states if s.row in self._rows]
-        self._times.took(rows, num_rows, num_tokens, seconds, drafting=drafting, ahead=ahead, is_warm=is_warm)
+        self._times.took(
+            rows,
+            num_rows,
+            num_tokens,
+            seconds,
+            drafting=drafting,
+            compiling=compiling,
+            ahead=ahead,
+            is_warm=is_warm,
+        )
 
     # --- a round's parts
 
@@ -293,7 +304,7 @@ class Auto(Policy):
                 limit = min(rooms[state.row], self.chain.limit(drafter, state))
                 if limit < 1 or name in state.ended or not isinstance(drafter, ModelDrafter):
                     continue
-                if not self._sleeps(state, drafter, queued, controls):
+                if self._may_catch_up(state, drafter, queued, controls):
                     found[name] = limit, queued
         choices = self.control.choose(controls, [[o for o, _ in row] for row in given], models)
         return [
@@ -327,7 +338,11 @@ class Auto(Policy):
             seconds = time.perf_counter() - started
             is_warm = not isinstance(drafter, ModelDrafter) or drafter.is_warm
             has_run = any(d.length for d in drafts)
-            if has_run and not self._is_new(name, depth > 1, len(asks)) and is_warm:
+            is_warm = is_warm and not self._is_new(name, depth > 1, len(asks))
+            if not is_warm:
+                expected = self.control.costs.draft(name).seconds(depth, queued, len(asks))
+                self._compiling += max(0.0, seconds - expected)
+            elif has_run:
                 self.control.costs.refine_draft(name, depth, queued, len(asks), seconds)
             for i, draft in zip(places, drafts, strict=True):
                 row, pick = rows[i], picked[i]
@@ -339,17 +354,15 @@ class Auto(Policy):
                     pick.draft, pick.offer = draft, offer
                     row.said.append(Said(offer=offer, tokens=_tokens(draft), lasts=pick.choice.probe))
 
-    def _sleeps(
+    def _may_catch_up(
         self, state: ChainRow, drafter: ModelDrafter, queued: int, rows: Sequence[RowControl]
     ) -> bool:
-        """A drafter that has not paid for so long that catching up costs more than a look is worth ends for the row: so far behind it
-        would have to run what it missed by itself, and a plain row must not pay that."""
-        if queued < ASLEEP:
-            return False
-        if self.control.can_afford(rows, self.control.costs.draft(drafter.name).seconds(1, queued)):
-            return False
+        """Whether the rows' account could ever pay for running what a drafter has not run. If not, it is closed for the row before it has
+        to run so much by itself."""
+        if queued < ASLEEP or self.control.can_catch_up(rows, drafter.name, queued):
+            return True
         self.chain.dismiss(drafter, state)
-        return True
+        return False
 
     def _is_new(self, *shape: object) -> bool:
         if shape in self._seen:

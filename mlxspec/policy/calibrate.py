@@ -44,8 +44,8 @@ _PLAIN = 3  # plain rounds that such a round is weighed by
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
 _LEAST = 1e-6  # seconds that anything takes
 _QUEUED = 0.1  # of a drafted token: what a known one takes that is run beside others
-# of a plain round of several rows, on a CPU: one row's draft keeps the rounds of all from running ahead, which there hides most of what
-# the host does, and rows of several widths have to be taken apart
+# of a plain round of several rows where there is no GPU: one row's draft keeps the rounds of all from running ahead, which there hides
+# most of what the host does, and rows of several widths have to be taken apart
 _PAUSE = 0.3
 
 

@@ -1,13 +1,15 @@
-"""Chooses each round who drafts and how much of it is verified, so that expected tokens a second are most; plain decoding always
-competes.
+"""Chooses each round who drafts and how much of it is verified, so that tokens a second are most. Plain decoding always competes.
 
-A round asks three questions. `choose`: given what lookup offers (it costs next to nothing) and what model drafters promise, who drafts
-for each row? `trim`: now that drafts and their confidences are there, how many tokens of each are worth verifying together? `learn`:
-the text has come, what of it had been drafted? Drafts that lost, were trimmed, or were only made to look (probes) teach like verified
+A round asks three questions. `choose`: given what lookup offers (it costs next to nothing) and what model drafters are expected to
+gain, who drafts for each row? `trim`: now that drafts and their confidences are there, how many tokens of each are verified? `learn`:
+the text has come, which of its tokens had been drafted?
+
+Drafts that lost, were trimmed, or were only made to probe a drafter teach like verified
 ones; a verify is never paid to learn.
 
-All values are in tokens. A row's share of a plain round costs `share` seconds and gives one token; a round of value v gives v tokens
-more than the same time spent at the row's going rate. Knows costs and estimates as numbers; knows no tokens, no arrays, no clock.
+Nothing is chosen that the rows' account (account.py) cannot pay at worst. Within that values are in tokens: a row's share of a plain round
+costs `share` seconds and gives one token; a round of value v gives v tokens more than the same time spent at the row's going rate. Knows
+costs and estimates as numbers; knows no tokens, no arrays, no clock.
 """
 
 from __future__ import annotations
@@ -16,31 +18,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mlxspec.policy.cost import MAX_TOKENS, CostModel, Curve
+from mlxspec.policy.account import Account, balance
+from mlxspec.policy.constants import Constants
+from mlxspec.policy.cost import MAX_TOKENS, CostModel, Curve, DraftCost
 from mlxspec.policy.estimate import Calibration, RowEstimate
-from mlxspec.policy.row import FIRST_GAP, Bursts, Promise, RowControl
+from mlxspec.policy.row import Bursts, Promise, RowControl
 from mlxspec.policy.widths import (
     DEPTHS,
-    PRUDENCE,
     SHARED_DEPTHS,
     best_at,
     best_ratio,
     best_steps,
+    careful,
+    payable,
     pays_in_turn,
     steps_of,
-    within_stake,
 )
-
-MARGIN = 0.02  # tokens a round must promise to gain before plain decoding is left
-CURIOSITY = 0.8  # tokens that a drafter nobody has asked yet may promise below 0 and still be tried
-PROBE_DEPTH = 3  # where drafting is cheap; else what this part of a plain step pays for, at least one token
-PROBE_SHARE = 0.6
-CREDIT, ALLOWANCE = 1.5, 0.005  # looks may cost so many plain steps, and this part of a row's time besides
-LOOK_TOKENS = 4  # or what so many drafted tokens cost, where drafting is dear
-# plain steps that a model's drafts may have lost a row lately before they rest; of several rows, a row's share of a step
-MODEL_STAKE, SHARED_MODEL_STAKE = 3.0, 4.5
-_OLD = 2.0  # drafts that what is known of a drafter counts for once it has rested
-_FIRST_GUESS = 0.75  # chance of a drafted token before a drafter was ever seen
 
 
 class Offer(NamedTuple):
@@ -55,8 +48,8 @@ class Offer(NamedTuple):
 
 class Choice(NamedTuple):
     """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens; a `probe`
-    is asked to look at it, not because it promises anything. value: tokens it promises beyond plain decoding, below 0 where it is
-    tried."""
+    is asked to look at it, not because it is expected to gain. value: tokens it is expected to gain beyond plain decoding, below 0
+    where it is tried."""
 
     offer: int | None = None
     model: str | None = None
@@ -68,45 +61,71 @@ class Choice(NamedTuple):
 PLAIN = Choice()
 
 
+class _Call(NamedTuple):
+    """One call of a model drafter for several rows: its longest draft, tokens to catch up on, rows."""
+
+    depth: int = 0
+    queued: int = 0
+    num_rows: int = 0
+
+    def with_row(self, depth: int, queued: int) -> _Call:
+        return _Call(max(self.depth, depth), self.queued + queued, self.num_rows + 1)
+
+    def seconds(self, cost: DraftCost) -> float:
+        return cost.seconds(self.depth, self.queued, self.num_rows)
+
+
 class Controller:
     """One for an engine; what it learns survives its rows. max_depth: longest draft ever asked of a model."""
 
-    def __init__(self, costs: CostModel, *, max_depth: int = 8) -> None:
+    def __init__(self, costs: CostModel, *, max_depth: int = 8, constants: Constants | None = None) -> None:
         self.costs, self.max_depth = costs, max_depth
-        self.pause = 0.0  # seconds a plain round takes longer where it could not run ahead, as behind a look
+        self.constants = constants or Constants()
+        self.pause = 0.0  # seconds a plain round takes longer where it could not run ahead, as behind a probe
+        self._drafting = 0.0  # seconds that the drafts chosen for this round take
         self._calibrations: dict[tuple[str, str, int], Calibration] = {}
         self._promises: dict[tuple[str, str, int], Promise] = {}
         self._rates: dict[tuple[str, int], float] = {}
         self._bursts: dict[tuple[str, int], Bursts] = {}
+        self._hopes: dict[str, float] = {}  # by kind, what new rows may spend on probes and tries, as a share
 
     def open(self, kind: str, context_bucket: int) -> RowControl:
         """A new row. kind: rows whose drafts fare alike, such as greedy ones; knowledge is shared within a kind and context bucket."""
         key = kind, context_bucket
-        lookups = self._bursts[key].copy() if key in self._bursts else Bursts()
-        return RowControl(kind, context_bucket, self._rates.get(key, 0.0), lookups)
+        lookups = self._bursts[key].copy() if key in self._bursts else Bursts(self.constants)
+        account = Account(self.constants)
+        hope = self._hopes.get(kind, 1.0)
+        return RowControl(kind, context_bucket, self._rates.get(key, 0.0), lookups, account, hope)
 
     def close(self, row: RowControl) -> None:
-        """The row has ended: what its drafters promised it is where the next row of its kind begins."""
-        for name, promise in row.promises.items():
-            promise.end(is_promising=row.best(name, self.max_depth, row.rate)[0] > MARGIN)
-            self._promises[row.kind, name, row.bucket] = promise.copy()
-        self._rates[row.kind, row.bucket] = row.rate
-        self._bursts[row.kind, row.bucket] = row.lookups
+        """The row has ended: what was learned in it is where the next row of its kind begins."""
+        pays = (row.best(n, self.max_depth, row.rate)[0] > self.constants.margin for n in row.promises)
+        if any(pays):
+            self._hopes[row.kind] = 1.0
+        elif row.probed > 0.0:
+            self._hopes[row.kind] = max(self.constants.least_hope, self.constants.hope * row.hope)
+        self._keep(row)
 
     def move(self, row: RowControl, context_bucket: int) -> None:
         """The row has grown into another bucket: what is known there counts from now on."""
         if context_bucket != row.bucket:
-            self.close(row)
+            self._keep(row)
             row.bucket = context_bucket
             row.estimates.clear()
             row.promises.clear()
+
+    def _keep(self, row: RowControl) -> None:
+        for name, promise in row.promises.items():
+            self._promises[row.kind, name, row.bucket] = promise.copy(self.constants.kept)
+        self._rates[row.kind, row.bucket] = row.rate
+        self._bursts[row.kind, row.bucket] = row.lookups
 
     def promises(self, row: RowControl, name: str) -> bool:
         """Whether a model drafter is expected to draft for a row that decodes alone."""
         curve = self.costs.curve(row.bucket)
         rate = max(row.rate, 1.0 / curve.seconds(1))
         self._promise(row, name, curve, 1)
-        return row.best(name, self.max_depth, rate)[0] > MARGIN
+        return row.best(name, self.max_depth, rate)[0] > self.constants.margin
 
     # --- before drafting
 
@@ -118,19 +137,44 @@ class Controller:
     ) -> list[Choice]:
         """One choice a row. models: by drafter, how many tokens it may draft and how many known ones it has to catch up on."""
         curve, num_rows = self.curve(rows), len(rows)
+        left = self._affords(rows, curve)
+        self._drafting = 0.0
         choices: list[Choice] = []
-        looking = False  # one row's look holds up all others, so they take turns
+        calls: dict[str, _Call] = {}
+        probing = False  # one row's probe holds up all others, so they take turns
         for row, given, asked in zip(rows, offers, models, strict=True):
-            choice = self._choose(row, given, asked, curve, num_rows)
-            if choice.offer is None and not looking:
-                look = self._look(row, asked, curve, rows, choice.model)
-                choice, looking = look or choice, look is not None
+            choice = self._choose(row, given, asked, curve, num_rows, left, calls)
+            if choice.offer is None and not probing:
+                probe = self._probe(row, asked, curve, rows, left, choice.model)
+                choice, probing = probe or choice, probe is not None
+            if choice.model is not None:
+                queued = asked[choice.model][1]
+                price = self._price(choice.model, choice.depth, queued, calls)
+                self._drafting += price
+                left -= price if choice.probe else price + self._wider(curve, num_rows, choice.depth)
+                calls[choice.model] = calls.get(choice.model, _Call()).with_row(choice.depth, queued)
             choices.append(choice)
         return choices
 
     def curve(self, rows: Sequence[RowControl]) -> Curve:
         """The curve of so many rows, the longest of which decides what attention costs."""
         return self.costs.curve(max(r.bucket for r in rows), len(rows))
+
+    def _affords(self, rows: Sequence[RowControl], curve: Curve) -> float:
+        """Seconds that a round of these rows may take at worst beyond a plain one."""
+        return balance([r.account for r in rows]) * curve.seconds(len(rows))
+
+    def _price(self, name: str, depth: int, queued: int, calls: Mapping[str, _Call]) -> float:
+        """Seconds that a draft for one more row takes, beside those that are chosen."""
+        cost, call = self.costs.draft(name), calls.get(name)
+        if call is None:
+            return cost.seconds(depth, queued)
+        return call.with_row(depth, queued).seconds(cost) - call.seconds(cost)
+
+    @staticmethod
+    def _wider(curve: Curve, num_rows: int, num_tokens: int) -> float:
+        """Seconds that a round takes longer by so many drafted tokens."""
+        return curve.seconds(num_rows + num_tokens) - curve.seconds(num_rows)
 
     def _choose(
         self,
@@ -139,73 +183,92 @@ class Controller:
         models: Mapping[str, tuple[int, int]],
         curve: Curve,
         num_rows: int,
+        left: float,
+        calls: Mapping[str, _Call],
     ) -> Choice:
-        rate = max(row.rate, num_rows / curve.seconds(num_rows))
-        best = PLAIN
+        constants, rate = self.constants, max(row.rate, num_rows / curve.seconds(num_rows))
+        best, margin = PLAIN, constants.margin
         for i, offer in enumerate(offers):
-            gained = self._gained(row, offer, curve, num_rows)
-            if gained > max(best.value, MARGIN):
+            gained = self._gained(row, offer, curve, num_rows, left)
+            if gained > max(best.value, margin):
                 best = Choice(offer=i, value=gained)
         for name, (limit, queued) in models.items():
-            self._promise(row, name, curve, num_rows)
-            value, depth = row.best(name, min(limit, self.max_depth, self._deepest(num_rows)), rate)
-            value -= rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
-            stake = MODEL_STAKE if num_rows == 1 else SHARED_MODEL_STAKE
-            may_lose = row.promises[name].won >= -stake * curve.seconds(num_rows) / num_rows
-            # several rows do not bring back what promises too little: one row's try holds up all
-            row.promises[name].let(draft=may_lose and (value > MARGIN or num_rows > 1))
-            if not depth or not may_lose:
-                continue
-            if value > max(best.value, MARGIN) or (
-                best is PLAIN and num_rows == 1 and self._may_try(row, name, value, rate)
-            ):
-                best = Choice(model=name, depth=depth, value=value)
+            promise = self._promise(row, name, curve, num_rows)
+            limit = min(limit, self.max_depth, MAX_TOKENS if num_rows == 1 else SHARED_DEPTHS[0])
+            late = rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
+            most = self._payable_depth(name, limit, queued, curve, num_rows, left, calls)
+            found = row.best(name, most, rate)
+            if found[1] and found[0] - late > max(best.value, margin):
+                best = Choice(model=name, depth=found[1], value=found[0] - late)
+            if best is PLAIN and num_rows == 1 and found[1]:
+                # what a drafter is worth is the less known the fewer drafts that rests on
+                doubt = constants.curiosity / math.sqrt(1.0 + promise.count)
+                loss = (margin - found[0] + late) / rate
+                if found[0] - late > margin - doubt and loss <= self._for_probes([row], curve):
+                    best = Choice(model=name, depth=found[1], value=found[0] - late)
         return best
 
-    def _may_try(self, row: RowControl, name: str, value: float, rate: float) -> bool:
-        """Whether a drafter that promises less than nothing drafts all the same: what it is worth is the less known the fewer drafts it
-        rests on, and once it stops, catching up makes each further look dearer. Paid from the credit of a row."""
-        if value < -CURIOSITY / math.sqrt(1.0 + row.promises[name].count):
-            return False
-        spent = sum(p.spent for p in row.promises.values())
-        hope = max(p.hope for p in row.promises.values())
-        return spent + (MARGIN - value) / rate <= hope * CREDIT * self.costs.curve(row.bucket).seconds(1)
+    def _payable_depth(
+        self,
+        name: str,
+        limit: int,
+        queued: int,
+        curve: Curve,
+        num_rows: int,
+        left: float,
+        calls: Mapping[str, _Call],
+    ) -> int:
+        """The longest draft whose worst case, nothing of it accepted, takes at most `left` seconds beyond a plain round."""
+        while limit and self._price(name, limit, queued, calls) + self._wider(curve, num_rows, limit) > left:
+            limit -= 1
+        return limit
 
     def takes_any(self, rows: Sequence[RowControl], offers: Sequence[Sequence[Offer]]) -> bool:
-        """Whether a lookup's offer pays for one of rows that decode together, whatever models promise."""
+        """Whether a lookup's offer is taken for one of rows that decode together, whatever models are expected to gain."""
         curve, num_rows = self.curve(rows), len(rows)
+        left = self._affords(rows, curve)
         return any(
-            self._gained(row, offer, curve, num_rows) > MARGIN
+            self._gained(row, offer, curve, num_rows, left) > self.constants.margin
             for row, given in zip(rows, offers, strict=True)
             for offer in given
         )
 
-    def _gained(self, row: RowControl, offer: Offer, curve: Curve, num_rows: int) -> float:
+    def _gained(self, row: RowControl, offer: Offer, curve: Curve, num_rows: int, left: float) -> float:
         """Tokens that a lookup's offer is worth where it is cut best, 0 where it does not pay."""
         rate = max(row.rate, num_rows / curve.seconds(num_rows))
         reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences, offer.backing)
-        reaches = within_stake(row, reaches, curve, num_rows)
+        prudence = self.constants.prudence
+        reaches = careful(reaches, curve, num_rows, left, self._may_risk(row, curve, num_rows))
         if num_rows > 1:
-            return best_steps(steps_of(reaches), curve, num_rows, rate)[1]
-        depth = best_ratio(reaches, curve)
-        stake = curve.seconds(1 + depth) - curve.seconds(1)
-        return sum(reaches[:depth]) - PRUDENCE * rate * stake if depth else 0.0
+            return best_steps(steps_of(reaches), curve, num_rows, rate, prudence)[1]
+        depth = best_ratio(reaches, curve, prudence)
+        return sum(reaches[:depth]) - prudence * rate * self._wider(curve, 1, depth) if depth else 0.0
 
-    @staticmethod
-    def _deepest(num_rows: int) -> int:
-        """The longest draft asked of a model."""
-        return MAX_TOKENS if num_rows == 1 else SHARED_DEPTHS[0]
+    def _may_risk(self, row: RowControl, curve: Curve, num_rows: int) -> float:
+        """Seconds that a lookup's draft may be expected to lose: little until lookups have gained, more when they have lately."""
+        share = curve.seconds(num_rows) / num_rows
+        first = self.constants.caution * share
+        return max(0.5 * first, first + row.lookups.won(share))
 
-    def _look(
+    def _for_probes(self, rows: Sequence[RowControl], curve: Curve) -> float:
+        """Seconds that probes and tries may take: what time earns and, of a row alone, a part of its credit, but not what was gained. It
+        is less where earlier rows gained nothing by them. A probe for one of several rows holds up all of them."""
+        first = rows[0].hope * self.constants.probe * curve.seconds(1) if len(rows) == 1 else 0.0
+        return first + sum(r.hope * self.constants.earn * r.seconds - r.probed for r in rows)
+
+    def _probe(
         self,
         row: RowControl,
         models: Mapping[str, tuple[int, int]],
         curve: Curve,
         rows: Sequence[RowControl],
+        left: float,
         winner: str | None,
     ) -> Choice | None:
         """Now and then a drafter that does not draft shows what it would have said: in a plain round just so, else in place of the
         winner."""
+        held_up = self._held_up(len(rows))
+        most = min(left, self._for_probes(rows, curve))
         due = [
             n
             for n, (limit, _) in models.items()
@@ -215,29 +278,21 @@ class Controller:
         ]
         for name in sorted(due, key=lambda n: -row.promises[n].rest):
             limit, queued = models[name]
-            depth = min(self._probe_depth(name, curve.seconds(len(rows)) / len(rows)), limit)
-            price = self.costs.draft(name).seconds(depth, queued)
-            price += self.pause * (len(rows) - 1) / len(rows)  # what it holds up the others
-            if self.can_afford(rows, price):
+            depth = min(int(self.constants.probe_depth), limit)
+            while depth and self.costs.draft(name).seconds(depth, queued) + held_up > most:
+                depth -= 1
+            if depth:
                 return Choice(model=name, depth=depth, probe=winner is None)
         return None
 
-    def _probe_depth(self, name: str, share: float) -> int:
-        step = self.costs.draft(name).step
-        return PROBE_DEPTH if step * 2 * PROBE_DEPTH <= share else max(1, int(PROBE_SHARE * share / step))
+    def _held_up(self, num_rows: int) -> float:
+        """Seconds that one row's probe holds up the others."""
+        return self.pause * (num_rows - 1) / num_rows
 
-    def can_afford(self, rows: Sequence[RowControl], price: float) -> bool:
-        """Whether rows that decode together may pay so many seconds for a look at a drafter. Only a row alone has credit: what one looks
-        holds up all, and short answers of several rows would never earn it back."""
-        allowed = sum(ALLOWANCE * r.seconds - sum(p.spent for p in r.promises.values()) for r in rows)
-        if len(rows) == 1:
-            share = self.curve(rows).seconds(1)
-            credits = (
-                p.hope * max(CREDIT * share, LOOK_TOKENS * self.costs.draft(n).step)
-                for n, p in rows[0].promises.items()
-            )
-            allowed += max(credits, default=CREDIT * share)  # nobody has been weighed yet
-        return price <= allowed
+    def can_catch_up(self, rows: Sequence[RowControl], name: str, queued: int) -> bool:
+        """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
+        price = self.costs.draft(name).seconds(1, queued)
+        return price <= self.constants.cap * self.curve(rows).seconds(len(rows))
 
     # --- with drafts at hand
 
@@ -253,7 +308,8 @@ class Controller:
         lookahead False: the decision on a token must not depend on those behind it, as acceptance by rejection demands; that row's
         draft ends where a single token does not pay.
         """
-        curve, num_rows = self.curve(rows), len(rows)
+        curve, num_rows, prudence = self.curve(rows), len(rows), self.constants.prudence
+        left = self._affords(rows, curve) - self._drafting
         reaches = [
             [] if d is None else self.estimate(r, d.drafter).reaches(d.length, d.confidences, d.backing)
             for r, d in zip(rows, drafts, strict=True)
@@ -261,59 +317,61 @@ class Controller:
         rate = max(num_rows / curve.seconds(num_rows), *(r.rate for r in rows))
         looked = [d is not None and d.drafter not in r.promises for r, d in zip(rows, drafts, strict=True)]
         reaches = [
-            within_stake(row, reach, curve, num_rows) if by_lookup else reach
+            careful(reach, curve, num_rows, left, self._may_risk(row, curve, num_rows))
+            if by_lookup
+            else reach
             for row, reach, by_lookup in zip(rows, reaches, looked, strict=True)
         ]
         widths = [0] * num_rows
         for i, (may, draft) in enumerate(zip(lookahead or (), drafts, strict=False)):
             if not may and draft is not None:
-                widths[i] = pays_in_turn(reaches[i], draft.length, curve, num_rows, rate)
+                most = payable(draft.length, curve, num_rows, left)
+                widths[i] = pays_in_turn(reaches[i], most, curve, num_rows, prudence * rate)
+                left -= self._wider(curve, num_rows, widths[i])
                 reaches[i] = []
         if num_rows == 1:
             if not widths[0]:
-                widths[0] = best_ratio(reaches[0], curve) if looked[0] else best_at(reaches[0], curve, rate)
-            rows[0].risked += curve.seconds(1 + widths[0]) - curve.seconds(1)
-            return widths
-        steps = sorted(
-            ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
-            key=lambda step: -step[0] / step[1],
-        )
-        parts = [(gain, tokens) for gain, tokens, _ in steps]
-        for _, tokens, i in steps[: best_steps(parts, curve, num_rows, None if any(looked) else rate)[0]]:
-            widths[i] += tokens
-        longer = curve.seconds(num_rows + sum(widths)) - curve.seconds(num_rows)
-        for row, width in zip(rows, widths, strict=True):
-            row.risked += longer * width / max(1, sum(widths))
+                some = reaches[0][: payable(len(reaches[0]), curve, 1, left)]
+                widths[0] = (
+                    best_ratio(some, curve, prudence) if looked[0] else best_at(some, curve, prudence * rate)
+                )
+        else:
+            steps = sorted(
+                ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
+                key=lambda step: -step[0] / step[1],
+            )
+            parts = [(gain, tokens) for gain, tokens, _ in steps]
+            most = payable(sum(len(r) for r in reaches), curve, num_rows, left)
+            pace = None if any(looked) else rate
+            for _, tokens, i in steps[: best_steps(parts, curve, num_rows, pace, prudence, most)[0]]:
+                widths[i] += tokens
+        for row in rows:
+            row.left_plain = self._drafting > 0.0 or any(widths)
         return widths
 
     def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
         """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit.
 
-        probe_seconds: what it took, if it was asked to look at it.
+        probe_seconds: what it took, if it was a probe.
         """
-        curve, name = self.costs.curve(row.bucket, num_rows), draft.drafter
+        curve, name, constants = self.costs.curve(row.bucket, num_rows), draft.drafter, self.constants
         plain = curve.seconds(num_rows)
         rate = max(row.rate, num_rows / plain)
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
-        price = self.costs.draft(name).seconds(draft.length, 2 * num_rows, num_rows) / num_rows
         if probe_seconds:  # what was known is old
-            promise.count = min(promise.count, _OLD)
-            promise.spent += probe_seconds + self.pause * (num_rows - 1) / num_rows
+            promise.count = min(promise.count, constants.kept)
+            row.probed += probe_seconds + self._held_up(num_rows)
         else:
-            promise.spent += max(0.0, MARGIN - row.best(name, self.max_depth, rate)[0]) / rate
-        if num_rows == 1 or not probe_seconds:
-            row.drafting, row.is_look, row.share = name, probe_seconds > 0.0, plain / num_rows
-            row.risked = 0.0 if row.is_look else price
-        promise.follow(*self._values(row, name, reaches, curve, num_rows))
-        others = (row.best(n, self.max_depth, rate)[0] for n in row.promises if n != name)
-        if row.best(name, self.max_depth, rate)[0] > max(MARGIN, *others, MARGIN):
-            promise.gap = max(FIRST_GAP, promise.gap // 2)
-        else:
-            depth = self._probe_depth(name, plain / num_rows)
-            look = self.costs.draft(name).seconds(depth, num_rows, num_rows)
-            promise.gap = max(FIRST_GAP, min(promise.gap * 2, int(look / (ALLOWANCE * plain))))
-        promise.rest = 0
+            row.probed += max(0.0, constants.margin - row.best(name, self.max_depth, rate)[0]) / rate
+        promise.follow(*self._values(row, name, reaches, curve, num_rows), constants.follow)
+        if row.best(name, self.max_depth, rate)[0] > constants.margin:
+            promise.gap = max(constants.spell, promise.gap / 2.0)
+        else:  # ever more rarely, until time earns each probe
+            price = self.costs.draft(name).seconds(int(constants.probe_depth), 1)
+            earned = num_rows * price / plain / constants.earn
+            promise.gap = max(constants.spell, min(2.0 * promise.gap, earned))
+        promise.rest = 0.0
 
     # --- when the text has come
 
@@ -324,21 +382,36 @@ class Controller:
         )
 
     def spent(
-        self, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1
+        self,
+        parts: Sequence[tuple[RowControl, int, bool]],
+        num_rows: int,
+        seconds: float,
+        num_rounds: int = 1,
     ) -> None:
-        """A row's share of so many rounds took `seconds` and gave `num_tokens`. looked_up: through lookup, which comes in bursts and is
-        left out of the going rate."""
-        saved = (num_tokens - 1) * row.share - row.risked
-        for name, promise in row.promises.items():
-            is_its = name == row.drafting
-            if is_its and row.is_look:  # what was verified of it pays a part back
-                promise.spent -= saved
-            promise.went_on(num_tokens, saved if is_its and not row.is_look else None)
-        row.drafting, row.risked = None, 0.0
-        row.lookups.follow(num_tokens, seconds, looked_up=looked_up, num_rounds=num_rounds)
-        if not looked_up and seconds > 0:
-            row.follow(num_tokens, seconds, num_rounds)
-        row.seconds += seconds
+        """So many rounds of `num_rows` rows took `seconds` in all. parts: rows of this controller, how many tokens each got, and whether
+        through lookup, which comes in bursts and is left out of the going rate."""
+        plain = self.curve_of(parts, num_rows).seconds(num_rows)
+        rounds, mean = seconds / plain, sum(num for _, num, _ in parts) / len(parts)
+        share = seconds / num_rows
+        for row, num_tokens, looked_up in parts:
+            row.account.add(rounds, mean - rounds if row.left_plain else 0.0)
+            row.left_plain = False
+            for promise in row.promises.values():
+                promise.rest += num_tokens
+            row.lookups.follow(num_tokens, share, looked_up=looked_up, num_rounds=num_rounds)
+            if not looked_up and seconds > 0:
+                row.follow(num_tokens, share, self.constants.fade, num_rounds)
+            row.seconds += share
+
+    def held_up(self, rows: Sequence[RowControl], num_rows: int, seconds: float) -> None:
+        """The plain round behind drafts took so much longer than other plain rounds."""
+        late = seconds / self.costs.curve(max(r.bucket for r in rows), num_rows).seconds(num_rows)
+        for row in rows:
+            row.account.add(0.0, -late)
+
+    def curve_of(self, parts: Sequence[tuple[RowControl, int, bool]], num_rows: int) -> Curve:
+        """The curve of a round of so many rows, some of them of this controller."""
+        return self.costs.curve(max(r.bucket for r, _, _ in parts), num_rows)
 
     def estimate(self, row: RowControl, name: str) -> RowEstimate:
         found = row.estimates.get(name)
@@ -355,9 +428,12 @@ class Controller:
         if found is None:
             kept = self._promises.get((row.kind, name, row.bucket))
             if kept is None:
-                guess = [_FIRST_GUESS ** (i + 1) for i in range(self.max_depth)]
-                kept = Promise(*self._values(row, name, guess, curve, num_rows))
-            found = row.promises[name] = kept.copy()
+                guess = [self.constants.first_chance ** (i + 1) for i in range(self.max_depth)]
+                spell = (
+                    self.constants.spell
+                )  # the first probe is due at once: nothing is cheaper to catch up on
+                kept = Promise(*self._values(row, name, guess, curve, num_rows), gap=spell, rest=spell)
+            found = row.promises[name] = kept.copy(self.constants.kept)
         return found
 
     def _values(
@@ -368,7 +444,7 @@ class Controller:
         shape, plain = curve.shape, curve.seconds(num_rows)
         rate = max(row.rate, num_rows / plain)
         cost = self.costs.draft(name)
-        wider = PRUDENCE * curve.scale
+        wider = self.constants.prudence * curve.scale
         step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
         drafting = cost.seconds(0, 2 * num_rows, num_rows) / num_rows
         sum_reaches, best, reached, chance = 0.0, 0.0, 1.0, 0.0

@@ -35,10 +35,12 @@ class RoundTimes:
         seconds: float,
         *,
         drafting: float,
+        compiling: float = 0.0,
         ahead: bool,
         is_warm: bool,
     ) -> None:
-        """A round was read: `num_tokens` verified for `num_rows` rows, in `seconds` with everything, of which `drafting`.
+        """A round was read: `num_tokens` verified for `num_rows` rows, in `seconds` with everything, of which `drafting`, in which
+        `compiling` what the first draft of a shape compiles.
 
         num_rows: also those that do not follow the controller and those that had ended when it was launched. ahead: it was launched
         before its turn, as plain rounds are when nothing else pays: what a plain round costs is what it costs then. The plain round
@@ -57,15 +59,17 @@ class RoundTimes:
         longer = max(0.0, min(spent - usual, usual)) if plain and not ahead and is_warm else 0.0
         if self._after is not None:
             self._end_drafts(num_rows, longer)
+            if not any(r.control.left_plain for r in rows):
+                self._control.held_up([r.control for r in rows], num_rows, longer)
         elif plain and not ahead and is_warm:
             self._control.pause += _PAUSE_FOLLOW * (longer - self._control.pause)
         if not is_warm:
-            seconds = drafting + min(spent, curve.seconds(num_tokens))
+            spent = min(spent, curve.seconds(num_tokens))
         elif not plain:
             self._after = curve, num_tokens, spent, num_rows
         elif min(r.calm for r in rows) > CALM:
             curve.refine(num_tokens, spent)
-        self._tell([(r, r.emitted) for r in rows], num_rows, seconds, 1)
+        self._tell([(r, r.emitted) for r in rows], num_rows, spent + drafting - compiling, 1)
         for row in rows:
             row.emitted = 0
 
@@ -107,9 +111,12 @@ class RoundTimes:
         self, emitted: Sequence[tuple[AutoRow, int]], num_rows: int, seconds: float, num_rounds: int
     ) -> None:
         plain = self._curve([r for r, _ in emitted], num_rows).seconds(num_rows)
+        self._control.spent(
+            [(row.control, num_tokens, row.looked_up) for row, num_tokens in emitted],
+            num_rows,
+            seconds,
+            num_rounds,
+        )
         for row, num_tokens in emitted:
-            self._control.spent(
-                row.control, num_tokens, seconds / num_rows, looked_up=row.looked_up, num_rounds=num_rounds
-            )
             tokens, expected = row.plain
             row.plain = tokens + num_tokens, expected + num_tokens * plain

@@ -11,20 +11,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from mlxspec.policy.cost import MAX_TOKENS, Curve
-from mlxspec.policy.row import RowControl
 
-PRUDENCE = 1.06  # so many times counts what a forward takes beyond a plain one: curves are never quite right
 # lengths a draft is cut to: each width a round may have is compiled once
 DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
 # the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
 SHARED_DEPTHS = (3, 16, 32, 63)
-# plain steps that verifying lookups may lose before they have won any, and at any rate
-STAKE, LEAST_STAKE = 0.5, 0.25
 
 
 def best_at(reaches: Sequence[float], curve: Curve, rate: float) -> int:
     """How many tokens of one row's draft give most beyond what their time gives at `rate`."""
-    shape, price = curve.shape, PRUDENCE * rate * curve.scale
+    shape, price = curve.shape, rate * curve.scale
     sum_reaches, best, depth = price * shape[1], 0.0, 0
     for length, reached in enumerate(reaches, 1):
         sum_reaches += reached
@@ -34,32 +30,44 @@ def best_at(reaches: Sequence[float], curve: Curve, rate: float) -> int:
     return depth
 
 
-def best_ratio(reaches: Sequence[float], curve: Curve) -> int:
+def best_ratio(reaches: Sequence[float], curve: Curve, prudence: float) -> int:
     """How many tokens of one row's draft give most tokens a second, beside the one that comes anyway."""
     shape = curve.shape
-    base = shape[1] * (1.0 - PRUDENCE)
+    base = shape[1] * (1.0 - prudence)
     sum_reaches, best, depth = 1.0, 1.0 / shape[1], 0
     for length, reached in enumerate(reaches, 1):
         sum_reaches += reached
-        ratio = sum_reaches / (base + PRUDENCE * shape[1 + length])
+        ratio = sum_reaches / (base + prudence * shape[1 + length])
         if ratio > best and length in DEPTHS:
             best, depth = ratio, length
     return depth
 
 
-def within_stake(row: RowControl, reaches: list[float], curve: Curve, num_rows: int) -> list[float]:
-    """A lookup's draft without the end that risks more than lookups have won for the row lately, or may lose before they have: chances
-    are guesses then, and where wide rounds are dear one that fails would cost what the answer gains. A draft risks what verifying it
-    takes if fewer tokens stand than pay for that. What a row of several loses holds up all, so that a row's stake is its share of one."""
+def payable(num_tokens: int, curve: Curve, num_rows: int, seconds: float) -> int:
+    """How many of so many drafted tokens a round of these rows can verify within `seconds` beyond a plain round, if none is accepted."""
+    most = curve.seconds(num_rows) + seconds
+    while num_tokens > 0 and curve.seconds(num_rows + num_tokens) > most:
+        num_tokens -= 1
+    return num_tokens
+
+
+def careful(
+    reaches: Sequence[float], curve: Curve, num_rows: int, seconds: float, risk: float
+) -> list[float]:
+    """A lookup's draft without the end that may cost too much.
+
+    A draft pays for itself if as many of its tokens are accepted as verifying it takes longer, in plain rounds of one row. The chance of
+    that decides twice: what the draft is expected to lose must be within `risk` seconds, and its worst case within that share of the
+    account's `seconds`, so that a draft that fails leaves enough for the next one.
+    """
     plain = curve.seconds(num_rows)
     share = plain / num_rows
-    most = max(LEAST_STAKE * share, STAKE * share + row.lookups.won(share))
-    for num in range(len(reaches), 0, -1):
+    for num in range(payable(len(reaches), curve, num_rows, seconds), 0, -1):
         longer = curve.seconds(num_rows + num) - plain
         back = math.ceil(longer / share)
-        stands = reaches[back - 1] if 0 < back <= num else float(back == 0)
-        if (1.0 - stands) * longer <= most:
-            return reaches[:num]
+        pays = reaches[back - 1] if 0 < back <= num else float(back == 0)
+        if (1.0 - pays) * longer <= risk and longer <= pays * seconds:
+            return list(reaches[:num])
     return []
 
 
@@ -71,17 +79,22 @@ def steps_of(reaches: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def best_steps(
-    steps: Sequence[tuple[float, int]], curve: Curve, num_rows: int, rate: float | None
+    steps: Sequence[tuple[float, int]],
+    curve: Curve,
+    num_rows: int,
+    rate: float | None,
+    prudence: float,
+    most: int = MAX_TOKENS,
 ) -> tuple[int, float]:
     """How many of these parts of drafts, best first, give most beyond what their time gives at `rate` or, without one, most tokens a
-    second; and how much that is."""
+    second; and how much that is. most: drafted tokens at most."""
     shape, plain = curve.shape, curve.shape[num_rows]
     gained, width, best, number = 0.0, num_rows, 0.0 if rate is not None else num_rows / plain, 0
     for count, (gain, tokens) in enumerate(steps, 1):
         gained, width = gained + gain, width + tokens
-        if width > MAX_TOKENS:
+        if width > min(MAX_TOKENS, num_rows + most):
             break
-        longer = PRUDENCE * (shape[width] - plain)
+        longer = prudence * (shape[width] - plain)
         value = (
             gained - rate * curve.scale * longer
             if rate is not None
@@ -104,7 +117,7 @@ def pays_in_turn(reaches: Sequence[float], num_drafted: int, curve: Curve, num_r
         chance = reaches[length] / before if before > 0.0 else 0.0
         gained = sum(reaches[length] * chance**i for i in range(end - length))
         taken = curve.seconds(num_rows + end) - curve.seconds(num_rows + length)
-        if gained < PRUDENCE * rate * taken:
+        if gained < rate * taken:
             break
         length = end
     return length

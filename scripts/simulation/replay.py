@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mlxspec.policy.constants import Constants
 from mlxspec.policy.controller import Choice, Controller, Offer
 from mlxspec.policy.cost import CostModel, Curve, DraftCost
 from mlxspec.policy.row import RowControl
@@ -18,12 +19,18 @@ from mlxspec.policy.row import RowControl
 from .requests import MODELS, Machine, Request, forward_seconds, moods
 
 
-class Auto:
+class Replay:
     """The controller as one engine has it. What it believes of the machine when it starts is off by `error`, and what it believes of
     rounds of several rows it guesses from those of one."""
 
     def __init__(
-        self, machine: Machine, rng: np.random.Generator, *, error: float = 0.03, max_depth: int = 8
+        self,
+        machine: Machine,
+        rng: np.random.Generator,
+        *,
+        error: float = 0.03,
+        max_depth: int = 8,
+        constants: Constants | None = None,
     ) -> None:
         self.machine = machine
         wrong = {w: s * float(np.exp(rng.normal(0.0, error))) for w, s in machine.curve().knots().items()}
@@ -31,7 +38,9 @@ class Auto:
             n: DraftCost(**{k: v * float(np.exp(rng.normal(0.0, error))) for k, v in vars(d).items()})
             for n, d in machine.drafts.items()
         }
-        self.control = Controller(CostModel({0: wrong}, drafts, pause=machine.pause), max_depth=max_depth)
+        self.control = Controller(
+            CostModel({0: wrong}, drafts, pause=machine.pause), max_depth=max_depth, constants=constants
+        )
         # of the last requests: row, place, choice, drafted tokens verified
         self.rounds: list[tuple[int, int, Choice, int]] = []
         self._curves: dict[int, Curve] = {}
@@ -66,11 +75,13 @@ class Auto:
         curve, width = self.curve(num_rows), num_rows + sum(verified)
         forward = forward_seconds(curve, num_rows, width, noise, tilt)
         self.control.curve(controls).refine(width, forward)
+        parts = []
         for row, choice, given, draft, num in zip(active, choices, offers, drafts, verified, strict=True):
             self.rounds.append((rows.index(row), row.place, choice, num))
             emitted = row.advance(given, draft, choice, num)
-            share = (forward + drafting) / num_rows
-            self.control.spent(row.control, emitted, share, looked_up=choice.offer is not None)
+            parts.append((row.control, emitted, choice.offer is not None))
+        self.control.spent(parts, num_rows, forward + drafting)
+        for row in active:
             if row.place >= len(row.request):
                 self.control.close(row.control)
         return forward + drafting + self.machine.overhead(any(c.model is not None for c in choices))
@@ -92,8 +103,8 @@ class Auto:
         for i in places:
             draft = drafts[i] = active[i].offer(name, choices[i].depth)
             if draft is not None:
-                looking = time / len(places) if choices[i].probe else 0.0
-                self.control.drafted(active[i].control, draft, len(active), probe_seconds=looking)
+                probing = time / len(places) if choices[i].probe else 0.0
+                self.control.drafted(active[i].control, draft, len(active), probe_seconds=probing)
         return time
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .replay import Auto
+from mlxspec.policy.constants import Constants
+
+from .replay import Replay
 from .requests import (
     MODELS,
     Machine,
@@ -131,17 +133,48 @@ def _cells(
 
 
 def auto_seconds(
-    machine: Machine, others: Sequence[Sequence[Request]], held: Sequence[Sequence[Request]], seed: int
+    machine: Machine,
+    others: Sequence[Sequence[Request]],
+    held: Sequence[Sequence[Request]],
+    seed: int,
+    constants: Constants | None = None,
 ) -> np.ndarray:
     """Plain steps of each held-out group of rows, which may be one. With `others` one controller serves them all, one group behind the
     other; without, each group meets a new one, whose beliefs of the machine are off in another way."""
     if not others:
         rngs = (np.random.default_rng([seed, i]) for i in range(len(held)))
-        return np.array([Auto(machine, rng).seconds(*g) for rng, g in zip(rngs, held, strict=True)])
-    auto = Auto(machine, np.random.default_rng(seed))
+        return np.array(
+            [Replay(machine, r, constants=constants).seconds(*g) for r, g in zip(rngs, held, strict=True)]
+        )
+    auto = Replay(machine, np.random.default_rng(seed), constants=constants)
     for group in others:
         auto.seconds(*group)
     return np.array([auto.seconds(*g) for g in held])
+
+
+def auto_over_plain(
+    workload: Workload,
+    length: int,
+    machines: Sequence[Machine],
+    constants: Constants,
+    *,
+    count: int = 40,
+    seed: int = 0,
+    drafters: Sequence[str] = DRAFTERS,
+) -> dict[str, float]:
+    """Speed over plain decoding of each cell, cold and warm, with these constants: what `run_cells` finds, without its other policies."""
+    rng = np.random.default_rng([seed, length])
+    answers = [{n: a[n] for n in drafters if n in a} for a in workload.answers]
+    half = max(1, len(answers) // 2)
+    others = [[r] for r in make_requests(answers[:half], length, max(8, count // 4), rng)]
+    held = make_requests(answers[half:] or answers, length, count, rng)
+    found = {}
+    for machine in machines:
+        plain = float(plain_seconds(held, machine).sum())
+        for start, before in (("cold", []), ("warm", others)):
+            times = auto_seconds(machine, before, [[r] for r in held], seed, constants)
+            found[f"{machine.name}, {workload.name}, {start}"] = plain / float(times.sum())
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

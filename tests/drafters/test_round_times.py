@@ -42,15 +42,15 @@ def took(
 )
 def test_every_token_and_second_is_told_once(num_rows: int, rounds: list[tuple[bool, bool, float]]) -> None:
     times, control, rows = made(num_rows)
-    told: list[tuple[int, float, int]] = []
-    control.spent = lambda row, num_tokens, seconds, *, looked_up, num_rounds: told.append(  # type: ignore
-        (num_tokens, seconds, num_rounds)
+    told: list[tuple[list[int], float, int]] = []
+    control.spent = lambda parts, num_rows, seconds, num_rounds: told.append(  # type: ignore
+        ([num for _, num, _ in parts], seconds, num_rounds)
     )
     for drafts, ahead, seconds in rounds:
         took(times, rows, num_rows + 3 * drafts, seconds, ahead=ahead and not drafts)
     times.settle()
-    assert sum(t for t, _, _ in told) == len(rounds) * num_rows
-    assert sum(n for _, _, n in told) == len(rounds) * num_rows
+    assert sum(sum(t) for t, _, _ in told) == len(rounds) * num_rows
+    assert sum(n for _, _, n in told) == len(rounds)
     assert sum(s for _, s, _ in told) == pytest.approx(sum(s for _, _, s in rounds))
     assert all(row.emitted == row.rested == 0 and row.plain[0] == len(rounds) for row in rows)
     told.clear()
@@ -62,10 +62,10 @@ def test_plain_rounds_that_run_ahead_are_told_together() -> None:
     times, control, rows = made(2)
     told = []
     spent = control.spent
-    control.spent = lambda *a, **k: (told.append(k["num_rounds"]), spent(*a, **k))[1]  # type: ignore
+    control.spent = lambda *a, **k: (told.append(a[3]), spent(*a, **k))[1]  # type: ignore
     for _ in range(20):
         took(times, rows, 2, 1.5, ahead=True)
-    assert told == [16, 16]  # of two rows each; the last four wait
+    assert told == [16]  # the last four wait
     assert rows[0].control.rate == pytest.approx(1 / 0.75)
 
 
@@ -98,6 +98,8 @@ def test_what_a_plain_round_takes_longer_behind_drafts_is_their_cost() -> None:
         took(times, rows, 1, PLAIN if times is alone[0] else 1.8 * PLAIN)
     assert behind[1].costs.curve(0).seconds(4) > alone[1].costs.curve(0).seconds(4)
     assert behind[1].costs.curve(0).seconds(1) < behind[1].costs.curve(0).seconds(4) / 2.9
+    paid = alone[2][0].control.account.balance - behind[2][0].control.account.balance
+    assert paid == pytest.approx(0.8, abs=0.01)
 
 
 def test_costs_follow_as_fast_however_many_rounds_are_told_at_once() -> None:

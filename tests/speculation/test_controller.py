@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlxspec.policy.controller import ALLOWANCE, CREDIT, PLAIN, Controller, Offer
+from mlxspec.policy.constants import Constants
+from mlxspec.policy.controller import PLAIN, Controller, Offer
 from mlxspec.policy.cost import CostModel, DraftCost
 from mlxspec.policy.row import RowControl
-from mlxspec.policy.widths import LEAST_STAKE, SHARED_DEPTHS, STAKE, within_stake
+from mlxspec.policy.widths import SHARED_DEPTHS, payable
 
 FLAT = {1: 1.0, 2: 1.0}
 LINEAR = {1: 1.0, 2: 2.0}
@@ -33,6 +31,12 @@ def taught(control: Controller, row: RowControl, offer: Offer, matched: int, tim
 
 
 MODELS = {"mtp": (8, 1)}
+CONSTANTS = Constants()
+
+
+def spent(control: Controller, row: RowControl, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
+    """A round of this row alone."""
+    control.spent([(row, num_tokens, looked_up)], 1, seconds)
 
 
 def test_with_nothing_offered_decoding_is_plain() -> None:
@@ -66,43 +70,27 @@ def test_lookups_that_fail_are_left_alone_and_tried_again_when_they_would_have_h
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
 
 
-def risk(control: Controller, row: RowControl, num: int, reaches: list[float], num_rows: int) -> float:
-    """Seconds that verifying so many tokens takes, times the chance that fewer stand than pay for them."""
-    curve = control.costs.curve(0, num_rows)
-    plain = curve.seconds(num_rows)
-    longer = curve.seconds(num_rows + num) - plain
-    back = math.ceil(longer / (plain / num_rows))
-    return longer * (1.0 - (reaches[back - 1] if back <= num else 0.0))
-
-
 @pytest.mark.parametrize("num_rows", [1, 4])
-def test_lookups_risk_little_until_they_have_won(num_rows: int) -> None:
-    control = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0})
-    reaches = [0.7 * 0.97**i for i in range(16)]
-    share = control.costs.curve(0, num_rows).seconds(num_rows) / num_rows
-    lengths = []
-    for lost, stake in ((0.0, STAKE), (50.0, LEAST_STAKE), (-80.0, 99.0)):
-        row = control.open("", 0)
-        row.lookups.follow(1, share + lost, looked_up=True)
-        cut = within_stake(row, reaches, control.costs.curve(0, num_rows), num_rows)
-        assert cut == reaches[: len(cut)]
-        if len(cut) < 16:
-            assert risk(control, row, len(cut) + 1, reaches, num_rows) > stake * share
-        if cut:
-            assert risk(control, row, len(cut), reaches, num_rows) <= stake * share + 1e-9
-        lengths.append(len(cut))
-    assert lengths[1] < lengths[0] <= lengths[2] == 16
+@pytest.mark.parametrize("balance", [0.0, 0.7, 2.4, 8.0])
+def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, balance: float) -> None:
+    """However sure a lookup is, and whatever it has gained: its worst case is a round in which nothing of it is accepted."""
+    control, offer = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0}), Offer("ngram-simple", 16)
+    rows = [control.open("", 0) for _ in range(num_rows)]
+    for row in rows:
+        taught(control, row, offer, 16)
+        row.account.balance = balance
+    widths = control.trim(rows, [offer] * num_rows)
+    curve = control.curve(rows)
+    plain = curve.seconds(num_rows)
+    assert curve.seconds(num_rows + sum(widths)) - plain <= balance * plain + 1e-9
+    assert (sum(widths) > 0) == (balance > 0.6)
+    chosen = control.choose(rows, [[offer]] * num_rows, [{}] * num_rows)
+    assert any(c.offer is not None for c in chosen) == (balance > 0.6)
 
 
-def test_what_surely_stands_is_verified_whatever_lookups_have_lost() -> None:
-    control, offer = controller({1: 1.0, 2: 1.6, 17: 3.3}), Offer("ngram-simple", 16)
-    for _ in range(200):  # the text of other rows bears lookups out
-        taught(control, control.open("", 0), offer, 16, times=1)
-    row = control.open("", 0)
-    row.lookups.follow(1, 50.0, looked_up=True)
-    taught(control, row, offer, 16, times=20)
-    assert control.choose([row], [[offer]], [{}])[0].offer == 0
-    assert control.trim([row], [offer]) == [16]
+def test_what_can_be_paid_for_is_the_longest_draft_within_the_seconds() -> None:
+    curve = controller({1: 1.0, 2: 1.5, 5: 3.0}).costs.curve(0)
+    assert [payable(4, curve, 1, s) for s in (0.4, 0.5, 1.1, 2.0, 99.0)] == [0, 1, 2, 4, 4]
 
 
 def test_a_good_head_is_asked_deeply_a_poor_one_not() -> None:
@@ -138,8 +126,8 @@ def test_catching_up_is_shared_by_the_drafts_until_lookup_comes_again() -> None:
         taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
         for _ in range(30):  # a burst of lookup behind so many rounds without
             for _ in range(num_rounds):
-                control.spent(row, 1, 1.0, looked_up=False)
-            control.spent(row, 2, 2.0, looked_up=True)
+                spent(control, row, 1, 1.0, looked_up=False)
+            spent(control, row, 2, 2.0, looked_up=True)
         assert (control.choose([row], [[]], [{"mtp": (8, 60)}])[0].model is not None) == drafts
 
 
@@ -149,27 +137,30 @@ def test_a_model_does_not_draft_what_lookup_is_about_to_find() -> None:
         row = control.open(str(found), 0)
         taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
         for _ in range(30):
-            control.spent(row, 1, 1.0, looked_up=False)
-            control.spent(row, found, 1.0, looked_up=True)
+            spent(control, row, 1, 1.0, looked_up=False)
+            spent(control, row, found, 1.0, looked_up=True)
         choice = control.choose([row], [[]], [MODELS])[0]
         assert (choice.model is not None and not choice.probe) == drafts
 
 
-def test_looks_are_allowed_less_where_rows_never_gained_by_them() -> None:
-    def affords(price: float) -> bool:
-        row = control.open("", 0)
-        control.choose([row], [[]], [MODELS])
-        return control.can_afford([row], price)
+def test_a_drafter_too_far_behind_to_be_paid_for_is_not_asked() -> None:
+    control = controller(FLAT, mtp=DraftCost(step=0.1, queued=0.1))
+    row = control.open("", 0)
+    taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
+    for queued, asked in ((1, True), (10, True), (10_000, False)):
+        assert (control.choose([row], [[]], [{"mtp": (8, queued)}])[0].model is not None) == asked
+        assert control.can_catch_up([row], "mtp", queued) == asked
 
-    for matched, widths, keeps in ((0, LINEAR, False), (8, FLAT, True)):
-        control = controller(widths, mtp=HEAD)
-        assert affords(1.0)
-        for _ in range(30):
-            row = control.open("", 0)
-            taught(control, row, Offer("mtp", 8, [0.9] * 8), matched, times=5)
-            control.close(row)
-        assert affords(1.0) == keeps
-        assert affords(HEAD.seconds(1, 1))  # one look is always possible
+
+def test_a_short_account_makes_drafts_shorter() -> None:
+    control = controller({1: 1.0, 2: 1.1, 9: 3.0}, mtp=DraftCost(step=0.2))
+    row = control.open("", 0)
+    taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
+    depths = []
+    for balance in (0.1, 0.4, 1.0, 8.0):
+        row.account.balance = balance
+        depths.append(control.choose([row], [[]], [MODELS])[0].depth)
+    assert depths[0] == 0 < depths[1] < depths[2] < depths[3]
 
 
 def test_a_draft_is_cut_where_it_becomes_doubtful() -> None:
@@ -264,26 +255,24 @@ def test_without_lookahead_equal_beginnings_are_verified_alike(
         assert len({width >= known for width in found}) == 1
 
 
-def test_looks_come_ever_more_rarely_and_stay_within_their_allowance() -> None:
+def test_probes_stay_within_the_account() -> None:
     control = controller(LINEAR, mtp=HEAD)
-    row, tried, probed, spent = control.open("", 0), [], [], 0.0
+    row, tried, probed, spent_so_far = control.open("", 0), [], [], 0.0
     for place in range(4000):
         choice = control.choose([row], [[]], [MODELS])[0]
+        seconds = 1.0
         if choice.model:
             price, shown = HEAD.seconds(choice.depth, 1), Offer("mtp", choice.depth, [0.3] * choice.depth)
             (probed if choice.probe else tried).append(place)
-            spent += price
+            spent_so_far += price
+            seconds += price
             control.drafted(row, shown, 1, probe_seconds=price if choice.probe else 0.0)
-            assert control.trim([row], [shown]) == [0]
-        control.spent(row, 1, 1.0, looked_up=False)
-        assert spent <= CREDIT + ALLOWANCE * (place + 1) + 1e-9
-    assert tried == list(
-        range(len(tried))
-    )  # at the beginning, one right behind the other: there catching up costs nothing
-    gaps = [b - a for a, b in pairwise(probed)]
-    assert gaps == sorted(gaps)
-    assert len(tried) > 3
-    assert len(probed) > 10
+        assert control.trim([row], [None]) == [0]
+        spent(control, row, 1, seconds, looked_up=False)
+        assert spent_so_far <= CONSTANTS.credit + CONSTANTS.earn * (place + 1 + spent_so_far) + 1e-9
+    # at the beginning one try right behind the other: there catching up costs nothing
+    assert tried[:3] == [0, 1, 2]
+    assert len(tried) + len(probed) > 10
 
 
 def test_a_drafter_just_below_paying_is_tried_and_one_far_below_is_not() -> None:
@@ -300,22 +289,24 @@ def test_a_drafter_just_below_paying_is_tried_and_one_far_below_is_not() -> None
         )  # rows share no credit
 
 
-def test_a_look_whose_tokens_come_costs_the_less() -> None:
+def test_a_probe_whose_tokens_come_costs_the_less() -> None:
     """By what came of it, not by how sure the drafter was."""
-    spent = []
+    paid = []
+    longer = HEAD.seconds(3, 1) + controller(APPLE).costs.curve(0).seconds(4) - 1.0
     for num_tokens in (1, 4):
         control = controller(APPLE, mtp=HEAD)
         row = control.open("", 0)
+        row.account.balance, models = 2.0, [{"mtp": (3, 1)}]
         taught(control, row, Offer("mtp", 3, [0.2] * 3), 0)
-        control.spent(row, 1, 1.0, looked_up=False)
+        row.promises["mtp"].rest, row.promises["mtp"].count, row.probed = 1000.0, 1000.0, 0.0
+        assert control.choose([row], [[]], models)[0].probe
         look = Offer("mtp", 3, [0.98] * 3)
-        before = row.promises["mtp"].spent
         control.drafted(row, look, 1, probe_seconds=HEAD.seconds(3, 1))
         assert control.trim([row], [look]) == [3]
-        control.spent(row, num_tokens, 1.5, looked_up=False)
-        spent.append(row.promises["mtp"].spent - before)
-    longer = control.costs.curve(0).seconds(4) - control.costs.curve(0).seconds(1)
-    assert spent == [pytest.approx(HEAD.seconds(3, 1) + longer - tokens) for tokens in (0, 3)]
+        spent(control, row, num_tokens, 1.0 + longer, looked_up=False)
+        paid.append(2.0 - row.account.balance)
+    earned = CONSTANTS.earn * (1.0 + longer)
+    assert paid == [pytest.approx(longer - tokens - earned) for tokens in (0, 3)]
 
 
 def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None:
@@ -371,7 +362,7 @@ def test_widths_never_exceed_drafts_and_one_that_cannot_pay_is_never_verified(
         assert gained <= (num_rows + sum(found)) / num_rows + 1e-9  # not even if everything stood
         for row, offer in zip(rows, offers, strict=True):
             control.learn(row, offer, min(matched, length), length)
-            control.spent(row, 1, 1.0, looked_up=False)
+            spent(control, row, 1, 1.0, looked_up=False)
 
 
 def test_unknown_costs_are_not_invented() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulation.machines import MACHINES
-from simulation.replay import Auto
+from simulation.replay import Replay
 from simulation.report import Cell, GroupCell, run_cells, run_group_cells
 from simulation.requests import (
     Machine,
@@ -25,6 +25,7 @@ from simulation.requests import (
 from simulation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
 
 from mlxspec.errors import ConfigError
+from mlxspec.policy.constants import Constants
 from mlxspec.policy.cost import Curve, DraftCost
 
 TRACES = Path(__file__).parent / "traces.npz"
@@ -108,7 +109,7 @@ def test_the_oracle_is_never_beaten() -> None:
             assert np.all(
                 least <= fixed(requests, drafter, depth).seconds(requests, EVEN, lookups=False) + 1e-9
             )
-    assert all(Auto(EVEN, rng).seconds(r) >= t for r, t in zip(requests, least, strict=True))
+    assert all(Replay(EVEN, rng).seconds(r) >= t for r, t in zip(requests, least, strict=True))
 
 
 def test_every_place_is_decoded_once() -> None:
@@ -118,7 +119,7 @@ def test_every_place_is_decoded_once() -> None:
         "ngram-simple": said(rng.integers(0, 5, 300).tolist()),
     }
     request = make_requests([answer], 250, 1, rng)[0]
-    auto = Auto(EVEN, rng)
+    auto = Replay(EVEN, rng)
     auto.seconds(request)
     places = [place for _, place, _, _ in auto.rounds]
     assert places == sorted(set(places))
@@ -130,7 +131,7 @@ def test_replays_repeat() -> None:
     rng = np.random.default_rng(3)
     answer = {"mtp": said(rng.integers(0, 5, 300).tolist(), sure=0.7)}
     request = make_requests([answer], 250, 1, rng)[0]
-    assert len({Auto(EVEN, np.random.default_rng(5)).seconds(request) for _ in range(2)}) == 1
+    assert len({Replay(EVEN, np.random.default_rng(5)).seconds(request) for _ in range(2)}) == 1
 
 
 # ---- the file
@@ -180,7 +181,8 @@ def test_counting() -> None:
 CHAIN, OTHER_CHAIN = ("ngram-simple", "mtp"), ("ngram-simple", "draft-model")
 # of the best fixed setting, where it is less than 0.95: docs/never-slower.md says so too
 SHORT = {
-    ("CPU", "ask", 256, "cold"): 0.93,
+    ("CPU", "ask", 256, "cold"): 0.91,
+    ("CPU", "edit", 256, "cold"): 0.91,
     ("CPU", "ask", 1024, "cold"): 0.90,
 }
 SHORT_WITH_DRAFT_MODEL = {("flat", "edit", 256, "cold"): 0.93}
@@ -249,7 +251,7 @@ def test_short_answers_of_all_kinds_behind_each_other_are_not_slower() -> None:
     known = read_traces(HELD)
     cells = run_group_cells([known[n] for n in NAMES if n != "sampled"], 1, MACHINES, count=200)
     for cell in cells:
-        assert cell.over_plain >= (0.97 if cell.start == "cold" else 0.98), cell
+        assert cell.over_plain >= (0.965 if cell.start == "cold" else 0.98), cell
         assert cell.slowest >= 0.86, cell
 
 
@@ -276,7 +278,7 @@ def test_a_group_takes_what_its_rounds_take() -> None:
         *quiet({"ngram-simple": said([16] * 40, 16)}, 40),
         *quiet({"ngram-simple": said([16] * 20, 16)}, 20),
     ]
-    auto = Auto(free, np.random.default_rng(0), error=0.0)
+    auto = Replay(free, np.random.default_rng(0), error=0.0)
     time = auto.seconds(*requests)
     by_row = [[(place, num) for row, place, _, num in auto.rounds if row == i] for i in (0, 1)]
     assert sum(1 + num for _, num in by_row[0]) == 40
@@ -293,7 +295,7 @@ def sure_head(stood: list[int]) -> Request:
     return quiet({"mtp": said(stood, 8, sure=0.95)}, len(stood))[0]
 
 
-def lost(auto: Auto, requests: Sequence[Request]) -> float:
+def lost(auto: Replay, requests: Sequence[Request]) -> float:
     """Plain rounds that a group takes beyond plain decoding; what the host does is left out."""
     num_rows = len(requests)
     beyond = auto.seconds(*requests) - plain_group_seconds(requests, auto.machine)
@@ -306,8 +308,8 @@ def test_a_drafter_that_was_always_right_and_now_never_is_costs_little(
     machine: Machine, num_rows: int
 ) -> None:
     """Sure of itself all the same. The first tries cost what they do; then it rests, each time for longer."""
-    for length, most in ((20, 11), (100, 21), (300, 30), (1000, 75)):
-        auto = Auto(replace(machine, step_ms=1e9), np.random.default_rng(0), error=0.0)
+    for length, most in ((20, 4), (100, 6), (1000, 12)):
+        auto = Replay(replace(machine, step_ms=1e9), np.random.default_rng(0), error=0.0)
         for _ in range(6):
             auto.seconds(*[sure_head([8] * 300)] * num_rows)
         assert lost(auto, [sure_head([0] * length)] * num_rows) <= most
@@ -315,19 +317,21 @@ def test_a_drafter_that_was_always_right_and_now_never_is_costs_little(
         assert length < 300 or len(late) <= num_rows * 0.02 * length
 
 
-def test_a_bad_stretch_does_not_end_a_drafter_that_is_dear_to_catch_up() -> None:
-    """Looks are out of the question then: what earlier rows have shown brings it back. A row that knows no earlier ones is left alone."""
+def test_a_bad_stretch_does_not_end_a_drafter_that_has_gained() -> None:
+    """What it gained before pays for what it loses until it is right again. At the beginning of a row only the credit pays: once that is
+    spent, a drafter that is dear to catch up stays away, and the row loses no more than the credit."""
     machine = replace(next(m for m in MACHINES if m.name == "CPU"), step_ms=1e9)
-    for num_earlier in (3, 0):
-        auto = Auto(machine, np.random.default_rng(0), error=0.0)
-        for _ in range(num_earlier):
+    for good, bad in ((100, 3), (0, 41)):
+        auto = Replay(machine, np.random.default_rng(0), error=0.0)
+        for _ in range(3):
             auto.seconds(sure_head([8] * 300))
-        beyond = lost(auto, [sure_head([0] * 41 + [8] * 559)])
-        behind = [place for _, place, choice, _ in auto.rounds if choice.model and place > 40]
-        assert bool(behind) == bool(num_earlier)
-        if num_earlier:
-            assert behind[0] < 40 + 6 * 40
+        beyond = lost(auto, [sure_head([8] * good + [0] * bad + [8] * 400)])
+        behind = [place for _, place, choice, _ in auto.rounds if choice.model and place > good + bad]
+        if good:
+            assert behind[0] < good + bad + 16
             assert beyond < -100
+        else:
+            assert beyond < Constants().credit + 0.005 * 441
 
 
 @pytest.mark.slow

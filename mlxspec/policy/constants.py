@@ -1,0 +1,65 @@
+"""The numbers that policy auto is tuned by, each with its unit and its reason.
+
+`scripts/simulate --sensitivity` halves and doubles each of them and prints the worst and the mean cell. Grids (widths that are timed,
+depths that drafts are cut to, cells of confidence) are no tuning and stand beside the code that uses them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from mlxspec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Raises ConfigError for a number that is not finite or is below 0."""
+
+    # --- the account: what drafting may lose against plain decoding
+    # plain rounds: what a row may lose. The adversary of the tests may cost 4 in 20 tokens; with less, drafting often ends by chance
+    credit: float = 3.8
+    # share of a row's time that it may lose besides: what a probe every now and then costs
+    earn: float = 0.005
+    # plain rounds: most that a row keeps of what it has gained, which is what a good stretch can lose again
+    cap: float = 16.0
+    # plain rounds: what probes and tries of a row alone may take of its credit, whatever they show
+    probe: float = 1.5
+    # share of what the row before might spend on probes and tries, where it gained nothing by them; and the least share of all of it
+    hope: float = 0.8
+    least_hope: float = 0.25
+    # plain rounds: what a lookup's draft may be expected to lose before lookups have gained, and half as much when they have lost
+    caution: float = 0.5
+
+    # --- choosing: what a draft must be expected to gain
+    # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
+    margin: float = 0.02
+    # how many times a wider forward counts: curves are never quite right, and too wide costs more than too narrow
+    prudence: float = 1.06
+    # tokens that a drafter without drafts may be expected to lose and still be tried; shrinks with the number of its drafts
+    curiosity: float = 0.8
+    # tokens of a probe
+    probe_depth: float = 3.0
+    # chance that a drafted token is accepted before anything is known of its drafter
+    first_chance: float = 0.75
+    # share of what is known of a model's drafts that one draft replaces, once there were many
+    follow: float = 0.04
+    # share of what is known of a row's rate and of its lookups that one round replaces
+    fade: float = 0.05
+    # share of what one row shows of lookups that counts for the next
+    carried: float = 0.5
+    # drafts that knowledge of earlier rows counts for in a new one
+    kept: float = 2.0
+    # rounds: how long lookup is taken to stay away at first, and most drafts that share what catching up costs
+    spell: float = 8.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value) or value < 0:
+                raise ConfigError(f"The policy's {field.name} must be a number of at least 0, not {value!r}.")
+        for name in ("earn", "hope", "least_hope", "first_chance", "follow", "fade", "carried"):
+            if getattr(self, name) > 1.0:
+                raise ConfigError(f"The policy's {name} is a share and cannot be more than 1.")
+        if self.cap < self.credit:
+            raise ConfigError("An account's cap must be at least what a row begins with.")
