@@ -24,16 +24,16 @@ from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.recommended import recommended
 from mlxspec.cli.view import View, best_view
+from mlxspec.config import MAX_CONTEXT
 from mlxspec.errors import CacheError, ConfigError, MlxspecError
 
-MAX_TOKENS = 1024
 _REHEARSING = 0.5  # seconds before a person may type: the first answer waits for less then
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_prompts(parser, "the next turn")
     options.add_model(parser)
-    options.add_sampling(parser, MAX_TOKENS, recommended=True)
+    options.add_sampling(parser, MAX_CONTEXT, recommended=True)
     options.add_drafting(parser)
     declare(
         parser,
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     engine, found = load(args.model)
     talk = Conversation(
         engine=engine,
-        params=options.sampling_params(args, max_tokens=MAX_TOKENS, **found),
+        params=options.sampling_params(args, max_tokens=MAX_CONTEXT, **found),
         spec=engine.spec,
         system=system,
         recommended=found,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import clipboard, header, options, saved, stats_line, terminal
 from mlxspec.cli.parser import CommandParser, near
-from mlxspec.config import DRAFTER_NAMES, SamplingParams
+from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, SamplingParams
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,20 +145,25 @@ def _set(session: Session, rest: str) -> None:
             tip = near(name, known) or f"there are: {', '.join(known)}."
             raise ConfigError(f"There is no option {name}; {tip}")
         for word, own in known.items():
-            terminal.note_as_is(f"{word:<20} {_told(getattr(talk.params, own))}")
+            terminal.note_as_is(f"{word:<20} {_told(own, talk.params)}")
         return
     if value in ("off", "default"):
-        talk.params = replace(talk.params, **{known[name]: getattr(SamplingParams(), known[name])})
+        default = SamplingParams(max_tokens=MAX_CONTEXT)
+        talk.params = replace(talk.params, **{known[name]: getattr(default, known[name])})
     elif value:
         reader = CommandParser(prog="/set")
         options.add_sampling(reader, talk.params.max_tokens)
         given = options.sampling_params(reader.parse_args([f"--{name}={value}"]))
         with options.named_by_flags():
             talk.params = replace(talk.params, **{known[name]: getattr(given, known[name])})
-    terminal.note(f"{name}: {_told(getattr(talk.params, known[name]))}")
+    terminal.note(f"{name}: {_told(known[name], talk.params)}")
 
 
-def _told(value: object) -> str:
+def _told(name: str, params: SamplingParams) -> str:
+    """The value of a field, as a person is told it."""
+    value = getattr(params, name)
+    if name == "max_tokens" and value == MAX_CONTEXT:
+        return "to the end of the context"
     return "not set" if value in (None, ()) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -15,7 +15,7 @@ from mlxspec.cli.answer import Message, follow
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
 from mlxspec.cli.stats_line import Finished, PlainRounds, finished
-from mlxspec.config import SamplingParams
+from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.events import TokensEvent
 from mlxspec.parsers.formats import detect
@@ -40,7 +40,7 @@ class Conversation:
     """Turns held with one engine. `system` stands before all of them and may change at any time; `spec` says who drafts.
 
     thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
-    of SamplingParams.
+    of SamplingParams. A max_tokens of MAX_CONTEXT in params lets answers end at the context.
     """
 
     engine: Engine
@@ -64,7 +64,10 @@ class Conversation:
         turns = [*self.turns, {"role": "user", "content": text}]
         form = detect(_template(self.engine).source)
         params = self.params if form.thinking is None else replace(self.params, thinking_tags=form.thinking)
-        request = self.engine.submit(self._prompt(turns), params, spec=self.spec)
+        prompt = self._prompt(turns)
+        if params.max_tokens == MAX_CONTEXT:
+            params = replace(params, max_tokens=self._room(len(prompt)))
+        request = self.engine.submit(prompt, params, spec=self.spec)
         parts: dict[bool, list[str]] = {False: [], True: []}
         parser = form.parser(self._rendered(turns))
         started = False
@@ -81,6 +84,13 @@ class Conversation:
                     answer["reasoning_content"] = "".join(parts[True])
                 self.turns = [*turns, answer]
                 self.answers.append(finished(request, self._plain.speed(request.stats)))
+
+    def _room(self, num_prompt: int) -> int:
+        """Tokens that an answer may have: to the end of the context, or as far as memory goes beside the prefix store, which keeps the
+        conversation for the next turn."""
+        engine = self.engine
+        most = min(engine.max_context, engine.memory.most_tokens(self.spec))
+        return max(1, most - num_prompt)
 
     def _messages(self, turns: Sequence[Message]) -> list[Message]:
         before = [] if self.system is None else [{"role": "system", "content": self.system}]

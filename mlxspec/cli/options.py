@@ -30,6 +30,7 @@ from mlxspec.config import (
     AUTO_DEPTH,
     DRAFTER_NAMES,
     FIXED_DEPTH,
+    MAX_CONTEXT,
     ROLLBACKS,
     Acceptance,
     EngineConfig,
@@ -176,11 +177,12 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommended: bool = False) -> None:
-    """recommended: what is not given is the model's own recommendation."""
+    """recommended: what is not given is the model's own recommendation. max_tokens: MAX_CONTEXT stands for no limit but the context's."""
     default = "the model's recommendation, else 0" if recommended else "0"
+    longest = "to the end of the context" if max_tokens == MAX_CONTEXT else str(max_tokens)
     declare(
         parser.add_argument_group("sampling"),
-        ("--max-tokens", int, "N", f"longest answer in tokens (default {max_tokens})"),
+        ("--max-tokens", int, "N", f"longest answer in tokens (default: {longest})"),
         ("--temp", float, "T", f"temperature; 0 always takes the most likely token (default: {default})"),
         ("--top-p", float, "P", "keep the most likely tokens up to this probability (default 1: off)"),
         ("--top-k", int, "K", "keep the K most likely tokens (default 0: off)"),

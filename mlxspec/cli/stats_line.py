@@ -31,10 +31,9 @@ class Finished:
 
 def finished(request: Request, plain_speed: float | None = None) -> Finished:
     """What the statistics say of a request that has ended."""
-    reason, limit = request.finish_reason or "cancelled", request.params.max_tokens
-    cut: Ending = (
-        "cut at the token limit" if request.num_generated >= limit else "cut at the end of the context"
-    )
+    reason = request.finish_reason or "cancelled"
+    is_full = len(request.history) >= request.max_context
+    cut: Ending = "cut at the end of the context" if is_full else "cut at the token limit"
     ending: Ending = cut if reason == "length" else "stopped" if reason == "cancelled" else ""
     return Finished(stats=request.stats, ending=ending, plain_speed=plain_speed)
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, chunk_of, machine_memory
-from mlxspec.config import EngineConfig
+from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
 from mlxspec.engine.hiddens import missing
@@ -61,13 +61,26 @@ class EngineMemory:
 
     def needed(self, request: Request) -> int:
         """Of a row for all tokens the request may come to have, its drafters' and what it keeps on the host included."""
-        length = _most_tokens(request)
+        return self._row(_most_tokens(request), request.spec) + request.host_bytes
+
+    def most_tokens(self, spec: SpecConfig) -> int:
+        """The longest row that has room alone, beside all that the prefix store may take; 0 where none has."""
+        left = self.budget - self.weights - self.prefix_budget
+        fits, too_long = 0, self._model.max_context + 1
+        while too_long - fits > 1:
+            length = (fits + too_long) // 2
+            needed = self._row(length, spec) + length * TOKEN_BYTES + self.activations(self._smallest, length)
+            fits, too_long = (length, too_long) if needed <= left else (fits, length)
+        return fits
+
+    def _row(self, length: int, spec: SpecConfig) -> int:
+        """Bytes of arrays of a row of so many tokens."""
         found = row_bytes(self._model.make_cache(0), length, self.full_chunk, self._verify)
-        found += sum(d.row_bytes(length) for d in self._drafters if d.name in request.spec.drafters)
-        if self.prefix_budget and missing(self._drafters, request.spec):
+        found += sum(d.row_bytes(length) for d in self._drafters if d.name in spec.drafters)
+        if self.prefix_budget and missing(self._drafters, spec):
             # held until the store has them, which may be at the end only
             found += self._model.dtype.size * self._streams.width * length
-        return found + request.host_bytes
+        return found
 
     def check(self, request: Request) -> None:
         """Raises MemoryBudgetError where it does not fit even alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mlxspec.cli.chat_commands import Session, obey
 from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.recommended import recommended
 from mlxspec.cli.view import View
-from mlxspec.config import SamplingParams
+from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ContextOverflowError
 
@@ -96,6 +97,35 @@ def test_set(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
         assert talk.params == before
     obey(session, "/undoo")
     assert "did you mean /undo?" in capsys.readouterr().err
+
+
+def test_answers_end_at_the_context(
+    engine: Engine, session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = session.talk
+    obey(session, "/set max-tokens off")
+    assert "to the end of the context" in capsys.readouterr().err
+    assert talk.params.max_tokens == MAX_CONTEXT
+    talk.params = replace(talk.params, ignore_eos=True)
+    for question in ("one", "and two"):
+        talk.turns = []
+        chat._turn(session, question)
+        stats = talk.answers[-1].stats
+        assert stats.num_prompt + stats.num_generated == engine.max_context
+        assert talk.answers[-1].ending == "cut at the end of the context"
+    obey(session, "/set")
+    assert "max-tokens           to the end of the context" in capsys.readouterr().err
+
+
+def test_answers_end_where_memory_does(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no turn is refused, and the prefix store keeps its room."""
+    talk = session.talk
+    talk.params = replace(talk.params, max_tokens=MAX_CONTEXT, ignore_eos=True)
+    monkeypatch.setattr(talk.engine.memory, "most_tokens", lambda spec: 40)
+    chat._turn(session, "one")
+    stats = talk.answers[-1].stats
+    assert stats.num_prompt + stats.num_generated == 40
+    assert talk.answers[-1].ending == "cut at the token limit"
 
 
 def test_copy(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

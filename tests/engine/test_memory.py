@@ -51,6 +51,23 @@ def test_what_can_never_fit_is_refused_with_figures_and_the_setting() -> None:
     assert tight.memory.reserved == 0
 
 
+def test_the_longest_row_is_the_longest_that_is_not_refused() -> None:
+    """A prefix store is left its room."""
+    for extra, who in ((MIB, ()), (MIB, ALL), (3 * MIB, ALL), (1 << 33, ALL)):
+        tight = equality.engine(memory_budget=least() + extra, prefix_budget=0)
+        most = tight.memory.most_tokens(spec(*who))
+        assert most <= tight.max_context
+        for length in {most, min(most + 1, tight.max_context)}:
+            params = SamplingParams(max_tokens=length - 3, ignore_eos=True)
+            if length == most:
+                tight.cancel(tight.submit([1, 2, 3], params, spec=spec(*who)).number)
+            else:
+                with pytest.raises(MemoryBudgetError):
+                    tight.submit([1, 2, 3], params, spec=spec(*who))
+        shared = equality.engine(memory_budget=least() + extra, prefix_budget=MIB // 2)
+        assert shared.memory.most_tokens(spec(*who)) < most or most == tight.max_context
+
+
 def test_what_does_not_fit_now_waits_its_turn() -> None:
     tight = equality.engine(memory_budget=least() + 200_000, prefill_chunk=32)
     some = [words(5, i) for i in range(6)]
