@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, terminal
 from mlxspec.cli.parser import declare, near, size
-from mlxspec.config import SpecConfig, shown
+from mlxspec.cli.recommended import recommended
+from mlxspec.config import SamplingParams, SpecConfig, shown
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "of that, what is kept of earlier texts; 0 keeps nothing (default: a share)",
         ),
     )
-    options.add_sampling(parser, MAX_TOKENS)
+    options.add_sampling(parser, MAX_TOKENS, recommended=True)
     options.add_drafting(parser)
     options.add_debug(parser)
 
@@ -109,11 +110,19 @@ def run(args: argparse.Namespace) -> int:
             params=options.sampling_params(args, max_tokens=MAX_TOKENS),
         )
     makers = _makers(args, spec)
+    models = dict(_named(given) for given in args.model or [options.DEMO])
 
     def tell(url: str, loaded: Loaded) -> None:
         _tell(url, loaded, config.api_key is not None)
 
-    if not serve(makers, config, tell):
+    def sampling(name: str) -> SamplingParams:
+        """What holds for a served model where a request says nothing: flags, then what the model recommends."""
+        found, notice = recommended(models[name], args.revision)
+        if notice is not None:
+            terminal.note(notice)
+        return options.sampling_params(args, max_tokens=MAX_TOKENS, **found)
+
+    if not serve(makers, config, tell, sampling):
         sys.stderr.flush()
         os._exit(0)  # a thread is still busy; whoever sent the signal need not wait for it
     return 0
@@ -186,5 +195,14 @@ def _tell(url: str, loaded: Loaded, has_key: bool) -> None:
         f"mlxspec serves {loaded.name} at {url} · {engine.max_context} tokens of context · drafting: {drafters}"
         f" · {'with' if has_key else 'without'} a key"
     )
+    params = loaded.params
+    if params is not None and params.temperature > 0:
+        named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        shown_fields = ", ".join(
+            f"{name} {getattr(params, name):g}"
+            for name in named
+            if getattr(params, name) != SamplingParams.__dataclass_fields__[name].default
+        )
+        terminal.note(f"Sampling where a request says nothing: {shown_fields}.")
     terminal.note_as_is(page.curl(url, has_key=has_key))
     terminal.note_as_is(page.sdk(url, has_key=has_key))

@@ -204,7 +204,7 @@ class Server:
                 return
             if body.get("raw"):
                 raw = raw_body(body)
-                make = partial(self._job, request_parsing.completion_job, raw, loaded.engine)
+                make = partial(self._job, request_parsing.completion_job, raw, loaded)
                 job = await self._prepare(asked, make, raw)
             else:
                 job = await self._chat_job(asked, loaded, read, body)
@@ -289,7 +289,7 @@ class Server:
         body, notices = await self._checked(asked, schemas.COMPLETION)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._prepare(
-                asked, partial(self._job, request_parsing.completion_job, body, loaded.engine), body
+                asked, partial(self._job, request_parsing.completion_job, body, loaded), body
             )
             protocol = CompletionProtocol(
                 loaded.name,
@@ -305,7 +305,7 @@ class Server:
     async def _native(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, schemas.NATIVE)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            make = partial(self._job, request_parsing.completion_job, body, loaded.engine)
+            make = partial(self._job, request_parsing.completion_job, body, loaded)
             job = await self._prepare(asked, make, body)
             protocol = LlamaProtocol(
                 loaded.name,
@@ -395,17 +395,18 @@ class Server:
         def make(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> request_parsing.Job:
             return request_parsing.chat_job(read(body), engine, defaults)
 
-        return await self._prepare(asked, partial(self._job, make, body, loaded.engine), body)
+        return await self._prepare(asked, partial(self._job, make, body, loaded), body)
 
     def _job(
         self,
         make: Callable[[Mapping[str, Any], Engine, SamplingParams], request_parsing.Job],
         body: Mapping[str, Any],
-        engine: Engine,
+        loaded: Loaded,
     ) -> request_parsing.Job:
         """Everything that is done for a request before the engine hears of it, within the limits."""
         work.check_number_of_answers(body, self.config.limits)
-        return work.compiled(make(body, engine, self.config.params), engine, self.config.limits)
+        job = make(body, loaded.engine, loaded.params or self.config.params)
+        return work.compiled(job, loaded.engine, self.config.limits)
 
     async def _prepare(self, asked: Asked, make: Callable[[], T], body: Mapping[str, Any] | None = None) -> T:
         """What `make` returns, made in a thread. body: of a request whose answers may be constrained, which may take long to compile."""

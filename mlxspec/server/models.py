@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
+from mlxspec.config import SamplingParams
 from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Worker
 from mlxspec.errors import EngineStoppedError
@@ -34,6 +35,7 @@ class Loaded:
     name: str
     worker: Worker
     engine: Engine  # for what never changes: tokenizer, spec, limits
+    params: SamplingParams | None = None  # where a request says nothing; None: as the server's config has it
 
     @property
     def fingerprint(self) -> str:
@@ -44,12 +46,19 @@ class Loaded:
 
 
 class Models:
-    """makers: name -> what makes its engine; the first is the default. Lives in one event loop; `stop` may be called from there only."""
+    """makers: name -> what makes its engine; the first is the default. sampling: name -> the sampling of requests that say nothing, asked
+    once a model's files are there. Lives in one event loop; `stop` may be called from there only."""
 
     def __init__(
-        self, makers: Mapping[str, Callable[[], Engine]], *, idle_seconds: float | None = None
+        self,
+        makers: Mapping[str, Callable[[], Engine]],
+        *,
+        idle_seconds: float | None = None,
+        sampling: Callable[[str], SamplingParams] | None = None,
     ) -> None:
         self._makers = dict(makers)
+        self._sampling = sampling
+        self._params: dict[str, SamplingParams] = {}
         self._idle = idle_seconds
         self._turn = asyncio.Condition()
         self._queue: list[object] = []  # who waits, in order
@@ -101,7 +110,7 @@ class Models:
             engine = await asyncio.shield(loading)
             if self._worker is None:
                 raise EngineStoppedError("The engine is being stopped.")
-            yield Loaded(name, self._worker, engine)
+            yield Loaded(name, self._worker, engine, self._params.get(name))
         finally:
             self._users -= 1
             self._last_use = time.monotonic()
@@ -141,7 +150,14 @@ class Models:
         worker = Worker(self._makers[name], thread=self._thread)
         self._worker, self._name = worker, name
         self.num_loads += 1
-        self._loading = asyncio.ensure_future(asyncio.to_thread(worker.wait_ready))
+
+        def ready() -> Engine:
+            engine = worker.wait_ready()
+            if self._sampling is not None:
+                self._params[name] = self._sampling(name)
+            return engine
+
+        self._loading = asyncio.ensure_future(asyncio.to_thread(ready))
 
         def note(done: asyncio.Future[Engine]) -> None:
             """Its exception is seen, whoever waits; its facts are known from now on."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.server import log
 from mlxspec.server.app import Server
@@ -66,13 +67,14 @@ def serve(
     makers: Mapping[str, Callable[[], Engine]],
     config: ServerConfig,
     tell: Callable[[str, Loaded], None],
+    sampling: Callable[[str], SamplingParams] | None = None,
 ) -> bool:
-    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. Returns whether everything has
-    ended by itself; where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had, and what
-    loading raises."""
+    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. sampling: see Models. Returns whether
+    everything has ended by itself; where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had,
+    and what loading raises."""
     listener = _listen(config)
     with listener:
-        return asyncio.run(_serve(makers, config, listener, tell))
+        return asyncio.run(_serve(makers, config, listener, tell, sampling))
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -99,11 +101,12 @@ async def _serve(
     config: ServerConfig,
     listener: socket.socket,
     tell: Callable[[str, Loaded], None],
+    sampling: Callable[[str], SamplingParams] | None,
 ) -> bool:
     raise_descriptors()
     log.take_over()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    models = Models(makers, idle_seconds=config.idle_unload)
+    models = Models(makers, idle_seconds=config.idle_unload, sampling=sampling)
     server = Server(models, config)
     web = _Uvicorn(
         uvicorn.Config(

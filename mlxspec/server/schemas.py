@@ -77,7 +77,7 @@ _CHOICES: Schema = {
 }
 
 SAMPLING: dict[str, Schema] = {
-    "temperature": _number(0, 100, "0, the default unless the server was started otherwise, takes the most likely token"),
+    "temperature": _number(0, 100, "0 takes the most likely token; the default is the server's or the model's"),
     "top_p": maybe({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
     "top_k": integer(-1, 1 << 30, "0 or -1: off"),
     "min_p": _number(0, 1),

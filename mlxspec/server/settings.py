@@ -17,8 +17,8 @@ DEFAULT_MAX_TOKENS = 4096
 class ServerConfig:
     """host: an address other than this machine's own needs an api_key. allowed_origins: web pages and extensions that may call, beside
     pages and programs of this machine; `scheme://*` stands for all of a scheme other than http and https. limits: how much work a
-    client may cause. idle_unload: seconds without a request after which the model leaves memory. params: sampling where a request says
-    nothing; its max_tokens is the longest answer nobody asked to be longer."""
+    client may cause. idle_unload: seconds without a request after which the model leaves memory. params: sampling where neither a
+    request nor a model says anything; its max_tokens is the longest answer nobody asked to be longer."""
 
     host: str = "127.0.0.1"
     port: int = 8080
