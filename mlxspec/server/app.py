@@ -51,6 +51,7 @@ from mlxspec.server.ollama_fields import (
     OPTIONS_REFUSED,
 )
 from mlxspec.server.openapi import document
+from mlxspec.server.prompt_watch import PromptWatch
 from mlxspec.server.protocol import AnswerProtocol
 from mlxspec.server.responses_api import ResponsesProtocol, responses_request
 from mlxspec.server.responses_fields import RESPONSES, RESPONSES_HARMLESS, RESPONSES_REFUSED
@@ -71,6 +72,7 @@ class Server:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.models, self.config = models, config
         self.metrics = Metrics()
+        self._watch = PromptWatch()
         self._stored = StoredResponses(config.limits.max_stored, config.limits.stored_seconds)
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)
@@ -393,8 +395,15 @@ class Server:
         """The job of a chat in any API's form. read: the form's adapter."""
 
         def make(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> request_parsing.Job:
-            return request_parsing.chat_job(read(body), engine, defaults)
+            job = request_parsing.chat_job(read(body), engine, defaults)
+            said = self._watch.see(client, job.asks[0].prompt)
+            if said is not None:
+                log.line(said)
+            return job
 
+        headers = asked.request.headers
+        # programs on one machine share its address, and open a connection for each request as they like
+        client = f"{(asked.request.client or ('',))[0]} {headers.get('user-agent', '')}"
         return await self._prepare(asked, partial(self._job, make, body, loaded), body)
 
     def _job(
