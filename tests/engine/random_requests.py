@@ -1,0 +1,223 @@
+"""Random requests, answered plainly and drafted: dtypes, quantizations, drafters, policies, rows, constraints and turns in any mixture.
+
+A case is made from its number alone, so one that fails can be run again by itself. Plain decoding answers each request alone in an engine
+without drafters and without a prefix store. The drafted engine gets all rows of a turn, together or one after the other, and keeps prefixes
+from turn to turn; a row may be cancelled on the way. `equality.same` judges: a first difference is excused only where plain decoding's two
+best tokens are closer than rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_cache import NgramCache
+from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
+from mlxspec.drafters.ngram_mod import NgramMod
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine, Result
+from tests import tiny_models
+from tests.engine import equality
+
+ROLLBACKS = ("tape", "snapshots", "checkpoint")
+MODELS = ("mtp", "draft-model")
+DRAFTERS = (*MODELS, "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "forced")
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yz"]}},
+    "required": ["a", "b"],
+}
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"regex": "[a-f]{3,20}(x|yz)*"},
+    {"regex": "(ab|cd){2,9}!"},
+    {"json_schema": SCHEMA},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One row of a turn: tokens that go behind the conversation so far, and its parameters. is_cancelled: it ends after a few steps."""
+
+    added: tuple[int, ...]
+    params: SamplingParams
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Conversations that run side by side. turns[i][r]: what row r asks in turn i. is_staggered: rows join one after the other."""
+
+    number: int
+    form: str
+    rollback: str
+    spec: SpecConfig
+    turns: tuple[tuple[Ask, ...], ...]
+    is_staggered: bool
+
+    def __str__(self) -> str:
+        names = "+".join(self.spec.drafters) or "plain"
+        return f"case {self.number} ({self.form}, {self.rollback}, {names}, {self.spec.policy}, {self.spec.acceptance})"
+
+
+def case(number: int, forms: Sequence[str] = tuple(tiny_models.FORMS)) -> Case:
+    """The case of that number; equal numbers and forms give equal cases."""
+    rng = np.random.default_rng(number)
+    num_rows, num_turns = int(rng.choice([1, 1, 2, 3, 4])), int(rng.choice([1, 1, 2, 3]))
+    return Case(
+        number=number,
+        form=str(rng.choice(list(forms))),
+        rollback=str(rng.choice(ROLLBACKS, p=[0.6, 0.2, 0.2])),
+        spec=_spec(rng),
+        turns=tuple(
+            tuple(_ask(rng, is_first=turn == 0) for _ in range(num_rows)) for turn in range(num_turns)
+        ),
+        is_staggered=bool(rng.random() < 0.3),
+    )
+
+
+def _spec(rng: np.random.Generator) -> SpecConfig:
+    names = [str(n) for n in rng.permutation(DRAFTERS)[: int(rng.choice([1, 1, 2, 3, len(DRAFTERS)]))]]
+    if rng.random() < 0.2 and not any(n.startswith("ngram") for n in names):
+        acceptance: dict[str, Any] = {"acceptance": "rejection"}
+    else:
+        acceptance = {"n_min": int(rng.choice([0, 0, 0, 2]))}
+        if rng.random() < 0.3:
+            acceptance["draft_sampling"] = str(rng.choice(["independent", "argmax"]))
+    return SpecConfig(
+        drafters=tuple(names),
+        policy="auto" if rng.random() < 0.3 else "fixed",
+        n_max=int(rng.choice([1, 2, 3, 5, 8, 16])),
+        p_min=float(rng.choice([0.0, 0.0, 0.3, 0.6])),
+        ngram_n=int(rng.choice([1, 2, 3])),
+        ngram_m=int(rng.choice([2, 8, 16])),
+        ngram_mod_n=4,
+        **acceptance,
+    )
+
+
+def _ask(rng: np.random.Generator, *, is_first: bool) -> Ask:
+    length = int(rng.choice([1, 2, 5, 17, 40, 70])) if is_first else int(rng.choice([1, 3, 9]))
+    tokens = rng.integers(0, tiny_models.EOS, length).tolist()
+    if rng.random() < 0.3:
+        tokens = (tokens[:6] * 12)[:length]
+    return Ask(added=tuple(tokens), params=_params(rng), is_cancelled=bool(rng.random() < 0.04))
+
+
+def _params(rng: np.random.Generator) -> SamplingParams:
+    def maybe(share: float, **made: Any) -> dict[str, Any]:
+        return made if rng.random() < share else {}
+
+    token = int(rng.integers(0, tiny_models.EOS))
+    chosen: dict[str, Any] = {"max_tokens": int(rng.integers(1, 32)), "seed": int(rng.integers(1 << 30))}
+    chosen |= maybe(0.5, temperature=float(rng.choice([0.3, 0.8, 1.0, 1.5])))
+    chosen |= maybe(0.2, top_p=float(rng.choice([0.5, 0.9, 0.99])))
+    chosen |= maybe(0.2, top_k=int(rng.choice([1, 5, 20, 200])))
+    chosen |= maybe(0.15, min_p=float(rng.choice([0.02, 0.2])))
+    chosen |= maybe(0.2, repetition_penalty=float(rng.choice([0.9, 1.1, 1.3])))
+    chosen |= maybe(0.15, presence_penalty=float(rng.choice([-0.5, 0.8])))
+    chosen |= maybe(0.15, frequency_penalty=float(rng.choice([0.4, 1.0])))
+    chosen |= maybe(0.15, logit_bias={token: 5.0, (token + 7) % tiny_models.EOS: -20.0})
+    chosen |= maybe(0.15, stop=[chr(32 + int(rng.integers(0, 95))), "e" + chr(32 + token)])
+    chosen |= maybe(0.15, bad_words=[chr(32 + token), "ab"])
+    chosen |= maybe(0.2, top_logprobs=int(rng.choice([1, 3])))
+    chosen |= maybe(0.1, thinking_budget=int(rng.choice([0, 3, 8])), thinking_tags=("(", ")"))
+    if rng.random() < 0.2:
+        chosen |= GRAMMARS[int(rng.integers(len(GRAMMARS)))]
+        chosen.pop("bad_words", None)  # a banned letter may leave a grammar without any way on
+    else:
+        chosen |= maybe(0.5, ignore_eos=True)
+    return SamplingParams(**chosen)
+
+
+@cache
+def plain_engine(form: str) -> Engine:
+    return equality.engine([], form, prefix_budget=0)
+
+
+@cache
+def drafting_engine(form: str, rollback: str) -> Engine:
+    """With every drafter and a prefix store, kept for all cases of that form: what one case leaves there, the next one finds."""
+    model = tiny_models.target(form)
+    drafters = [
+        Mtp(tiny_models.mtp_head(form), model.max_context),
+        DraftModel(tiny_models.echo(form=form), model.vocab_size),
+        NgramSimple(2, 12),
+        NgramMapK(2, 8, 1),
+        NgramMapK4v(2, 8, 1),
+        NgramMod(4, 8),
+        NgramCache(8),
+    ]
+    return equality.engine(drafters, form, rollback=rollback, prefix_budget=4 << 20)
+
+
+def play(made: Case) -> Counter[str]:
+    """Run a case and compare. Returns counts: requests, tokens compared, drafted, accepted, cancelled, cached prompt tokens. Raises
+    AssertionError where a text differs without an excuse, or a request has a notice or an error that plain decoding has not."""
+    counts: Counter[str] = Counter()
+    engine, model = drafting_engine(made.form, made.rollback), tiny_models.target(made.form)
+    texts: list[list[int]] = [[] for _ in made.turns[0]]
+    going = list(range(len(texts)))
+    for turn, asks in enumerate(made.turns):
+        prompts = [[*texts[r], *asks[r].added] for r in going]
+        wanted = [
+            plain_engine(made.form).generate(p, asks[r].params, spec=equality.PLAIN)
+            for r, p in zip(going, prompts, strict=True)
+        ]
+        results = _answers(engine, made, prompts, [asks[r] for r in going])
+        kept = []
+        for row, prompt, plain, got in zip(going, prompts, wanted, results, strict=True):
+            what = f"{made}, turn {turn}, row {row}"
+            counts["requests"] += 1
+            if asks[row].is_cancelled:
+                counts["cancelled"] += 1
+                assert list(got.tokens) == list(plain.tokens[: len(got.tokens)]) or _may_differ(
+                    made, asks[row]
+                ), what
+                continue
+            assert (got.error, got.stats.notices) == (plain.error, plain.stats.notices), what
+            texts[row] = [*prompt, *plain.tokens]
+            kept.append(row)
+            if _may_differ(made, asks[row]):
+                counts["not compared"] += 1
+                continue
+            equality.same(plain, got, prompt, asks[row].params, what, model)
+            counts["tokens"] += len(plain.tokens)
+            counts["drafted"] += sum(d.num_drafted for d in got.stats.drafters.values())
+            counts["accepted"] += sum(d.num_accepted for d in got.stats.drafters.values())
+            counts["cached"] += got.stats.num_cached
+        going = kept
+    assert engine.is_idle
+    return counts
+
+
+def _may_differ(made: Case, ask: Ask) -> bool:
+    """Acceptance by rejection draws from the same distribution, but other tokens."""
+    return made.spec.acceptance == "rejection" and ask.params.temperature > 0
+
+
+def _answers(
+    engine: Engine, made: Case, prompts: Sequence[Sequence[int]], asks: Sequence[Ask]
+) -> list[Result]:
+    """Rows together, or each a step or two behind the one before; those to be cancelled are after three more steps."""
+    requests = []
+    for prompt, ask in zip(prompts, asks, strict=True):
+        requests.append(engine.submit(prompt, ask.params, spec=made.spec))
+        for _ in range(2 * made.is_staggered):
+            engine.step()
+    for _ in range(3):
+        engine.step()
+    for request, ask in zip(requests, asks, strict=True):
+        if ask.is_cancelled:
+            engine.cancel(request.number)
+    while not engine.is_idle:
+        engine.step()
+    engine.step()
+    return [Result.of(request) for request in requests]

@@ -1,0 +1,42 @@
+"""Random requests have the same text drafted and plain. scripts/fuzz_text.py runs thousands."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.random_requests import case, play
+
+FAST = range(1000, 1004)
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in range(1000, 1040)]
+)
+def test_drafted_text_is_plain_text(number: int) -> None:
+    counts = play(case(number))
+    assert counts["requests"] > 0
+
+
+def test_cases_are_made_from_their_number() -> None:
+    assert case(7) == case(7)
+    assert str(case(7)) != str(case(8))
+
+
+@pytest.mark.slow
+def test_cases_reach_every_kind() -> None:
+    """Of 300 cases: every form, way of rollback, drafter, policy and acceptance, grammars, stops, turns, cancels, several rows."""
+    made = [case(n) for n in range(300)]
+    asks = [ask for c in made for turn in c.turns for ask in turn]
+    assert len({c.form for c in made}) == 9
+    assert len({c.rollback for c in made}) == 3
+    assert len({name for c in made for name in c.spec.drafters}) == 8
+    assert {(c.spec.policy, c.spec.acceptance) for c in made} >= {
+        ("auto", "match"),
+        ("fixed", "match"),
+        ("fixed", "rejection"),
+    }
+    assert max(len(c.turns) for c in made) == 3
+    assert max(len(c.turns[0]) for c in made) == 4
+    for what in ("has_grammar", "stop", "bad_words", "logit_bias", "thinking_budget", "wants_logprobs"):
+        assert sum(bool(getattr(a.params, what)) for a in asks) > 10, what
+    assert any(a.is_cancelled for a in asks)
