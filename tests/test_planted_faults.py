@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 _POSITIONS = "tests/engine/test_drafted_positions.py"
+_RANDOM = "tests/engine/test_random_requests.py"
 _OWN = "tests/engine/test_misbehaving_drafters.py"
 _ROWS = f"{_OWN}::test_every_row_says_what_plain_decoding_says"
 _WORDS = "tests/sampling/test_constraints.py"
@@ -232,6 +233,13 @@ FAULTS = (
         "counts = counts if drafts is None else counts + drafts",
         "counts = counts",
         f"{_POSITIONS}::test_a_penalized_text_and_its_accepted_drafts_are_exact",
+    ),
+    Fault(
+        "penalties do not see drafted tokens of random requests",
+        "sampling/sampler.py",
+        "counts = counts if drafts is None else counts + drafts",
+        "counts = counts",
+        f"{_RANDOM}::test_drafted_text_is_plain_text_in_float32[89]",
     ),
     Fault(
         "p_min goes by the token drawn",

@@ -106,8 +106,11 @@ def same(
     params: SamplingParams,
     what: str,
     model: Model | None = None,
+    *,
+    is_alone: bool = True,
 ) -> None:
-    """Equal ids, text and reason; or a first difference at a near tie of plain decoding, which is counted."""
+    """Equal ids, text and reason; or a first difference at a near tie of plain decoding, which is counted. is_alone: False where `got` was
+    decoded beside other rows and `wanted` was not: attention over rows of several lengths rounds otherwise in 16 bits, drafted or not."""
     if got.tokens == wanted.tokens:
         assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason), what
         return
@@ -117,7 +120,7 @@ def same(
     gap, limit = top_gap(model, prompt, list(wanted.tokens[:place]), params)
     line = f"{what}: token {place} of {list(prompt)[:8]}..., top-2 gap {gap:.2e}"
     assert not EXACT, line
-    assert not keeps_bits(model), line
+    assert not (is_alone and keeps_bits(model)), line
     assert gap < limit, line
     excused.append(line)
 

@@ -188,7 +188,7 @@ def play(made: Case) -> Counter[str]:
             if _may_differ(made, asks[row]):
                 counts["not compared"] += 1
                 continue
-            equality.same(plain, got, prompt, asks[row].params, what, model)
+            equality.same(plain, got, prompt, asks[row].params, what, model, is_alone=len(going) == 1)
             counts["tokens"] += len(plain.tokens)
             counts["drafted"] += sum(d.num_drafted for d in got.stats.drafters.values())
             counts["accepted"] += sum(d.num_accepted for d in got.stats.drafters.values())

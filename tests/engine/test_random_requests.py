@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 import pytest
 
 from tests.engine.random_requests import case, play
 
-FAST = range(1000, 1004)
+
+def numbered(numbers: Iterable[int], fast: Container[int]) -> list:
+    return [pytest.param(n, marks=[] if n in fast else [pytest.mark.slow]) for n in numbers]
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in range(1000, 1040)]
-)
-def test_drafted_text_is_plain_text(number: int) -> None:
-    counts = play(case(number))
-    assert counts["requests"] > 0
+@pytest.mark.parametrize("number", numbered(range(60, 100), {89, 95}))
+def test_drafted_text_is_plain_text_in_float32(number: int) -> None:
+    assert play(case(number, ["float32"]))["requests"] > 0
+
+
+@pytest.mark.parametrize("number", numbered(range(40), {5, 12}))
+def test_drafted_text_is_plain_text_in_every_form(number: int) -> None:
+    assert play(case(number))["requests"] > 0
 
 
 def test_cases_are_made_from_their_number() -> None:
