@@ -7,7 +7,8 @@ how sure they are of each draft, and it sees the account and the price of a roun
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -212,3 +213,12 @@ def test_rows_that_join_and_leave_keep_the_bound(rounds: list[tuple[list[bool], 
 def test_constants_check_themselves(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Constants(**wrong)
+
+
+def test_every_constant_is_in_the_table_of_what_it_changes() -> None:
+    root = Path(__file__).resolve().parents[2]
+    table = (root / "docs" / "log" / "2026-11-23-policy-constants.md").read_text(encoding="utf-8")
+    names = [field.name for field in fields(Constants)]
+    assert len(names) <= 20
+    for name in names:
+        assert f"| `{name}` | {getattr(CONSTANTS, name):g} " in table, name
