@@ -279,7 +279,7 @@ def _settings(num_examples: int) -> settings:
 
 
 @pytest.mark.parametrize("stack", sorted(tiny_models.STACKS))
-@_settings(40)
+@_settings(25)
 @given(script=operations)
 def test_a_cache_is_the_one_that_saw_only_what_was_committed(stack: str, script: list[tuple]) -> None:
     play(stack, script)

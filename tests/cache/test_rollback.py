@@ -109,7 +109,7 @@ def _settings(num_examples: int) -> settings:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", ALL_WAYS)
-@_settings(25)
+@_settings(15)
 @given(script=operations)
 def test_any_rounds_leave_the_layer_as_plain_decoding_does(way: str, dtype: str, script: list[tuple]) -> None:
     play(MixerDriver(tiny(dtype), ALL_WAYS[way]), script)
@@ -125,7 +125,7 @@ def test_the_layer_for_many_more(way: str, dtype: str, script: list[tuple]) -> N
 
 
 @pytest.mark.parametrize("way", [Snapshots(8), Checkpoint()], ids=lambda w: type(w).__name__)
-@_settings(25)
+@_settings(15)
 @given(script=operations)
 def test_any_rounds_leave_the_model_as_plain_decoding_does(way: Rollback, script: list[tuple]) -> None:
     play(ModelDriver("hybrid", way), script)

@@ -75,21 +75,33 @@ def test_ragged_rows_drafted_are_the_rows_plain(drafters: tuple[str, ...], numbe
     check(number, engine().generate(some, params, spec=spec(*drafters)), f"{drafters}, 5 rows")
 
 
+LIMITS: list[dict] = [
+    {"n_max": 1},
+    {"n_max": 9, "ngram_m": 30, "ngram_n": 2},
+    {"n_max": 6, "p_min": 0.5},
+    {"n_max": 6, "p_min": 0.9, "n_min": 2},
+    {"n_max": 3, "n_min": 3},
+    {"n_max": 0},
+    {"n_max": 5, "p_min": 1.0},
+]
+
+
 @pytest.mark.parametrize(
-    "limits",
+    ("drafters", "limits"),
     [
-        {"n_max": 1},
-        {"n_max": 9, "ngram_m": 30, "ngram_n": 2},
-        {"n_max": 6, "p_min": 0.5},
-        {"n_max": 6, "p_min": 0.9, "n_min": 2},
-        {"n_max": 3, "n_min": 3},
-        {"n_max": 0},
-        {"n_max": 5, "p_min": 1.0},
+        *(pytest.param(("mtp",), limits, id=f"mtp-{limits}") for limits in LIMITS),
+        *(
+            pytest.param(
+                ("draft-model", "ngram-simple"),
+                limits,
+                id=f"draft-model+ngram-simple-{limits}",
+                marks=[] if i in (1, 3, 5) else [pytest.mark.slow],
+            )
+            for i, limits in enumerate(LIMITS)
+        ),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("drafters", [("mtp",), ("draft-model", "ngram-simple")], ids="+".join)
-def test_limits_of_drafts_change_the_speed_only(limits: dict, drafters: tuple[str, ...]) -> None:
+def test_limits_of_drafts_change_the_speed_only(drafters: tuple[str, ...], limits: dict) -> None:
     number = len(drafters)
     some, params, _ = batch(number)
     results = engine().generate(some, params, spec=spec(*drafters, **limits))
