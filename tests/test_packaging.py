@@ -90,6 +90,16 @@ def test_versions_of_python_are_those_that_are_tested() -> None:
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == [named[0], named[-1]]
 
 
+def test_an_mlx_that_adds_up_otherwise_is_not_allowed() -> None:
+    """MLX before 0.32.4 rounds a quantized product of one row after every four terms, qmv_rows does not."""
+    needed = [r for r in PROJECT["project"]["dependencies"] if re.match(r"mlx\b(?!-)", r)]
+    assert len(needed) == 2
+    for requirement in needed:
+        lowest = re.search(r">=(\d+)\.(\d+)\.(\d+)", requirement)
+        assert lowest, requirement
+        assert tuple(map(int, lowest.groups())) >= (0, 32, 4)
+
+
 PROMISE = re.compile(
     r"\b(?:pip3?|pipx|uv tool|uv pip) install(?:\s+-\S+)*\s+['\"]?mlxspec(?![\w/-])|\buvx mlxspec\b"
 )

@@ -127,7 +127,7 @@ def machine() -> str:
             report.blas
             + (f", {report.blas_kind}" if report.blas_kind in ("bundled", "path", "preloaded") else "")
         )
-    used = [kernel.name for kernel in _kernels() if kernel.in_use]
+    used = [kernel.name for kernel in _kernels() if kernel.in_use and kernel.notice is None]
     if used:
         parts.append(f"kernels {', '.join(used)}")
     return " · ".join(parts)
@@ -146,7 +146,7 @@ def notices(all_stats: Iterable[RequestStats]) -> list[str]:
     from mlxspec.platform import device
 
     found = [n for stats in all_stats for n in stats.notices]
-    off = [f"The kernel {k.name} is switched off: it {k.reason}." for k in _kernels() if k.failed]
+    off = [notice for kernel in _kernels() if (notice := kernel.notice) is not None]
     return list(dict.fromkeys([*found, *device.report().notices, *off]))
 
 

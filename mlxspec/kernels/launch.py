@@ -85,17 +85,20 @@ class MetalKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Outcome of a self-check: the largest error found, how large it may be, and what else was learned."""
+    """Outcome of a self-check: the largest error found, how large it may be, and what else was learned. matches_mlx: whether a row's result
+    has the bits of MLX's own operation on that row alone; True for a kernel that replaces no operation of MLX's."""
 
     error: float
     limit: float
     note: str = ""
+    matches_mlx: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
     """What statistics show of one kernel. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own
-    time over ours. is_ours: False for one of MLX's that was found wrong here."""
+    time over ours. is_ours: False for one of MLX's that was found wrong here. matches_mlx: as in `Check`; a kernel in use that does not
+    match is launched only where it does all products of 1 to 8 rows, that is, with `exact`."""
 
     name: str
     in_use: bool
@@ -103,7 +106,20 @@ class KernelReport:
     note: str = ""
     failed: bool = False
     is_ours: bool = True
+    matches_mlx: bool = True
     speedups: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence for the user where the kernel is not used although it could run here; None where there is nothing to say."""
+        if self.failed:
+            return f"The kernel {self.name} is switched off: it {self.reason}."
+        if self.in_use and not self.matches_mlx and _has_won(self.speedups):
+            return (
+                f"The kernel {self.name} is faster here, but is used with --exact only: its results differ in their last bits from MLX's "
+                "own products of one row, so drafted text could differ from plain text."
+            )
+        return None
 
 
 _checks: dict[str, Callable[[], Check]] = {}
@@ -138,6 +154,12 @@ def in_use(name: str) -> bool:
     if name not in _reports:
         _reports[name] = _decide(name)
     return _reports[name].in_use
+
+
+def may_mix(name: str) -> bool:
+    """Whether kernel `name` may do some widths of a model's rounds while MLX's own operation does others: it is in use, and its self-check
+    found the bits of MLX's own operation."""
+    return in_use(name) and (name not in _reports or _reports[name].matches_mlx)
 
 
 def reports() -> tuple[KernelReport, ...]:
@@ -203,6 +225,7 @@ def _decide(name: str) -> KernelReport:
         in_use=True,
         reason=f"agrees with plain MLX operations: error {check.error:.1e}",
         note=check.note,
+        matches_mlx=check.matches_mlx,
     )
 
 
@@ -228,7 +251,11 @@ def wins(name: str, width: str) -> bool:
 
 
 def _wins_anything(name: str) -> bool:
-    return any(ratio >= _RACE_MARGIN for ratio in _speedups.get(name, {}).values())
+    return _has_won(_speedups.get(name, {}))
+
+
+def _has_won(ratios: Mapping[str, float]) -> bool:
+    return any(ratio >= _RACE_MARGIN for ratio in ratios.values())
 
 
 def race(

@@ -92,7 +92,7 @@ def _bits(_: Model) -> Found:
     report = next(r for r in launch.reports() if r.name == "qmv_rows")
     if not report.in_use:
         raise Skipped(report.reason)
-    return Found("not bit" not in report.note, report.note)
+    return Found(report.matches_mlx, report.note)
 
 
 def _norms(model: Model) -> Found:

@@ -30,6 +30,17 @@ def test_a_failed_kernel_is_a_notice_and_one_in_use_a_word(reports):
     assert second["failed"]
 
 
+def test_a_kernel_that_won_races_but_rounds_otherwise_is_a_notice(reports):
+    """It is left out of rounds, which nobody asked for, so it is said; one that won nothing would not be used anyway."""
+    other = {"in_use": True, "reason": "agrees", "matches_mlx": False}
+    idle = launch.KernelReport(name="qmv_rows_fp", speedups={"2 rows": 0.9}, **other)
+    reports(launch.KernelReport(name="qmv_rows", speedups={"2 rows": 0.9, "4 rows": 1.3}, **other), idle)
+    (notice,) = (n for n in stats_line.notices([]) if "kernel" in n)
+    assert notice.startswith("The kernel qmv_rows is faster here, but is used with --exact only")
+    assert "qmv_rows," not in stats_line.machine()
+    assert stats_line.device_data()["kernels"][0]["matches_mlx"] is False
+
+
 def test_kernels_that_have_no_place_here_are_not_mentioned(reports):
     reports(launch.KernelReport(name="gdn_round", in_use=False, reason="there is no Metal here"))
     assert "kernel" not in stats_line.machine()

@@ -212,3 +212,37 @@ def test_a_fault_of_one_kind_of_format_leaves_the_other_in_use(emulated, monkeyp
     for name in used:
         assert reports[name].failed == (name in failed)
         assert reports[name].reason.startswith("differs" if name in failed else "agrees")
+
+
+TERMS = ["float(x[i]) * code[i]", *(f"float(x[i + {n}]) * code[i + {n}]" for n in (1, 2, 3))]
+BACKWARDS = (" + ".join(TERMS), " + ".join(reversed(TERMS)))
+
+
+@pytest.mark.parametrize("matches", [True, False], ids=["as MLX adds", "backwards"])
+def test_a_won_race_counts_only_where_rows_have_the_bits_of_mlx(emulated, monkeypatch, matches):
+    """A plain step by MLX's kernel and a verify by ours must round alike. The self-check compares with MLX's own text. Planted: a kernel
+    that adds up backwards, which is as close to the right result and passes the self-check otherwise."""
+    if reason := mlx_kernels.missing_header("mxfp4"):
+        pytest.skip(reason)
+    text = launch.metal_source("qmv_rows")
+    assert text.count(BACKWARDS[0]) == 1
+    monkeypatch.setattr(launch, "metal_source", lambda _: text if matches else text.replace(*BACKWARDS))
+    monkeypatch.setattr(kernel._kernel, "_built", {})
+    monkeypatch.setattr(kernel, "MICROSCALING", {"mxfp4": (32, 4)})
+    plain = kernel.qmv_rows_ops
+    monkeypatch.setattr(
+        kernel, "qmv_rows_ops", lambda x, w: mlx_kernels.one_row(x, w) if len(x) == 1 else plain(x, w)
+    )
+    x, weight = draw(3, 8, 512, mode="mxfp4")
+    launch.forget()
+    launch.set_speedup(weight.kernel, kernel._race_key(x, weight), 1.5)
+    with emulated():
+        assert launch.in_use(weight.kernel)
+        (report,) = (r for r in launch._all_reports() if r.name == weight.kernel)
+        assert report.matches_mlx == matches
+        assert (report.notice is None) == matches
+        for exact, launches in ((False, int(matches)), (True, 1)):
+            emulator.runs.clear()
+            kernel.qmv_rows(x, weight, exact=exact)
+            assert sum(run.kernel == "mlxspec_qmv_rows" for run in emulator.runs) == launches
+    launch.forget()

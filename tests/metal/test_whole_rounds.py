@@ -103,8 +103,9 @@ def like_metal(emulated: Metal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Met
 
 @pytest.fixture
 def on_metal(like_metal: Metal, monkeypatch: pytest.MonkeyPatch) -> Metal:
-    """Kernels that compete with MLX's own operations have won every race."""
+    """Kernels that compete with MLX's own operations have won every race, and give the bits of MLX's own on a GPU."""
     monkeypatch.setattr(launch, "wins", lambda name, width: True)
+    monkeypatch.setattr(launch, "may_mix", lambda name: launch.in_use(name))
     return like_metal
 
 
@@ -269,15 +270,25 @@ def launched_by(engine: Engine) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("mode", [pytest.param("affine", marks=pytest.mark.slow), "mxfp4"])
-def test_loading_takes_the_kernel_where_it_won_its_race(like_metal, monkeypatch, tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "matches"),
+    [
+        pytest.param("affine", True, marks=pytest.mark.slow),
+        ("mxfp4", True),
+        pytest.param("mxfp4", False, marks=pytest.mark.slow),
+    ],
+)
+def test_loading_takes_the_kernel_where_it_won_its_race(like_metal, monkeypatch, tmp_path, mode, matches):
     """Without a race MLX's own operation is used and the report says why. A race won on this device, on record, and a self-check passed at
-    loading make the model's projections run through the kernel."""
+    loading make the model's projections run through the kernel. `matches`: what the self-check finds of MLX's bits; it compares with MLX's
+    CPU operation here, which adds up in another order. Without them a won race changes nothing, and a notice says so."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
         launch, "race", lambda name, key, *_: launch.set_speedup(name, key, 1.5) or 1.5
     )  # times of an emulator say nothing
     folder, name = written(tmp_path / "model", mode), "qmv_rows" if mode == "affine" else "qmv_rows_fp"
+    check = launch._checks[name]
+    monkeypatch.setitem(launch._checks, name, lambda: replace(check(), matches_mlx=matches))
     loads = functools.partial(
         load, str(folder), draft=["ngram-simple"], spec=SpecConfig(policy="fixed", n_max=3)
     )
@@ -295,7 +306,12 @@ def test_loading_takes_the_kernel_where_it_won_its_race(like_metal, monkeypatch,
         assert (report.in_use, report.failed) == (True, False)
         assert report.reason.startswith("agrees")
         assert report.speedups == raced
+        assert (report.notice is None) == matches
         ran = launched_by(engine)
+    if not matches:
+        assert "is used with --exact only" in report.notice
+        assert name not in ran
+        return
     assert ran[name] >= 2 * ran["gdn_round"]  # what goes into the mixer, and what goes into the MLP
     assert not {"qmv_rows", "qmv_rows_fp"} - {name} & set(ran)
 
