@@ -32,6 +32,8 @@ _MEMORY = "tests/engine/test_memory.py"
 _PACKED = "tests/models/test_packed_on_cpu.py"
 _PROPOSALS = "tests/drafters/test_proposals.py"
 _ACCOUNT = "tests/speculation/test_account.py::test_nothing_is_lost_beyond_credit_and_share"
+_STREAMS = "tests/server/test_forms.py::test_streams_of_500_random_answers_follow_the_grammar"
+_RESPONSES = "tests/server/test_responses.py"
 
 
 class Fault(NamedTuple):
@@ -45,6 +47,62 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
+    Fault(
+        "the last block of a message is not stopped",
+        "server/messages_api.py",
+        "            for event in self._blocks.close():\n                yield from self._event(event, {})\n",
+        "",
+        f"{_STREAMS}[messages]",
+    ),
+    Fault(
+        "a thinking block is not signed",
+        "server/messages_api.py",
+        'if block.kind == "thinking":\n                delta',
+        "if False:\n                delta",
+        f"{_STREAMS}[messages]",
+    ),
+    Fault(
+        "two events of a response have one number",
+        "server/responses_api.py",
+        'yield self._event("response.output_item.added", output_index=block.number, item=item)',
+        'yield self._event("response.output_item.added", output_index=block.number, item=item)\n            self._num_events -= 1',
+        f"{_STREAMS}[responses]",
+    ),
+    Fault(
+        "a call of Ollama's stream comes while it is written",
+        "server/ollama_api.py",
+        "if isinstance(event, BlockEnd):",
+        "if not isinstance(event, BlockEnd):",
+        f"{_STREAMS}[ollama]",
+    ),
+    Fault(
+        "all calls of a stream have one place",
+        "server/chat.py",
+        "number = self._blocks.calls.index(block)",
+        "number = 0",
+        f"{_STREAMS}[chat]",
+    ),
+    Fault(
+        "a billing line stays in the system prompt",
+        "server/messages_api.py",
+        'return _BUDGET.sub("", _BILLING.sub("", system))',
+        'return _BUDGET.sub("", system)',
+        "tests/server/test_messages.py::test_a_billing_line_and_a_budget_are_left_out_of_the_system_prompt",
+    ),
+    Fault(
+        "stored responses have no budget",
+        "server/stored_responses.py",
+        "while self._kept and self.num_bytes + num_bytes > self._max_bytes:",
+        "while False:",
+        f"{_RESPONSES}::test_stored_responses_keep_to_a_budget_and_a_time",
+    ),
+    Fault(
+        "stored responses stay for ever",
+        "server/stored_responses.py",
+        "if kept.until <= now",
+        "if False",
+        f"{_RESPONSES}::test_stored_responses_keep_to_a_budget_and_a_time",
+    ),
     Fault(
         "levels of a body are counted in its bytes",
         "server/body.py",

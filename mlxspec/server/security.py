@@ -81,7 +81,7 @@ class Guard:
             if scope["path"].rstrip("/") not in _OPEN:
                 self._check_key(headers)
             if scope["method"] == "POST":
-                _check_content(headers, self._config.limits.max_body)
+                _check_content(headers, self._config.limits.max_body, scope["path"])
         except ApiError as error:
             log.request(scope, error.status, 0.0, str(error))
             await answer_error(error, with_headers, scope["path"])
@@ -140,9 +140,11 @@ def host_name(host: str) -> str | None:
     return name.lower() if valid and name else None
 
 
-def _check_content(headers: Mapping[str, str], most: int) -> None:
+def _check_content(headers: Mapping[str, str], most: int, path: str) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    # clients of Ollama's API leave the type out, and no browser sends a POST of another page without an Origin
+    is_unnamed = not kind and path.startswith("/api/") and "origin" not in headers
+    if kind != "application/json" and not is_unnamed:
         raise ApiError(
             "A request's body must be JSON: send it as application/json.", status=415, code="content_type"
         )

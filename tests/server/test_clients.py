@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -19,6 +20,7 @@ import pytest
 from tests.server.serving import QUESTION, Served
 from tests.server.test_sdk import SCHEMA, TOOLS
 
+OPENAI = "openai@>=5 <8"
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
@@ -54,14 +56,78 @@ def test_litellm(demo: Served) -> None:
         assert ask(messages=[*MESSAGES, *again], max_tokens=2).choices[0].message.content
 
 
-def install_openai(folder: Path) -> None:
-    """The package from the npm registry, or the test is skipped."""
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "suffix"), [("anthropic/demo", ""), ("openai/responses/demo", "/v1"), ("ollama_chat/demo", "")]
+)
+def test_litellm_over_the_other_forms(demo: Served, model: str, suffix: str) -> None:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+        pytest.importorskip("mcp", reason="litellm needs the mcp package for tools")
+        base = demo.base.removesuffix("/v1") + suffix
+
+        def ask(**more: Any) -> Any:
+            given = {"max_tokens": 20, "messages": MESSAGES, **more}
+            return litellm.completion(model=model, api_base=base, api_key="none", **given)
+
+        whole = ask()
+        assert whole.choices[0].message.content
+        assert whole.usage.completion_tokens == 20
+        text = "".join(c.choices[0].delta.content or "" for c in ask(stream=True) if c.choices)
+        assert text == whole.choices[0].message.content
+        if not model.startswith("ollama"):  # that API cannot ask for a call
+            called = ask(tools=TOOLS[:1], tool_choice="required", max_tokens=150)
+            assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_agent_of_openai_agents_calls_its_tool(demo: Served) -> None:
+    """Over Responses: the tool is run, and its result goes back."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        agents = pytest.importorskip("agents", reason="openai-agents is not installed")
+        import openai
+
+        asked: list[str] = []
+
+        def look_up(name: str) -> str:
+            """Look up a function."""
+            asked.append(name)
+            return "Joins paths."
+
+        async def run() -> Any:
+            async with openai.AsyncOpenAI(base_url=demo.base, api_key="none", max_retries=0) as client:
+                agent = agents.Agent(
+                    name="helper",
+                    instructions="Answer shortly.",
+                    model=agents.OpenAIResponsesModel(model="demo", openai_client=client),
+                    model_settings=agents.ModelSettings(
+                        max_tokens=120, tool_choice="required", parallel_tool_calls=False
+                    ),
+                    tools=[agents.function_tool(look_up)],
+                )
+                return await agents.Runner.run(agent, QUESTION, max_turns=4)
+
+        agents.set_tracing_disabled(True)
+        result = asyncio.run(run())
+        assert len(asked) == 1
+        kinds = [type(item).__name__ for item in result.new_items]
+        assert kinds[:2] == ["ToolCallItem", "ToolCallOutputItem"]
+        assert isinstance(result.final_output, str)
+
+
+def install(folder: Path, *packages: str) -> None:
+    """Packages from the npm registry, or the test is skipped."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("needs npm")
     (folder / "package.json").write_text('{"type": "module", "private": true}')
     done = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "openai@>=5 <8"],
+        [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages],
         cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     if done.returncode:
@@ -71,7 +137,7 @@ def install_openai(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.node
 def test_javascript(demo: Served, tmp_path: Path) -> None:
-    install_openai(tmp_path)
+    install(tmp_path, OPENAI)
     shutil.copy(Path(__file__).with_name("client.mjs"), tmp_path / "client.mjs")
     ran = subprocess.run(
         ["node", "client.mjs", demo.base, json.dumps({"tools": TOOLS[:1], "schema": SCHEMA})],
@@ -80,6 +146,19 @@ def test_javascript(demo: Served, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout.strip().splitlines()[-1:]) == (0, ["all of it works"]), (
         ran.stdout + ran.stderr
     )
+
+
+@pytest.mark.slow
+@pytest.mark.node
+def test_javascript_over_messages_and_responses(demo: Served, tmp_path: Path) -> None:
+    install(tmp_path, OPENAI, "@anthropic-ai/sdk", "ai@>=5", "@ai-sdk/openai", "@ai-sdk/anthropic")
+    shutil.copy(Path(__file__).with_name("client_forms.mjs"), tmp_path / "client_forms.mjs")
+    ran = subprocess.run(
+        ["node", "client_forms.mjs", demo.base, json.dumps({"schema": TOOLS[0]["function"]["parameters"]})],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1] == "all of it works"
 
 
 PAGE = """<!doctype html><title>waiting</title><script type="module">
@@ -123,7 +202,7 @@ def test_a_page_in_a_browser(demo: Served, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("needs Chromium")
-    install_openai(tmp_path)
+    install(tmp_path, OPENAI)
     (tmp_path / "index.html").write_text(PAGE % (demo.base, QUESTION))
     said: queue.Queue[dict[str, Any]] = queue.Queue()
     handler = type("Handler", (Pages,), {"said": said})

@@ -137,8 +137,9 @@ def test_all_forms_give_the_same_answer(thinker: Served) -> None:
 
 
 @pytest.mark.slow
-def test_all_forms_give_the_same_answer_to_500_random_chats(thinker: Served) -> None:
-    for seed in range(500):
+@pytest.mark.parametrize("part", range(10))
+def test_all_forms_give_the_same_answer_to_500_random_chats(thinker: Served, part: int) -> None:
+    for seed in range(50 * part, 50 * part + 50):
         check(thinker, scenario(random.Random(seed)))
 
 

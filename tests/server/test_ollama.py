@@ -123,6 +123,21 @@ def test_models_tell_their_context_and_abilities(thinker: Served) -> None:
     assert listed["name"] == listed["model"] == "demo"
 
 
+def test_a_body_without_a_type_is_taken_from_programs_only(thinker: Served) -> None:
+    body = json.dumps({"messages": MESSAGES, "stream": False, "options": {"num_predict": 1}}).encode()
+    untyped = {"Content-Type": None}
+    for path, headers, wanted in (
+        ("/api/chat", untyped, 200),
+        ("/api/chat", {**untyped, "Origin": "http://localhost:3000"}, 415),
+        ("/api/chat", {**untyped, "Origin": "http://evil.example"}, 403),
+        ("/api/chat", {"Content-Type": "text/plain"}, 415),
+        ("/v1/chat/completions", untyped, 415),
+        ("/v1/messages", untyped, 415),
+    ):
+        status, _, data = thinker.ask("POST", path, raw=body, headers=headers)  # type: ignore[arg-type]
+        assert status == wanted, (path, headers, data)
+
+
 def test_errors_end_a_stream_with_a_line() -> None:
     from mlxspec.server.errors import ApiError
     from mlxspec.server.ollama_api import OllamaProtocol

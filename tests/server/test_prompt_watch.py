@@ -58,6 +58,9 @@ def test_little_is_remembered() -> None:
         kept = [prompt for known in watch._clients.values() for prompt in known.prompts]
         assert watch._num_bytes == sum(map(len, kept)) <= 4000
         assert len(watch._clients) <= 3
+    for i in range(5):
+        watch.see("one", tokens(i, 50))
+    assert len(watch._clients["one"].prompts) == 2
 
 
 def test_the_log_tells_where_prompts_differ(thinker: Served) -> None:
