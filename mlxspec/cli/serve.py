@@ -204,5 +204,6 @@ def _tell(url: str, loaded: Loaded, has_key: bool) -> None:
             if getattr(params, name) != SamplingParams.__dataclass_fields__[name].default
         )
         terminal.note(f"Sampling where a request says nothing: {shown_fields}.")
+    terminal.note(f"A page to chat on: {url.removesuffix('v1')}")
     terminal.note_as_is(page.curl(url, has_key=has_key))
     terminal.note_as_is(page.sdk(url, has_key=has_key))

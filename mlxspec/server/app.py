@@ -55,7 +55,7 @@ from mlxspec.server.prompt_watch import PromptWatch
 from mlxspec.server.protocol import AnswerProtocol
 from mlxspec.server.responses_api import ResponsesProtocol, responses_request
 from mlxspec.server.responses_fields import RESPONSES, RESPONSES_HARMLESS, RESPONSES_REFUSED
-from mlxspec.server.security import App, Guard
+from mlxspec.server.security import PAGE_FOLDER, App, Guard
 from mlxspec.server.settings import ServerConfig
 from mlxspec.server.stored_responses import StoredResponse, StoredResponses
 from mlxspec.server.usage import Extras
@@ -108,6 +108,7 @@ class Server:
         }
         routes = [
             self._route("/", "GET", self._page),
+            self._route(PAGE_FOLDER + "{name}", "GET", self._page),
             self._route("/api/chat", "POST", self._ollama_chat),
             self._route("/api/generate", "POST", self._ollama_generate),
             self._route("/api/show", "POST", self._ollama_show),
@@ -505,12 +506,7 @@ class Server:
         await reply.json(document())
 
     async def _page(self, asked: Asked, reply: Reply) -> None:
-        policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        base = f"http://{asked.request.headers.get('host', '')}/v1"
-        has_key = self.config.api_key is not None
-        await reply.text(
-            page.html(base, self.models.names, has_key=has_key), "text/html; charset=utf-8", policy
-        )
+        await page.send(asked.request, reply, asked.request.path_params.get("name", page.INDEX))
 
     def close(self) -> None:
         self._lanes.close()

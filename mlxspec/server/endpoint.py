@@ -49,6 +49,11 @@ class Reply:
         await self._start(200, {"content-type": kind, "content-length": str(len(body)), **(headers or {})})
         await self._send({"type": "http.response.body", "body": body})
 
+    async def empty(self, status: int, headers: Mapping[str, str] | None = None) -> None:
+        """An answer without a body."""
+        await self._start(status, headers or {})
+        await self._send({"type": "http.response.body", "body": b""})
+
     async def start_stream(self, media: str, failed: Callable[[ApiError], bytes]) -> None:
         """failed: what is sent in place of the rest where an error ends the stream."""
         self._failed = failed

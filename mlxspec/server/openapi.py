@@ -474,12 +474,14 @@ def document() -> dict[str, Any]:
         "/metrics": _get("metrics", "Counters for Prometheus.", {"text/plain": text}),
         "/openapi.json": _get("openapi", "This description.", _json({"type": "object"})),
     }  # fmt: skip
+    page = _get("page_file", "A file of the page.", {"text/*": text, "image/svg+xml": text}, "404")
     lines = {"application/x-ndjson": {"schema": _TEXT}}
     chat, generated = ({**_json(s), **lines} for s in (_OLLAMA_CHAT, _OLLAMA_TEXT))
     tags = _json(_object({"models": _list(_object(_OLLAMA_NAMED))}))
     wrong = "OllamaError"
     both: dict[str, Any] = {
-        "/": _get("page", "How to connect.", {"text/html": text}),
+        "/": _get("page", "A page to chat on.", {"text/html": text}),
+        "/page/{name}": page | {"parameters": [parameter]},
         "/api/chat": _post("ollama_chat", "Answer a conversation, in Ollama's form.", "OllamaChatRequest", chat, wrong),
         "/api/generate": _post("ollama_generate", "Answer a prompt.", "OllamaGenerateRequest", generated, wrong),
         "/api/show": _post("ollama_show", "What a model can do.", "OllamaShowRequest", _json(_OLLAMA_SHOWN), wrong),

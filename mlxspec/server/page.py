@@ -1,15 +1,73 @@
-"""How to connect to the server, as text for a terminal and as a small page for a browser."""
+"""The page at /: its files, how they are sent, and how else to connect, as text for a terminal.
+
+The page is static: it asks this server's routes for everything else. What it may do is bounded by the policy below: scripts, styles and
+requests of its own origin, nothing inline, nothing from elsewhere, no markup made from text.
+"""
 
 from __future__ import annotations
 
-import html as escaping
-from collections.abc import Sequence
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 
-_QUESTION = "what does os.path.join do?"
-_STYLE = (
-    "body{font:16px/1.5 system-ui;max-width:46em;margin:3em auto;padding:0 1em}"
-    "pre{background:#eee;color:#111;padding:1em;overflow:auto}"
+from starlette.requests import Request
+
+from mlxspec.server.endpoint import Reply
+from mlxspec.server.errors import ApiError
+
+INDEX = "index.html"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # kept, and asked for again by its tag
+}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_QUESTION = "what does os.path.join do?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFile:
+    """kind: the value of Content-Type. tag: the value of ETag."""
+
+    text: str
+    kind: str
+    tag: str
+
+
+@cache
+def files() -> dict[str, PageFile]:
+    """By name. They come with the package."""
+    found = {}
+    for path in (resources.files("mlxspec.server") / "web").iterdir():
+        kind = _TYPES.get(path.name.rpartition(".")[2])
+        if kind is not None:
+            text = path.read_text(encoding="utf-8")
+            tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+            found[path.name] = PageFile(text=text, kind=f"{kind}; charset=utf-8", tag=tag)
+    return found
+
+
+async def send(request: Request, reply: Reply, name: str) -> None:
+    """Answer with a file of the page, or with 304 where the browser has it. Raises ApiError."""
+    file = files().get(name)
+    if file is None:
+        raise ApiError(f"The page has no file {name[:100]!r}.", status=404, code="not_found")
+    headers = {**HEADERS, "etag": file.tag}
+    if file.tag in (
+        tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
+    ):
+        await reply.empty(304, headers)
+    else:
+        await reply.text(file.text, file.kind, headers)
 
 
 def curl(base: str, *, has_key: bool) -> str:
@@ -23,19 +81,3 @@ def sdk(base: str, *, has_key: bool) -> str:
     """The line that makes a client of OpenAI's Python SDK."""
     key = 'os.environ["MLXSPEC_API_KEY"]' if has_key else '"none"'
     return f'client = openai.OpenAI(base_url="{base}", api_key={key})'
-
-
-def html(base: str, names: Sequence[str], *, has_key: bool) -> str:
-    """The page at /."""
-
-    def block(text: str) -> str:
-        return f"<pre>{escaping.escape(text)}</pre>"
-
-    models = ", ".join(f"<code>{escaping.escape(n)}</code>" for n in names)
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>mlxspec</title><style>{_STYLE}</style>"
-        f"<h1>mlxspec</h1><p>An OpenAI-style server. Base URL: <code>{escaping.escape(base)}</code>. Models: {models}."
-        f"{' A key is needed.' if has_key else ''}</p>"
-        f"{block(curl(base, has_key=has_key))}{block(sdk(base, has_key=has_key))}"
-        "<p><a href=openapi.json>openapi.json</a> describes every route; <a href=metrics>metrics</a>, <a href=health>health</a>.</p></html>"
-    )

@@ -27,7 +27,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_OPEN = frozenset({"/health", "/v1/health"})
+PAGE_FOLDER = "/page/"  # files of the page at /
+# Without a slash at the end. "" is the page, which is the same for everybody.
+_OPEN = frozenset({"/health", "/v1/health", ""})
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "authorization, content-type, x-api-key"  # where a preflight does not say which it wants
 _EXPOSED = "x-request-id, retry-after"  # headers of answers that a page may read
@@ -54,7 +56,8 @@ class Guard:
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
         origin = headers.get("origin")
-        is_welcome = origin is None or self.allows(origin)
+        host = headers.get("host")
+        is_welcome = origin is None or is_own(origin, host) or self.allows(origin)
         more = {"x-request-id": request_id(headers.get("x-request-id"))}
         if origin is not None and is_welcome:
             more |= _cors(origin, headers.get("access-control-request-headers"))
@@ -68,7 +71,7 @@ class Guard:
             await send(message)
 
         try:
-            self._check_host(headers.get("host"))
+            self._check_host(host)
             if not is_welcome:
                 raise ApiError(
                     "This page may not use this server; --allowed-origins would allow it.",
@@ -78,7 +81,7 @@ class Guard:
             if scope["method"] == "OPTIONS" and origin is not None:
                 await _empty(with_headers, 200)
                 return
-            if scope["path"].rstrip("/") not in _OPEN:
+            if not is_open(scope["path"]):
                 self._check_key(headers)
             if scope["method"] == "POST":
                 _check_content(headers, self._config.limits.max_body, scope["path"])
@@ -127,6 +130,17 @@ class Guard:
                 kind=AUTHENTICATION,
                 code="invalid_api_key",
             )
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key. A browser that opens the page has none to send: the page asks for it."""
+    return path.rstrip("/") in _OPEN or path.startswith(PAGE_FOLDER)
+
+
+def is_own(origin: str, host: str | None) -> bool:
+    """Whether a page of this origin came from this server, under the name that the request itself uses. Names are checked apart."""
+    scheme, separator, rest = origin.partition("://")
+    return bool(separator) and scheme in ("http", "https") and rest == host
 
 
 def host_name(host: str) -> str | None:

@@ -309,9 +309,10 @@ def test_keys(keyed: Served) -> None:
             assert headers["www-authenticate"] == "Bearer"
             assert envelope(data)["code"] == "invalid_api_key"
             assert envelope(data)["type"] == "authentication_error"
-    for path in ("/metrics", "/", "/openapi.json"):
+    for path in ("/metrics", "/limits", "/openapi.json"):
         assert keyed.ask("GET", path, headers={"X-API-Key": "no"})[0] == 401
-    assert keyed.ask("GET", "/health", headers={"X-API-Key": "no"})[0] == 200
+    for path in ("/health", "/", "/page/main.js"):
+        assert keyed.ask("GET", path, headers={"X-API-Key": "no"})[0] == 200
     for header in ({}, {"X-API-Key": "", "Authorization": f"Bearer {right}"}):
         assert keyed.ask("GET", "/v1/models", headers=header)[0] == 200
     assert not [line for line in keyed.lines if KEY in line]

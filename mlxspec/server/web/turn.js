@@ -1,0 +1,145 @@
+// The elements of one turn of the conversation.
+
+import { Markdown, copyButton, element, texts } from "./render.js";
+import { draftingOf, endOf, sizeOf } from "./words.js";
+
+function button(text, onclick, more = {}) {
+  return element("button", { type: "button", class: "small", onclick, ...more }, text);
+}
+
+/** A message of the user. */
+export class UserTurn {
+  #edit;
+
+  /** edit(text): called with the changed message. */
+  constructor(turn, number, edit) {
+    const title = `question-${number}`;
+    const heading = element("h2", { id: title }, "You");
+    const text = element("div", { class: "text" }, turn.text);
+    const close = () => {
+      this.article.replaceChildren(heading, text, tools);
+      this.#edit.focus();
+    };
+    const open = () => this.article.replaceChildren(heading, editor(turn, close, edit));
+    this.#edit = button("Edit", open, { "aria-label": `Edit message ${number / 2 + 1}` });
+    const tools = element("div", { class: "tools" }, this.#edit, copyButton(() => turn.text, "Copy message"));
+    this.article = element("article", { class: "turn user", "aria-labelledby": title }, heading, text, tools);
+  }
+
+  /** Whether it can be edited now. */
+  allow(canEdit) {
+    this.#edit.hidden = !canEdit;
+  }
+}
+
+function editor(turn, cancel, edit) {
+  const area = element("textarea", { rows: "3", "aria-label": "Edit your message" });
+  area.value = turn.text;
+  const send = () => {
+    if (area.value.trim()) edit(area.value);
+  };
+  const form = element(
+    "form",
+    { class: "edit" },
+    area,
+    element("div", { class: "tools" }, element("button", { type: "submit", class: "small main" }, "Send again"), button("Cancel", cancel)),
+  );
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      cancel();
+    } else if (isSend(event)) {
+      event.preventDefault();
+      send();
+    }
+  });
+  queueMicrotask(() => area.focus());
+  return form;
+}
+
+/** Whether a key sends a message: Enter alone, and not while a character is being composed. */
+export function isSend(event) {
+  return event.key === "Enter" && !event.shiftKey && !event.altKey && !event.isComposing;
+}
+
+/** An answer, shown as it grows. */
+export class AnswerTurn {
+  #markdown;
+  #body = element("div", { class: "answer" });
+  #thought = element("div", { class: "thought" });
+  #thinking;
+  #foot = element("div", { class: "foot-of-turn" });
+
+  /** name: the model's. */
+  constructor(number, name) {
+    const title = `answer-${number}`;
+    this.#markdown = new Markdown(this.#body);
+    this.#thinking = element("details", { hidden: true }, element("summary", {}, "Thinking"), this.#thought);
+    this.article = element(
+      "article",
+      { class: "turn assistant", "aria-labelledby": title },
+      element("h2", { id: title }, name),
+      this.#thinking,
+      this.#body,
+      this.#foot,
+    );
+  }
+
+  /** The text so far; returns the plain text of its blocks. */
+  text(received, isRunning) {
+    this.article.setAttribute("aria-busy", String(isRunning));
+    this.#thinking.hidden = !received.thought;
+    if (received.thought && this.#thought.textContent !== received.thought) {
+      this.#thought.replaceChildren(...texts(received.thought, 0, received.thoughtMarks));
+    }
+    return this.#markdown.show(received.text, received.marks);
+  }
+
+  /** What is going on while the answer runs. */
+  running(sentence) {
+    this.#foot.replaceChildren(element("p", { class: "counts" }, sentence));
+  }
+
+  /** A finished turn. actions: {context, regenerate, compare}, functions or null where they make no sense. */
+  finished(turn, { context, regenerate, compare }) {
+    this.text(turn, false);
+    const parts = [];
+    const sentence = endOf(turn, context);
+    if (sentence) parts.push(element("p", { class: "end" }, sentence));
+    parts.push(element("div", { class: "tools" }, ...this.#tools(turn, regenerate, compare)));
+    if (turn.notices.length) parts.push(notices(turn.notices));
+    if (turn.comparison) parts.push(comparison(turn));
+    this.#foot.replaceChildren(...parts);
+  }
+
+  #tools(turn, regenerate, compare) {
+    const tools = [];
+    if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
+    if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate));
+    const other = turn.asked.draft === "off" ? "with" : "without";
+    if (compare) tools.push(button("Compare", compare, { "aria-label": `Compare ${other} drafting` }));
+    if (turn.counts?.tokens) {
+      const drafting = draftingOf(turn.counts, turn.asked);
+      const legend = turn.counts.accepted ? element("span", { class: "drafted" }, drafting) : drafting;
+      tools.push(element("span", { class: "counts" }, `${sizeOf(turn.counts)} · `, legend));
+    }
+    return tools;
+  }
+}
+
+function notices(sentences) {
+  return element("ul", { class: "notices", "aria-label": "Notices of the server" }, ...sentences.map((s) => element("li", {}, s)));
+}
+
+function comparison({ comparison: { same, sentence, other }, asked }) {
+  const made = element("div", { class: "comparison" }, element("p", {}, sentence));
+  if (!same && other) {
+    const title = `The answer ${asked.draft === "off" ? "with" : "without"} drafting`;
+    made.append(element("details", {}, element("summary", {}, title), element("div", { class: "other" }, other)));
+  }
+  return made;
+}

@@ -1,0 +1,118 @@
+// Sentences about answers. Knows no DOM.
+
+const NUMBER = new Intl.NumberFormat("en-US");
+
+export function count(number, noun) {
+  return `${NUMBER.format(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+export function speed(perSecond) {
+  return `${perSecond >= 100 ? NUMBER.format(Math.round(perSecond)) : perSecond.toFixed(1)} tokens/s`;
+}
+
+/** Numbers of an answer, from the server's timings and usage. */
+export function countsOf({ timings, usage }) {
+  return {
+    tokens: usage?.completion_tokens ?? timings?.predicted_n ?? 0,
+    // of one token nothing was timed but the prompt
+    speed: timings && timings.predicted_n > 1 ? timings.predicted_per_second : 0,
+    drafted: timings?.draft_n ?? 0,
+    accepted: timings?.draft_n_accepted ?? 0,
+    prompt: usage?.prompt_tokens ?? 0,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+  };
+}
+
+/** "56 tokens · 83.1 tokens/s" */
+export function sizeOf(counts) {
+  const parts = [count(counts.tokens, "token")];
+  if (counts.speed > 0) parts.push(speed(counts.speed));
+  return parts.join(" · ");
+}
+
+/** "41 of 45 drafted tokens accepted (91 %)", or that nothing was drafted. */
+export function draftingOf(counts, asked) {
+  if (asked?.draft === "off") return "without drafting";
+  if (!counts.drafted) return "nothing was drafted";
+  const share = Math.round((100 * counts.accepted) / counts.drafted);
+  return `${NUMBER.format(counts.accepted)} of ${count(counts.drafted, "drafted token")} accepted (${share} %)`;
+}
+
+/** Whether an answer's text reached the end of the context of so many tokens. */
+export function isFull(counts, context) {
+  return Boolean(context) && counts.prompt + counts.tokens >= context;
+}
+
+/** Why an answer has ended, where that is not the model's own end; "" else. */
+export function endOf(turn, context) {
+  switch (turn.end) {
+    case "context":
+      return `The answer ends here because the context${context ? ` of ${count(context, "token")}` : ""} is full. Start a new conversation, or edit an earlier message.`;
+    case "length":
+      return turn.asked?.max_tokens
+        ? `The answer ends here at the limit of ${count(turn.asked.max_tokens, "token")} that is set in the settings.`
+        : "The answer ends here at the server's limit for the length of an answer. The settings can raise it.";
+    case "stopped":
+      return "You stopped this answer.";
+    case "cut":
+      return "The page was left before this answer ended.";
+    case "failed":
+      return turn.error ?? "The answer failed.";
+    case "tool_calls":
+      return "The model asked for a tool, and this page has none.";
+    default:
+      return isEmpty(turn) ? "The model's answer is empty." : "";
+  }
+}
+
+function isEmpty(turn) {
+  return !turn.text && !turn.thought;
+}
+
+/** "312 of 2,048 tokens of context used" after an answer; "" where that is not known. */
+export function contextOf(counts, context) {
+  if (!counts?.prompt || !context) return "";
+  const used = Math.min(counts.prompt + counts.tokens, context);
+  return `${NUMBER.format(used)} of ${count(context, "token")} of context used`;
+}
+
+/**
+ * An answer and another one to the same request with drafting switched the other way.
+ * Returns {same, sentence}. A speed-up is named only for equal texts.
+ */
+export function compared(drafted, plain) {
+  const at = firstDifference(drafted.thought + "\n" + drafted.text, plain.thought + "\n" + plain.text);
+  if (at !== null) {
+    const where = at <= drafted.thought.length ? "The thinking differs" : "The texts differ";
+    const character = at <= drafted.thought.length ? at + 1 : at - drafted.thought.length;
+    return { same: false, sentence: `${where} from character ${NUMBER.format(character)} on, so no speeds are compared.` };
+  }
+  if (!drafted.counts.drafted) return { same: true, sentence: "The texts are equal. Nothing was drafted, so no speeds are compared." };
+  const [fast, slow] = [drafted.counts.speed, plain.counts.speed];
+  if (!fast || !slow) return { same: true, sentence: "The texts are equal. They are too short to compare speeds." };
+  const ratio = (fast / slow).toFixed(2);
+  return {
+    same: true,
+    sentence: `The texts are equal. With drafting ${speed(fast)}, without ${speed(slow)}: ${ratio} times as fast, in one run each.`,
+  };
+}
+
+/** The number of the first character in which two texts differ; null where they are equal. */
+export function firstDifference(one, other) {
+  if (one === other) return null;
+  let i = 0;
+  while (i < one.length && one[i] === other[i]) i += 1;
+  return i;
+}
+
+/** A command that asks the server the same from a terminal. */
+export function curl(base, hasKey) {
+  const key = hasKey ? ' -H "Authorization: Bearer $MLXSPEC_API_KEY"' : "";
+  const body = '{"messages": [{"role": "user", "content": "what does os.path.join do?"}]}';
+  return `curl ${base}/chat/completions -H 'Content-Type: application/json'${key} -d '${body}'`;
+}
+
+/** The line that makes a client of OpenAI's Python SDK. */
+export function sdk(base, hasKey) {
+  return `client = openai.OpenAI(base_url="${base}", api_key=${hasKey ? 'os.environ["MLXSPEC_API_KEY"]' : '"none"'})`;
+}

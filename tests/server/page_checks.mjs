@@ -1,0 +1,232 @@
+// The parts of the page that need no browser: node page_checks.mjs NUMBER_OF_RANDOM_TEXTS, beside a copy of the page's files.
+import assert from "node:assert/strict";
+import { ApiError, GoneError, Received, events, units } from "./web/api.js";
+import { Conversation, STORAGE_KEY } from "./web/conversation.js";
+import { parse, plain, safeAddress } from "./web/markdown.js";
+import { Settings, numbersOf } from "./web/settings.js";
+import { compared, contextOf, countsOf, curl, draftingOf, endOf, firstDifference, isFull, sdk, sizeOf } from "./web/words.js";
+
+/** A tree without positions, short enough to write down. */
+function short(node) {
+  if (Array.isArray(node)) return node.map(short);
+  switch (node.type) {
+    case "text":
+      return node.text;
+    case "codespan":
+      return { code: node.text };
+    case "code":
+      return { fence: node.info, text: node.text };
+    case "list":
+      return { [(node.ordered ? `ol${node.start}` : "ul") + (node.tight ? "" : " loose")]: node.items.map(short) };
+    case "table":
+      return { table: [node.head, ...node.rows].map(short), align: node.align };
+    case "paragraph":
+      return { p: short(node.children) };
+    case "heading":
+      return { [`h${node.level}`]: short(node.children) };
+    case "link":
+      return { a: short(node.children), href: node.href };
+    default:
+      return node.children ? { [node.type]: short(node.children) } : node.type;
+  }
+}
+
+const p = (...children) => ({ p: children });
+const CASES = [
+  ["a *b **c*** d", [p("a ", { em: ["b ", { strong: ["c"] }] }, " d")]],
+  ["***both*** __two__ snake_case_name", [p({ em: [{ strong: ["both"] }] }, " ", { strong: ["two"] }, " snake_case_name")]],
+  ["2 * 3 * 4, *open **and half*", [p("2 * 3 * 4, *open *", { em: ["and half"] })]],
+  ["~~gone~~ ~not~", [p({ del: ["gone"] }, " ~not~")]],
+  ["# One\n###### Six ##\n####### seven", [{ h1: ["One"] }, { h6: ["Six"] }, p("####### seven")]],
+  ["one\ntwo\\\nthree  \nfour", [p("one", "break", "two", "break", "three", "break", "four")]],
+  ["```python\nx = 1\n\n  y\n```\nafter", [{ fence: "python", text: "x = 1\n\n  y" }, p("after")]],
+  ["~~~\n```\nnever closed", [{ fence: "", text: "```\nnever closed" }]],
+  ["`` a`b `` and `open", [p({ code: "a`b" }, " and `open")]],
+  ["- a\n- b\n  - c\n- d", [{ ul: [[p("a")], [p("b"), { ul: [[p("c")]] }], [p("d")]] }]],
+  ["1. a\n  - b\n2. c\n\nend", [{ ol1: [[p("a"), { ul: [[p("b")]] }], [p("c")]] }, p("end")]],
+  ["3) a\n\n   b\n4) c", [{ "ol3 loose": [[p("a"), p("b")], [p("c")]] }]],
+  ["year\n1984. was", [p("year", "break", "1984. was")]],
+  ["- x\n```\ncode\n```", [{ ul: [[p("x")]] }, { fence: "", text: "code" }]],
+  ["* * *\n- - -\n___", ["rule", "rule", "rule"]],
+  ["> a\n> - b\n\nc", [{ quote: [p("a"), { ul: [[p("b")]] }] }, p("c")]],
+  ["| a | b |\n|:--|--:|\n| 1 | x\\|y |\n| 2 |\nend", [{ table: [[["a"], ["b"]], [["1"], ["x", "|y"]], [["2"], []]], align: ["left", "right"] }, p("end")]],
+  ["a | b\nno table", [p("a | b", "break", "no table")]],
+  ["[a *b*](https://c.d/e_(f) \"title\")", [p({ a: ["a ", { em: ["b"] }], href: "https://c.d/e_(f)" })]],
+  ["see https://a.b/c. (http://d.e/f)", [p("see ", { a: ["https://a.b/c"], href: "https://a.b/c" }, ". (", { a: ["http://d.e/f"], href: "http://d.e/f" }, ")")]],
+  ["![a picture](https://a.b/c.png)", [p({ a: ["a picture"], href: "https://a.b/c.png" })]],
+  ["[x](javascript:alert(1)) [y](data:text/html,z) [z](/metrics)", [p("[x](javascript:alert(1)) [y](data:text/html,z) [z](/metrics)")]],
+  ["[a](java\nscript:alert(1)) <javascript:alert(1)>", [p("[a](java", "break", "script:alert(1)) <javascript:alert(1)>")]],
+  ["<script>alert(1)</script>\n<img src=x onerror=alert(1)>", [p("<script>alert(1)</script>", "break", "<img src=x onerror=alert(1)>")]],
+  ["&lt;b&gt; \\* \\a", [p("&lt;b&gt; ", "* \\a")]],
+  ["", []],
+];
+for (const [source, wanted] of CASES) assert.deepEqual(short(parse(source)), wanted, JSON.stringify(source));
+
+for (const address of ["javascript:alert(1)", "JaVaScRiPt:x", " https://a.b", "data:,x", "vbscript:x", "file:///etc/passwd", "//a.b", "https:", "http://", "blob:https://a.b/c"])
+  assert.equal(safeAddress(address), null, address);
+assert.equal(safeAddress("HTTPS://a.b/ü"), "https://a.b/%C3%BC");
+
+/** Every text of a tree stands at its place in the source, and every link leads to http or https. */
+function check(node, source) {
+  if (Array.isArray(node)) return node.forEach((inner) => check(inner, source));
+  if (node.text !== undefined) {
+    assert.equal(node.text.length, node.at.length);
+    for (let i = 0; i < node.text.length; i += 1) {
+      const there = source[node.at[i]];
+      assert.ok(there === node.text[i] || (node.text[i] === "\n" && /\s/.test(there)), JSON.stringify(source));
+    }
+  }
+  if (node.type === "link") assert.match(node.href, /^https?:\/\//);
+  for (const inner of [node.children, node.items, node.head, node.rows]) if (inner) check(inner, source);
+  return undefined;
+}
+
+// Random texts: places hold, and a block that has the same key as before has the same content, so that its elements may stay.
+let state = 1;
+const random = (below) => {
+  state = (Math.imul(state, 1103515245) + 12345) >>> 0;
+  return (state >>> 8) % below;
+};
+const WORDS = ["a", "b c", " ", "  ", "\n", "\n\n", "*", "**", "_", "`", "```\n", "# ", "- ", "1. ", "> ", "|", "|-|-|\n", "[", "](", ")", "http://x.y", "<", ">", "!", "\\", "~~", "é", "\u{1f600}", "\t", "\r\n", "---", "javascript:"];
+const rounds = Number(process.argv[2]);
+for (let round = 0; round < rounds; round += 1) {
+  let source = "";
+  let before = new Map();
+  for (let step = 0; step < 1 + random(14); step += 1) {
+    for (let i = 0; i < 1 + random(4); i += 1) source += WORDS[random(WORDS.length)];
+    const blocks = parse(source);
+    check(blocks, source);
+    const now = new Map();
+    let shared = true;
+    for (const [number, block] of blocks.entries()) {
+      const key = `${number} ${block.type} ${block.from} ${block.to}`;
+      const content = JSON.stringify(short(block));
+      shared &&= before.has(key);
+      if (shared) assert.equal(content, before.get(key), JSON.stringify(source));
+      now.set(key, content);
+      assert.equal(typeof plain(block), "string");
+    }
+    before = now;
+  }
+}
+
+// Texts made to take long
+for (const [piece, times] of [["*a ", 9000], ["[", 9000], ["**a*", 9000], ["a_*b", 9000], ["[a](", 900], ["> ", 9000], ["- ", 9000], ["`a``b", 5000], ["https://a)", 5000], ["|a", 9000], ["![a](http://b ", 900]])
+  parse(piece.repeat(times));
+
+// ---- the stream
+
+const chunk = (delta, more = {}) => ({ choices: [{ delta, finish_reason: null }], ...more });
+const CHUNKS = [
+  chunk({ role: "assistant", content: "" }),
+  chunk({}, { prompt_progress: { processed: 3, total: 9 } }),
+  chunk({ reasoning_content: "hm" }, { mlxspec: { drafted_chars: 1, drafter: "mtp" } }),
+  chunk({ content: "\u{1f600}ab" }, { mlxspec: { drafted_chars: 2, drafter: "mtp" } }),
+  chunk({ content: "cd" }, { mlxspec: { drafted_chars: 1, drafter: "mtp" } }),
+  chunk({ content: "ef" }, { mlxspec: { drafted_chars: 2, drafter: "mtp" }, timings: { predicted_n: 4, predicted_per_second: 8 } }),
+  { choices: [{ delta: {}, finish_reason: "length" }], mlxspec: { notices: ["n"] } },
+  { choices: [], usage: { prompt_tokens: 9, completion_tokens: 5 } },
+];
+const wire = new TextEncoder().encode(`: hello\n\n${CHUNKS.map((c) => `data: ${JSON.stringify(c)}\n\n`).join("")}data: [DONE]\n\n`);
+
+function streamOf(bytes, size) {
+  let at = 0;
+  return new ReadableStream({
+    pull(control) {
+      if (at >= bytes.length) control.close();
+      else control.enqueue(bytes.slice(at, (at += size)));
+    },
+  });
+}
+
+for (const size of [1, 2, 7, 10_000]) {
+  const received = new Received();
+  for await (const found of events(streamOf(wire, size))) received.take(found);
+  assert.equal(received.text, "\u{1f600}abcdef");
+  assert.deepEqual(received.marks, [[0, 3], [4, 5], [6, 8]]);
+  assert.equal(received.thought, "hm");
+  assert.deepEqual(received.thoughtMarks, [[0, 1]]);
+  assert.equal(received.reason, "length");
+  assert.deepEqual(received.notices, ["n"]);
+  assert.deepEqual(received.progress, { processed: 3, total: 9 });
+  assert.equal(countsOf(received).tokens, 5);
+}
+const all = async (stream) => {
+  for await (const found of events(stream)) assert.ok(found);
+};
+await assert.rejects(all(streamOf(wire.slice(0, -10), 50)), GoneError);
+await assert.rejects(all(streamOf(new TextEncoder().encode('data: {"error": {"message": "no", "code": "c"}}\n\n'), 9)), (error) => error instanceof ApiError && error.message === "no" && error.code === "c");
+assert.equal(units("\u{1f600}é", 1), 2);
+assert.equal(units("ab", 9), 2);
+
+// ---- the conversation and the settings, with a storage of our own
+
+class Storage {
+  items = new Map();
+  getItem = (key) => this.items.get(key) ?? null;
+  setItem = (key, value) => {
+    if (this.isFull) throw new Error("full");
+    this.items.set(key, value);
+  };
+  removeItem = (key) => this.items.delete(key);
+}
+const answer = (text, more = {}) => ({ role: "assistant", text, thought: "", marks: [], thoughtMarks: [], notices: [], end: "stop", asked: {}, ...more });
+const storage = new Storage();
+const kept = new Conversation(storage);
+for (const turn of [{ role: "user", text: "q1" }, answer("a1", { thought: "t" }), { role: "user", text: "q2" }, answer("", { end: "failed" }), { role: "user", text: "q3" }]) kept.add(turn);
+assert.deepEqual(kept.messages(5, "s"), [
+  { role: "system", content: "s" }, { role: "user", content: "q1" }, { role: "assistant", content: "a1", reasoning_content: "t" }, { role: "user", content: "q3" },
+]);
+assert.deepEqual(kept.messages(1, ""), [{ role: "user", content: "q1" }]);
+assert.ok(kept.save());
+assert.deepEqual(new Conversation(storage).turns, kept.turns);
+kept.cut(2);
+assert.deepEqual([kept.turns.length, kept.canUndo], [2, true]);
+kept.undo();
+assert.deepEqual([kept.turns.length, kept.canUndo], [5, false]);
+storage.isFull = true;
+assert.equal(kept.save(), false);
+for (const broken of ["{", "null", "[]", '{"version":2,"turns":[]}', '{"version":1,"turns":[{"role":"assistant","text":"x"}]}', '{"version":1,"turns":[{"role":"user","text":5}]}', '{"version":1,"turns":[{"role":"user","text":"q"},{"role":"assistant","text":"a"}]}']) {
+  const other = new Storage();
+  other.setItem(STORAGE_KEY, broken);
+  assert.deepEqual(new Conversation(other).turns, [], broken);
+}
+assert.deepEqual(new Conversation(null).turns, []);
+assert.equal(new Conversation(null).save(), false);
+
+const own = new Settings(new Storage());
+assert.deepEqual(own.fields(7), { seed: 7 });
+own.change({ temperature: 0, draft: "off", thinking: "off", max_tokens: 5, seed: 0 });
+assert.deepEqual(own.fields(7), { temperature: 0, draft: "off", enable_thinking: false, max_tokens: 5, seed: 0 });
+assert.deepEqual(numbersOf({ temperature: " 0.5 ", max_tokens: "", seed: "3" }), { values: { temperature: 0.5, max_tokens: null, seed: 3 } });
+for (const [field, text] of [["temperature", "-1"], ["temperature", "x"], ["max_tokens", "0"], ["max_tokens", "1.5"], ["seed", "1e99"]])
+  assert.equal(numbersOf({ temperature: "", max_tokens: "", seed: "", [field]: text }).field, field);
+
+// ---- sentences
+
+const counts = (speed, more = {}) => ({ tokens: 56, speed, drafted: 45, accepted: 41, prompt: 20, cached: 0, ...more });
+assert.equal(sizeOf(counts(83.14)), "56 tokens · 83.1 tokens/s");
+assert.equal(sizeOf(counts(0, { tokens: 1 })), "1 token");
+assert.equal(draftingOf(counts(1), {}), "41 of 45 drafted tokens accepted (91 %)");
+assert.equal(draftingOf(counts(1), { draft: "off" }), "without drafting");
+assert.equal(draftingOf(counts(1, { drafted: 0 }), {}), "nothing was drafted");
+const one = (text, speed, thought = "") => ({ text, thought, counts: counts(speed) });
+assert.deepEqual(compared(one("x", 90), one("x", 45)), { same: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in one run each." });
+assert.match(compared(one("x", 45), one("x", 90)).sentence, /: 0\.50 times as fast/);
+for (const [a, b, where] of [[one("abc", 90), one("abd", 45), /texts differ from character 3 on/], [one("abc", 90), one("ab", 45), /character 3 on/], [one("a", 90, "hm"), one("a", 45, "ho"), /thinking differs from character 2 on/]]) {
+  const { same, sentence } = compared(a, b);
+  assert.equal(same, false);
+  assert.match(sentence, where);
+  assert.doesNotMatch(sentence, /times|tokens\/s/);
+}
+assert.match(compared({ ...one("x", 9), counts: counts(9, { drafted: 0 }) }, one("x", 3)).sentence, /^The texts are equal\. Nothing was drafted/);
+assert.match(compared(one("x", 0), one("x", 3)).sentence, /^The texts are equal\. .*too short/);
+assert.equal(firstDifference("ab", "ab"), null);
+assert.ok(isFull({ prompt: 60, tokens: 4 }, 64));
+assert.ok(!isFull({ prompt: 60, tokens: 4 }, null));
+assert.match(endOf(answer("x", { end: "context" }), 2048), /context of 2,048 tokens is full/);
+assert.match(endOf(answer("x", { end: "length", asked: { max_tokens: 5 } }), 64), /limit of 5 tokens/);
+assert.equal(endOf(answer("x"), 64), "");
+assert.match(endOf(answer(""), 64), /empty/);
+assert.equal(contextOf({ prompt: 20, tokens: 5 }, 2048), "25 of 2,048 tokens of context used");
+console.log(JSON.stringify({ curl: [curl("B", false), curl("B", true)], sdk: [sdk("B", false), sdk("B", true)] }));
