@@ -14,19 +14,18 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.cache.attention import AttentionLayerCache, Tailed
+from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
-from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood
+from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
-from mlxspec.kernels.attention import attend, attend_spelled, attend_tailed
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
+from mlxspec.models.full_attention import attend_in_places
 from mlxspec.models.layers import FusedLinear, project, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp, make_experts_run
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.platform import device
 
 
 class RoundLayout(NamedTuple):
@@ -122,27 +121,7 @@ class Qwen35Attention(nn.Module):
         cache: AttentionLayerCache,
     ) -> mx.array:
         """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
-        outs, rows = [], places.rows
-        for r, view in enumerate(cache.append(k, v, places)):
-            width = rows.widths[r]
-            if width == 0:
-                continue
-            queries = q if rows.num_rows == 1 else q[:, rows.starts[r] : rows.starts[r + 1]]
-            if isinstance(view, Tailed):
-                out = attend_tailed(queries.swapaxes(1, 2), *view[:4], self._scale, view.mask)
-                outs.append(out[0].swapaxes(0, 1).reshape(width, -1))
-                continue
-            keys, values = view
-            mask = places.masks[r]
-            if not device.has_fused_attention() and width <= STEPS_AT_MOST:
-                mask = places.causal(r) if mask is None else mask
-                outs.append(attend_spelled(queries, keys, values, self._scale, mask))
-                continue
-            # one token: the head axis and the token axis trade places without moving a byte
-            queries = queries.reshape(1, -1, 1, q.shape[3]) if width == 1 else queries.swapaxes(1, 2)
-            out = attend(queries, keys, values, self._scale, mask)  # (1, Hq, w, D)
-            outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
-        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+        return attend_in_places(q, k, v, places, cache, self._scale)
 
     def finish(self, attended: mx.array, gate: mx.array | None) -> mx.array:
         """(N, Hq * D) twice -> (N, H)"""

@@ -21,7 +21,7 @@ from mlxspec.engine import pipeline
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.kernels import attention
-from mlxspec.models import qwen3_5_layers
+from mlxspec.models import full_attention
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same, spec
@@ -480,7 +480,7 @@ def test_drafts_on_a_gpu_are_kept_in_tails(overlaps: bool, monkeypatch: pytest.M
     assert not tailed
     monkeypatch.setattr(caches, "_WORTH_A_TAIL", 0)
     monkeypatch.setattr(model_based.device, "has_gpu", lambda: True)
-    monkeypatch.setattr(qwen3_5_layers, "attend_tailed", noted)
+    monkeypatch.setattr(full_attention, "attend_tailed", noted)
     in_tails = drafted()
     assert tailed
     assert set(tailed) == {1}
