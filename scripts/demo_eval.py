@@ -25,6 +25,7 @@ from demo_data.questions import HELD_OUT_FORMS, known_functions
 from demo_data.smalltalk import HELD_OUT, REFUSAL
 from demo_training.batches import Data, Kind
 from demo_training.card import write_cards
+from demo_training.eagle3 import Eagle3, agreement, read_eagle3
 from demo_training.export import read_member
 from demo_training.generate import END_OF_TURN, complete
 from demo_training.network import DRAFT, TARGET, LanguageModel
@@ -111,24 +112,32 @@ def _held_chats(data: Data, rows: int, length: int) -> torch.Tensor:
     return torch.tensor(flat[: rows * length]).view(rows, length)
 
 
-def all_acceptance(
-    target: LanguageModel, draft: LanguageModel | None, data: Data, rows: int
-) -> dict[str, object]:
-    """On held-out code, on held-out conversations, and on text sampled from the target after held-out openings."""
+def held_texts(target: LanguageModel, data: Data, rows: int) -> dict[str, torch.Tensor]:
+    """Held-out code, held-out conversations, and text sampled from the target after held-out openings: ids (rows, 288) each."""
     raw = data.held_raw.astype(np.int64)
     step = (len(raw) - 512) // rows
     windows = torch.from_numpy(np.stack([raw[i * step : i * step + 288] for i in range(rows)]))
-    result = {
-        "held_out_code": acceptance(target, draft, windows),
-        "held_out_chats": acceptance(target, draft, _held_chats(data, rows, 288)),
-    }
+    found = {"held_out_code": windows, "held_out_chats": _held_chats(data, rows, 288)}
     for temperature in (0.7, 1.0):
-        outputs = complete(
-            target, windows[:, :32].tolist(), [256] * rows, temperature=temperature, stop=None, seed=3
-        )
-        sampled = torch.cat([windows[:, :32], torch.tensor(outputs)], 1)
-        result[f"sampled_{temperature}"] = acceptance(target, draft, sampled)
-    return result
+        openings, budgets = windows[:, :32].tolist(), [256] * rows
+        outputs = complete(target, openings, budgets, temperature=temperature, stop=None, seed=3)
+        found[f"sampled_{temperature}"] = torch.cat([windows[:, :32], torch.tensor(outputs)], 1)
+    return found
+
+
+def all_acceptance(
+    target: LanguageModel, draft: LanguageModel | None, data: Data, rows: int
+) -> dict[str, object]:
+    """Of the MTP head and the draft model, by kind of text."""
+    return {name: acceptance(target, draft, ids) for name, ids in held_texts(target, data, rows).items()}
+
+
+def eagle3_acceptance(
+    target: LanguageModel, draft: LanguageModel | None, head: Eagle3, data: Data, rows: int
+) -> dict[str, object]:
+    """Of the EAGLE-3 drafter beside them, on the same texts."""
+    texts = held_texts(target, data, rows)
+    return {n: agreement(target, head, ids) | acceptance(target, draft, ids) for n, ids in texts.items()}
 
 
 def workload_acceptance(target: LanguageModel, draft: LanguageModel | None, out: Path) -> dict[str, object]:
@@ -376,8 +385,16 @@ def main() -> None:
     parser.add_argument(
         "--show", action="store_true", help="print twenty greedy answers instead of measuring"
     )
+    parser.add_argument(
+        "--eagle3", type=Path, help="print the acceptance of the EAGLE-3 drafter in this folder"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.eagle3 is not None:
+        target, draft = read_member(args.out / "target", TARGET), read_member(args.out / "draft", DRAFT)
+        found = eagle3_acceptance(target, draft, read_eagle3(args.eagle3), Data(args.work), args.rows)
+        print(json.dumps(found, indent=1))
+        return
     if args.show:
         show_answers(read_member(args.out / "target", TARGET), Data(args.work))
         return

@@ -2,8 +2,9 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, gemma, export; `all` also measures the result and writes the cards (scripts/demo_eval.py). Each
-writes into --work and can be run again; `main`, `mtp`, `draft` and `gemma` resume from their checkpoints. Needs torch, numpy,
+Phases: data, main, mtp, draft, gemma, eagle3, export; `all` also measures the result and writes the cards (scripts/demo_eval.py).
+`all` leaves out `eagle3`, which drafts for the target that lies in --out and writes `--out/eagle3`. Each phase
+writes into --work and can be run again; `main`, `mtp`, `draft`, `gemma` and `eagle3` resume from their checkpoints. Needs torch, numpy,
 tokenizers and safetensors. Runs on the CPU, the main phase with one process or two (--processes).
 """
 
@@ -23,7 +24,7 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "68719476736",
     "MALLOC_TOP_PAD_": "268435456",
 }
-PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "export"]
+PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "export"]
 
 
 def _arguments() -> argparse.Namespace:
@@ -40,6 +41,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mtp-steps", type=int, default=1400, help="MTP phase, in steps of 2,048 tokens")
     parser.add_argument("--draft-steps", type=int, default=4500, help="draft phase, in steps of 2,048 tokens")
     parser.add_argument("--gemma-steps", type=int, default=5000, help="Gemma phase, in steps of 2,048 tokens")
+    parser.add_argument(
+        "--eagle3-steps", type=int, default=3000, help="EAGLE-3 phase, in steps of 2,048 tokens"
+    )
     parser.add_argument(
         "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
     )
@@ -94,6 +98,12 @@ def main() -> None:
         from demo_training.tuning import Plan, distil_draft
 
         distil_draft(work, Plan(steps=args.draft_steps, rate=3e-3, curriculum=200, samples=args.samples))
+    if args.phase == "eagle3":
+        from demo_training.eagle3 import export_eagle3, tune_eagle3
+        from demo_training.tuning import Plan
+
+        tune_eagle3(work, out / "target", Plan(steps=args.eagle3_steps, rate=2e-3))
+        export_eagle3(work, out / "eagle3")
     if args.phase in ("export", "all"):
         from demo_training.export import export
         from demo_training.workloads import write_workloads

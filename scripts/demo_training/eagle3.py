@@ -1,0 +1,289 @@
+"""The demo family's EAGLE-3 drafter in PyTorch: its network, its training on the frozen target, its folder, and its figures.
+
+Parameter names and config.json are those of the speculators library. The target is the shipped one, so that nothing else of the family
+has to be trained again. Trained as the MTP head is: three recursive steps, the target's distribution as target, here over the tokens that
+the drafter has rows for. Knows full sequences only: no cache, no generation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from .batches import Data
+from .export import read_member
+from .network import TARGET, FeedForward, LanguageModel, Shape, rotate
+from .tuning import DEPTH, DEPTH_WEIGHTS, Plan, _optimise, _Source, shifted
+
+LAYERS = (1, 3, 5)  # of the target, 0-based: the residual streams behind them
+ROWS = 1536  # of the target's 2,048 tokens: the most frequent ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleShape(Shape):
+    """head_dim of attention that is rotated whole; `rows` of the language-model head."""
+
+    rows: int = ROWS
+    rotary_fraction: float = 1.0
+    mtp: bool = False
+
+
+EAGLE = EagleShape()
+
+
+class Norm(nn.Module):
+    """RMS norm with a plain weight."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight).to(x.dtype)
+
+
+class Mixer(nn.Module):
+    """Causal attention without norms of heads, over the embedding beside the hidden."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.q_proj = nn.Linear(2 * s.hidden, s.heads * s.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * s.hidden, s.kv_heads * s.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * s.hidden, s.kv_heads * s.head_dim, bias=False)
+        self.o_proj = nn.Linear(s.heads * s.head_dim, s.hidden, bias=False)
+
+    def project(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys and values (B, H, T, D); position of the first token is `offset`."""
+        batch, length, _ = x.shape
+        s = self.s
+        q, k, v = (
+            part(x).view(batch, length, -1, s.head_dim).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        rates = s.rope_theta ** (-torch.arange(0, s.head_dim, 2).float() / s.head_dim)
+        angles = torch.arange(offset, offset + length).float()[:, None] * rates
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+        share = s.heads // s.kv_heads
+        return (
+            rotate(q, cos, sin),
+            rotate(k, cos, sin).repeat_interleave(share, 1),
+            v.repeat_interleave(share, 1),
+        )
+
+
+class EagleLayer(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Mixer(s), FeedForward(s)
+        self.input_layernorm, self.hidden_norm = Norm(s.hidden), Norm(s.hidden)
+        self.post_attention_layernorm = Norm(s.hidden)
+
+
+class Eagle3(nn.Module):
+    """ids: the target's tokens of the head's rows, ascending. The embedding is the target's."""
+
+    def __init__(self, s: EagleShape, ids: Tensor) -> None:
+        super().__init__()
+        self.s = s
+        self.fc = nn.Linear(len(LAYERS) * s.hidden, s.hidden, bias=False)
+        self.layers = nn.ModuleList([EagleLayer(s)])
+        self.norm = Norm(s.hidden)
+        self.lm_head = nn.Linear(s.hidden, s.rows, bias=False)
+        self.register_buffer("d2t", ids - torch.arange(s.rows))
+        for name, p in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.zeros_(p)
+            elif p.ndim == 2:
+                nn.init.normal_(p, std=0.6 * p.shape[1] ** -0.5)
+
+    @property
+    def ids(self) -> Tensor:
+        """(rows,)"""
+        return self.d2t + torch.arange(self.s.rows)  # type: ignore[no-any-return]
+
+    def begin_with(self, target: LanguageModel) -> None:
+        """The last stream goes through, and rows of the head are the target's."""
+        with torch.no_grad():
+            self.fc.weight.mul_(0.1)
+            self.fc.weight[:, -self.s.hidden :] += torch.eye(self.s.hidden)
+            self.lm_head.weight.copy_(target.lm_head.weight[self.ids])
+            self.norm.weight.copy_(1 + target.model.norm.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
+
+    def recurse(self, embed: nn.Embedding, streams: Tensor, ids: Tensor, steps: int) -> list[Tensor]:
+        """Hiddens of `steps` recursive steps at every cell, as the MTP head's `recurse` has them: streams (B, T, layers * H) come shifted
+        by one, ids (B, >= T + steps - 1); each step but the first takes the output of the one before, not normed."""
+        length = streams.shape[1]
+        layer: EagleLayer = self.layers[0]  # type: ignore[assignment]
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        hidden = self.fc(streams)
+        outputs: list[Tensor] = []
+        own: list[tuple[Tensor, Tensor]] = []
+        for j in range(1, steps + 1):
+            e = layer.input_layernorm(embed(ids[:, j - 1 : j - 1 + length]))
+            q, k, v = layer.self_attn.project(
+                torch.cat([e.to(hidden.dtype), layer.hidden_norm(hidden)], -1), j - 1
+            )
+            if j == 1:
+                first_k, first_v = k, v
+            else:
+                own.append((k, v))
+            scores = (q @ first_k.transpose(-1, -2)).float().masked_fill(~causal, -1e9)
+            extra = [(q * kk).sum(-1, keepdim=True).float() for kk, _ in own]
+            weights = torch.softmax(torch.cat([scores, *extra], -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
+            out = weights[..., :length] @ first_v
+            for i, (_, vv) in enumerate(own):
+                out = out + weights[..., length + i : length + i + 1] * vv
+            batch = out.shape[0]
+            x = hidden + layer.self_attn.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+            hidden = x + layer.mlp(layer.post_attention_layernorm(x))
+            outputs.append(hidden)
+        return outputs
+
+
+def streams_of(target: LanguageModel, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, T, layers * H) behind LAYERS, and the final hidden (B, T, H)."""
+    x, found = target.model.embed_tokens(ids), []
+    for i, layer in enumerate(target.model.layers):
+        x = layer(x)
+        if i in LAYERS:
+            found.append(x)
+    return torch.cat(found, -1), target.model.norm(x)
+
+
+def frequent(data: Data, num: int, vocab: int) -> Tensor:
+    """The most frequent ids of the training data, ascending; those that end texts and turns among them."""
+    counts = np.zeros(vocab, np.int64)
+    for kind in data.train.values():
+        counts += np.bincount(kind.ids, minlength=vocab)[:vocab]
+    counts += np.bincount(data.library, minlength=vocab)[:vocab]
+    counts[:3] = counts.max() + 1
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:num]))
+
+
+def tune_eagle3(folder: Path, target_folder: Path, plan: Plan) -> None:
+    """Train it, and write `eagle3.pt`. target_folder: the shipped target."""
+    torch.set_num_threads(1)
+    torch.manual_seed(plan.seed)
+    data = Data(folder)
+    target = read_member(target_folder, TARGET)
+    assert isinstance(target, LanguageModel)
+    head = Eagle3(EAGLE, frequent(data, ROWS, TARGET.vocab))
+    head.begin_with(target)
+    target.compile_layers()
+    recurse = torch.compile(head.recurse, dynamic=False)
+    source = _Source(data, plan, None)
+    ids_of_rows = head.ids
+
+    def loss_at(step: int) -> tuple[torch.Tensor, str]:
+        ids = source.batch(step)
+        length = plan.length
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                streams, hidden = streams_of(target, ids)
+                wanted = target.lm_head(hidden)
+            cells = shifted(streams)[:, :length]
+            total = torch.zeros(())
+            notes = []
+            for j, hidden_j in enumerate(recurse(target.model.embed_tokens, cells, ids, DEPTH)):
+                logits, every = head.logits(hidden_j), wanted[:, j : j + length]
+                soft = every[..., ids_of_rows].float().softmax(-1)
+                flat = logits.float().reshape(-1, ROWS)
+                total = total + DEPTH_WEIGHTS[j] * F.cross_entropy(flat, soft.reshape(-1, ROWS))
+                same = ids_of_rows[logits.argmax(-1)] == every.argmax(-1)
+                notes.append(f"{float(same.float().mean()):.3f}")
+        return total, " ".join(notes)
+
+    groups = [{"params": list(head.parameters()), "scale": 1.0}]
+    _optimise(folder / "eagle3.pt", head, groups, plan, loss_at)
+
+
+def config() -> dict[str, object]:
+    """config.json, in the dialect of the speculators library."""
+    s = EAGLE
+    layer = {
+        "model_type": "llama",
+        "vocab_size": s.vocab,
+        "hidden_size": s.hidden,
+        "intermediate_size": s.ffn,
+        "num_hidden_layers": 1,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": s.rope_theta,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": 2048,
+    }
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": s.rows,
+        "target_hidden_size": TARGET.hidden,
+        # counts the layers that have run, as all lists do that do not begin with 1
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in LAYERS],
+        "norm_before_residual": False,
+        "transformer_layer_config": layer,
+        "dtype": "bfloat16",
+    }
+
+
+def export_eagle3(folder: Path, out: Path) -> None:
+    """Write `out` from the checkpoint in `folder`: matrices in bfloat16, norms in float32."""
+    out.mkdir(parents=True, exist_ok=True)
+    state = torch.load(folder / "eagle3.pt")["model"]
+    tensors = {
+        name: (
+            value if name == "d2t" else value.float() if value.ndim == 1 else value.bfloat16()
+        ).contiguous()
+        for name, value in state.items()
+    }
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
+    (out / "config.json").write_text(json.dumps(config(), indent=2) + "\n")
+
+
+def read_eagle3(folder: Path) -> Eagle3:
+    """The exported weights back in the training network, float32, frozen."""
+    state = load_file(folder / "model.safetensors")
+    head = Eagle3(EAGLE, state["d2t"] + torch.arange(ROWS))
+    head.load_state_dict({k: v if k == "d2t" else v.float() for k, v in state.items()})
+    return head.requires_grad_(False).eval()
+
+
+def agreement(target: LanguageModel, head: Eagle3, ids: Tensor, skip: int = 32) -> dict[str, object]:
+    """Figures over rows of ids (B, T), as demo_eval has them of the MTP head. Depth j is conditional on depths below j having agreed.
+    covered: the share of positions whose token the drafter has a row for."""
+    parts: list[Sequence[Tensor]] = []
+    for rows in ids.split(8):
+        length = rows.shape[1] - 32
+        streams, hidden = streams_of(target, rows)
+        best = target.lm_head(hidden).argmax(-1)
+        drafted = head.recurse(target.model.embed_tokens, shifted(streams)[:, :length], rows, 3)
+        same = [head.ids[head.logits(h).argmax(-1)] == best[:, j : j + length] for j, h in enumerate(drafted)]
+        parts.append([*same, torch.isin(best[:, :length], head.ids)])
+    one, two, three, covered = (torch.cat(part)[:, skip:] for part in zip(*parts, strict=True))
+    both = one & two
+    share = [one.float().mean(), both.float().sum() / one.sum(), (both & three).float().sum() / both.sum()]
+    rounds = 1 + one.float().mean() + both.float().mean() + (both & three).float().mean()
+    return {
+        "eagle3_accepted_at_depth": [round(float(x), 4) for x in share],
+        "eagle3_tokens_per_round_depth_3": round(float(rounds), 3),
+        "covered": round(float(covered.float().mean()), 4),
+        "positions": int(one.numel()),
+    }
