@@ -28,6 +28,7 @@ DRAFTER_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 DRAFTER_NAMES = (  # those that come with mlxspec
     "forced",
     "mtp",
+    "eagle3",
     "draft-model",
     "ngram-simple",
     "ngram-map-k",
@@ -283,7 +284,7 @@ class SpecConfig:
             if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
                 raise ConfigError(f"{name} must be a file's path, not {shown(path)}.")
         # only drafters that know probabilities drop short drafts
-        longest = dict.fromkeys(("mtp", "draft-model"), ("n_max", self.model_depth))
+        longest = dict.fromkeys(("mtp", "eagle3", "draft-model"), ("n_max", self.model_depth))
         longest |= dict.fromkeys(("ngram-map-k4v", "ngram-cache"), ("ngram_m", self.ngram_m))
         limits = [longest.get(name, ("", MAX_DRAFT)) for name in self.drafters]
         if limits and all(limit < self.n_min for _, limit in limits):

@@ -34,6 +34,8 @@ _PROPOSALS = "tests/drafters/test_proposals.py"
 _ACCOUNT = "tests/speculation/test_account.py::test_nothing_is_lost_beyond_credit_and_share"
 _STREAMS = "tests/server/test_forms.py::test_streams_of_500_random_answers_follow_the_grammar"
 _RESPONSES = "tests/server/test_responses.py"
+_SHOWN = "tests/drafters/test_layer_streams.py"
+_EAGLE = "tests/drafters/test_eagle3.py"
 
 
 class Fault(NamedTuple):
@@ -676,6 +678,55 @@ FAULTS = (
         "self.balance = min(self.balance + self._earn * rounds + gained, self._cap)",
         "self.balance += self._earn * rounds + gained",
         f"{_ACCOUNT}[flat-1-warm]",
+    ),
+    Fault(
+        "streams are of the token itself, not of the one before",
+        "engine/prefill.py",
+        "before = mx.concatenate([self.carry.astype(hidden.dtype), hidden[:-1]])",
+        "before = hidden",
+        f"{_SHOWN}::test_rows_are_those_of_layer_after_layer[hybrid-float32-tape]",
+    ),
+    Fault(
+        "a drafter is given the streams of its layers in another order",
+        "drafters/streams.py",
+        "[1 + self.layers.index(i) for i in needs.layers]",
+        "[1 + self.layers.index(i) for i in sorted(needs.layers)]",
+        f"{_SHOWN}::test_rows_are_those_of_layer_after_layer[hybrid-float32-tape]",
+    ),
+    Fault(
+        "layers are computed for rows that do not ask",
+        "engine/hiddens.py",
+        "(are_kept or d.name in spec.drafters)",
+        "True",
+        f"{_SHOWN}::test_layers_are_computed_for_those_who_ask_only",
+    ),
+    Fault(
+        "streams of rejected rows of an unread round are kept",
+        "drafters/mtp.py",
+        "        cache.commit(num)\n        before =",
+        "        cache.commit(mx.full(num.shape, unread.width, mx.int32))\n        before =",
+        f"{_EAGLE}::test_what_the_engine_feeds_it[3-True]",
+    ),
+    Fault(
+        "what an EAGLE-3 layer gives is normed before it is fed back",
+        "models/eagle3.py",
+        "return self._normed(x) if self._config.norm_output else x",
+        "return self._normed(x)",
+        f"{_EAGLE}::test_logits_are_those_of_the_algorithm[SafeAILab]",
+    ),
+    Fault(
+        "rows of a reduced head are taken for the target's tokens",
+        "drafters/eagle3.py",
+        "return self._eagle.ids",
+        "return None",
+        f"{_EAGLE}::test_drafts_are_of_its_own_vocabulary_and_rejection_knows_them_in_the_whole_one",
+    ),
+    Fault(
+        "a list of layers that counts those before names the layer behind",
+        "models/eagle3.py",
+        "i if ids[0] == 1 else i - 1 for i in ids",
+        "i for i in ids",
+        f"{_EAGLE}::test_layer_lists_of_both_kinds_name_the_same_layers",
     ),
 )
 

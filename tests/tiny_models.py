@@ -24,6 +24,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.loading.weights import cast
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -199,6 +202,88 @@ def target(form: str = "float32") -> Qwen35:
 @functools.cache
 def mtp_head(form: str = "float32") -> Qwen35Mtp:
     return make_mtp(config(), target(form), form=form)
+
+
+def make_eagle3(
+    c: Qwen35Config | GemmaConfig,
+    target: Qwen35 | Gemma,
+    head: np.ndarray,
+    embedding: np.ndarray,
+    *,
+    seed: int = 2,
+    form: str = "float32",
+    layers: tuple[int, ...] = (),
+    ids: np.ndarray | None = None,
+    own_embedding: bool = False,
+    **more,
+) -> Eagle3Head:
+    """A drafter that mostly passes its token's embedding on: each cell attends to itself. head, embedding: the target's (V, H), norms
+    included. ids: of the tokens it has rows for, None for all. more: of Eagle3Config."""
+    size, vocab = c.hidden_size, c.vocab_size
+    wanted = layers or tuple(range(target.num_layers))[:3]
+    own = Eagle3Config(
+        vocab_size=vocab,
+        draft_vocab=vocab if ids is None else len(ids),
+        hidden_size=size,
+        target_size=size,
+        intermediate_size=2 * size,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=size // 2,
+        rms_eps=1e-6,
+        rope_theta=1e4,
+        rope_dims=size // 2,
+        layers=wanted,
+        **more,
+    )
+    names = {"d2t"} if ids is not None else set()
+    made, rng = (
+        Eagle3Head(own, target, names | ({"embed_tokens.weight"} if own_embedding else set())),
+        np.random.default_rng(seed),
+    )
+    _randomize(made, rng, 1.0)
+    mixer, wide = made.layers[0].self_attn, np.zeros((size, size))
+    turned = 3.0 * rng.normal(0.0, size**-0.5, (size, size))
+    values = {
+        "q_proj": np.concatenate([turned, wide], axis=1),
+        "k_proj": np.concatenate([turned, wide], axis=1),
+        "v_proj": np.concatenate([np.eye(size), wide], axis=1),
+        "o_proj": np.eye(size),
+    }
+    for name, value in values.items():
+        mixer[name].weight = mx.array((value + rng.normal(0.0, 0.01, value.shape)).astype(np.float32))
+    made.fc.weight = made.fc.weight * 0.2
+    made.lm_head.weight = mx.array((head if ids is None else head[ids]).astype(np.float32))
+    made.layers[0].input_layernorm.weight = mx.ones(size)
+    made.norm.weight = mx.ones(size)
+    if own_embedding:
+        made.embed_tokens.weight = mx.array(embedding.astype(np.float32))
+    if ids is not None:
+        made.d2t = mx.array((ids - np.arange(len(ids))).astype(np.int32))
+    finish(made, form)
+    return made
+
+
+def _ends(c: Qwen35Config) -> tuple[np.ndarray, np.ndarray]:
+    """Embedding and head of the target that `make` makes, the head with the final norm."""
+    whole = Qwen35(c)
+    _randomize(whole, np.random.default_rng(0), HEAD_SCALE)
+    model = whole.language_model
+    norm = np.asarray(model.model.norm.weight)
+    return np.asarray(model.model.embed_tokens.weight), np.asarray(model.lm_head.weight) * norm
+
+
+def eagle3_for(c: Qwen35Config, target: Qwen35, *, form: str = "float32", **more) -> Eagle3Head:
+    """For a target of `make` with seed 0."""
+    embedding, head = _ends(c)
+    return make_eagle3(c, target, head, embedding, form=form, **more)
+
+
+@functools.cache
+def eagle3(form: str = "float32") -> Eagle3Head:
+    """For `target`: over three quarters of its vocabulary."""
+    ids = np.sort(np.random.default_rng(5).permutation(VOCAB)[: 3 * VOCAB // 4])
+    return eagle3_for(config(), target(form), form=form, ids=ids)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
+from mlxspec.models.eagle3 import is_eagle3
 from mlxspec.models.registry import ARCHITECTURES
 
 
@@ -118,7 +119,7 @@ def _entry(name: str, revision: Any) -> Entry | None:
     except ModelError:
         return None
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES and kind not in DRAFTER_TYPES:
+    if kind not in ARCHITECTURES and kind not in DRAFTER_TYPES and not is_eagle3((), config):
         return None
     complete, has_head, problem = False, None, ""
     try:
@@ -136,7 +137,7 @@ def _entry(name: str, revision: Any) -> Entry | None:
         refs=tuple(sorted(revision.refs)),
         folder=str(folder),
         size=revision.size_on_disk,
-        model_type=str(kind),
+        model_type="eagle3" if is_eagle3((), config) else str(kind),
         quantization=_quantization(config),
         has_head=has_head,
         is_complete=complete,

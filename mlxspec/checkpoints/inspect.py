@@ -26,10 +26,11 @@ from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
     assemble_assistant_lazily,
+    assemble_eagle3_lazily,
     assemble_head_lazily,
     assemble_lazily,
 )
-from mlxspec.models.folder import Kind, ModelFolder
+from mlxspec.models.folder import DRAFTS_AS, NAMES, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import Architecture, architecture
 
@@ -112,7 +113,7 @@ class InspectReport:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterReport:
-    """A folder that is no model but a drafter for one: an MTP head alone or a Gemma assistant. use: how it is used."""
+    """A folder that is no model but a drafter for one: an MTP head alone, a Gemma assistant or an EAGLE-3 drafter. use: how it is used."""
 
     name: str
     folder: str
@@ -146,7 +147,7 @@ def inspect(
             name=name,
             folder=str(folder.path),
             revision=hub.revision_of(folder.path),
-            kind="an MTP head" if what == "head" else "a Gemma assistant",
+            kind=NAMES[what],
             use="it drafts for its target: name that with --model, and this with --draft-model",
             num_tensors=len(weights),
             file_bytes=_bytes(weights),
@@ -200,7 +201,7 @@ class _Beside(NamedTuple):
 
 
 def _beside(name: str | None, target: Assembled) -> _Beside | None:
-    """Raises ModelError for a head or an assistant of another target."""
+    """Raises ModelError for a drafter of another target."""
     if name is None:
         return None
     folder = ModelFolder(hub.resolve(name, download=False))
@@ -210,6 +211,8 @@ def _beside(name: str | None, target: Assembled) -> _Beside | None:
         return _Beside(name, kind, head)
     if kind == "assistant":
         return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model))
+    if kind == "eagle3":
+        return _Beside(name, kind, assemble_eagle3_lazily(folder.config(), folder.read, target.model))
     module = assemble_lazily(folder.config(), folder.read).model
     try:
         assemble_head_lazily(folder.read, target)
@@ -311,8 +314,10 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable
         usable, why, drafting = True, "needs no weights", None
         if name == "mtp":
             usable, why = _mtp(head, beside)
-            is_named = beside is not None and beside.kind != "model"
+            is_named = beside is not None and DRAFTS_AS[beside.kind] == "mtp"
             drafting = beside.module if beside is not None and is_named else made.mtp
+        elif name == "eagle3":
+            usable, why = _eagle3(beside)
         elif name == "draft-model":
             usable, why = _draft_model(beside)
             drafting = beside.module if beside is not None and usable else None
@@ -325,7 +330,7 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable
 
 def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
     """A head that was named comes before the model's own, a whole model's only where there is no own: as in `load`."""
-    if beside is not None and beside.kind != "model":
+    if beside is not None and DRAFTS_AS[beside.kind] == "mtp":
         what = "the assistant" if beside.kind == "assistant" else "the head"
         return True, f"{what} in {beside.name}, named with --draft-model"
     if head.present:
@@ -339,5 +344,16 @@ def _draft_model(beside: _Beside | None) -> tuple[bool, str]:
     if beside is None:
         return False, "needs --draft-model, a smaller model of the same vocabulary"
     if beside.kind != "model":
-        return False, f"{beside.name} is no model of its own; it drafts as mtp"
+        return False, f"{beside.name} is no model of its own; it drafts as {DRAFTS_AS[beside.kind]}"
     return True, "--draft-model was named"
+
+
+def _eagle3(beside: _Beside | None) -> tuple[bool, str]:
+    if beside is None or beside.kind != "eagle3":
+        return False, "needs --draft-model, an EAGLE-3 drafter made for this model"
+    layers = ", ".join(map(str, beside.module.layers_read))
+    num = beside.module.num_proposed
+    return (
+        True,
+        f"{beside.name}, named with --draft-model; reads layers {layers} and proposes over {num} tokens",
+    )

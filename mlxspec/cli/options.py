@@ -228,9 +228,7 @@ _DRAFT_BITS = f"bits of a drafter's weights beside a quantized model, 16 to leav
 _ACCEPTANCE = (
     "match keeps drafts equal to the model's own choice; rejection keeps more, but not the seed's text"
 )
-_DRAFT_MODEL = (
-    "a small model of the same vocabulary, an MTP head or a Gemma 4 assistant that drafts: folder or id"
-)
+_DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant or an EAGLE-3 drafter: folder or id"
 DRAFT_MODEL = ("--draft-model", str, "D", _DRAFT_MODEL)
 DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")
 JSON = ("--json", bool, "", "everything as one JSON object")

@@ -65,6 +65,15 @@ class DraftModel(ModelDrafter):
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
+    """Raise VocabularyError, naming ids that differ, unless both models mean the same by every id and end texts alike."""
+    check_tokens(target, draft, target_size, draft_size)
+    if target.eos_ids != draft.eos_ids and not target.eos_ids & draft.eos_ids:
+        raise VocabularyError(
+            f"Target and draft model end a text with different ids: {set(target.eos_ids)} and {set(draft.eos_ids)}."
+        )
+
+
+def check_tokens(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
     """Raise VocabularyError, naming ids that differ, unless both models mean the same by every id."""
     if draft_size > target_size + _SIZE_DIFFERENCE or target_size > draft_size + _SIZE_DIFFERENCE:
         raise VocabularyError(
@@ -79,8 +88,4 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, dr
         )
         raise VocabularyError(
             f"{len(differing)} token ids mean different things to target and draft model, such as {shown}."
-        )
-    if target.eos_ids != draft.eos_ids and not target.eos_ids & draft.eos_ids:
-        raise VocabularyError(
-            f"Target and draft model end a text with different ids: {set(target.eos_ids)} and {set(draft.eos_ids)}."
         )

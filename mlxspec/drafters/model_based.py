@@ -87,6 +87,15 @@ class ModelDrafter(Drafter):
         return None if self.uses_whole_head else self.reduced
 
     @property
+    def ids(self) -> mx.array | None:
+        """(R,) int32: the target's tokens that the next logits (N, R) are of; None: all, in order."""
+        return None if self.proposals is None else self.proposals.ids
+
+    def _taken(self, hidden: mx.array) -> mx.array:
+        """What was observed with some tokens, (N, H), as `_forward` takes it with facts."""
+        return hidden
+
+    @property
     def reads(self) -> Reads:
         """What drafting a token reads of weights, the language-model head included: its cost is guessed from that."""
         return Reads(dense=self.weight_bytes)
@@ -103,7 +112,7 @@ class ModelDrafter(Drafter):
         cache: ModelCache,
         logits_at: LogitsAt,
     ) -> Output:
-        """Run tokens (N,) as facts and leave the transaction open. Logits are those of `proposals.ids` where there are proposals."""
+        """Run tokens (N,) as facts and leave the transaction open. Logits are of the tokens `ids`, where those are not all."""
 
     def _own_head(self, out: Output, rows: FlatRows, logits_at: LogitsAt) -> Output:
         """The Output of a forward without logits, with those that are proposed from: of each active row's last token."""
@@ -289,7 +298,7 @@ class ModelDrafter(Drafter):
         while logits is not None:
             first = [len(a.history) + depth for a in active]
             positions: Positions = first if shift is None else Shifted(first, *shift)
-            ids = None if self.proposals is None else self.proposals.ids
+            ids = self.ids
             chosen, scores = sampler.draft(logits, [owners[a.row] for a in active], positions, ids)
             sureness = confidence(logits)
             for i, ask in enumerate(active):
@@ -338,7 +347,7 @@ class ModelDrafter(Drafter):
         try:
             out = self._forward(
                 mx.array(np.asarray(flat, np.int32)),
-                _join(hiddens) if hiddens else None,
+                self._taken(_join(hiddens)) if hiddens else None,
                 rows,
                 cache,
                 logits_at,

@@ -22,6 +22,7 @@ from mlxspec.drafters.base import Ask, Draft, Heard, Needs, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, reads
@@ -43,7 +44,9 @@ class Mtp(ModelDrafter):
     needs = Needs(hidden=True)
     skips = 1
 
-    def __init__(self, head: Qwen35Mtp, max_context: int, head_rows: HeadRows | None = None) -> None:
+    def __init__(
+        self, head: Qwen35Mtp | Eagle3Head, max_context: int, head_rows: HeadRows | None = None
+    ) -> None:
         """head_rows: rows of the target's language-model head."""
         super().__init__(max_context, head_rows)
         self._head = head
@@ -132,7 +135,7 @@ class Mtp(ModelDrafter):
         (rows, H)."""
         rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
         out = self._head.forward(
-            unread.tokens.reshape(-1), unread.hidden, rows, cache, facts=False, logits_at="none"
+            unread.tokens.reshape(-1), self._taken(unread.hidden), rows, cache, facts=False, logits_at="none"
         )
         num = unread.num
         if len(names) < len(self._order):

@@ -16,7 +16,8 @@ from mlxspec.checkpoints.proposal_rows import Drafting, choose_rows
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
-from mlxspec.drafters.draft_model import DraftModel, check_vocabularies
+from mlxspec.drafters.draft_model import DraftModel, check_tokens, check_vocabularies
+from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.drafters.guarded import guarded
 from mlxspec.drafters.mtp import Mtp
@@ -35,12 +36,15 @@ from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
     assemble_assistant_lazily,
+    assemble_eagle3_lazily,
     assemble_head_lazily,
     assemble_lazily,
+    check_finite,
     evaluate,
     not_read,
 )
-from mlxspec.models.folder import ModelFolder
+from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
+from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
@@ -66,12 +70,13 @@ def load(
 
     model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or commit of an id.
     draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which
-    they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, or of a Gemma 4 assistant
-    (the last two are the drafter `mtp`); "auto" takes it rather than the model's own head, and a list that leaves it out is refused; the
-    demo brings its own. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them
-    where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and spec names some).
-    max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on
-    a GPU and takes float32 on a CPU. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights.
+    they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a Gemma 4 assistant
+    (these two are the drafter `mtp`), or of an EAGLE-3 drafter (`eagle3`); "auto" takes it, not the model's own head, and a list that
+    leaves it out is refused; the demo brings its own. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a
+    list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto"
+    and spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which
+    keeps the stored one on a GPU and takes float32 on a CPU. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into
+    the model's weights.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -121,6 +126,9 @@ def load(
         ]
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
+        for module in modules:
+            if isinstance(module, Eagle3Head):
+                check_finite(module, "The EAGLE-3 drafter")
     engine = Engine(
         target.model,
         tokenizer,
@@ -192,30 +200,34 @@ def _names(
     """Who drafts. is_named: `beside` was named by the caller, so it is used or refused. Raises ConfigError and ModelError."""
     kind = None if beside is None else beside.kind()
     if asked is None:
-        if is_named and kind == "model":
-            return (*own, "ngram-simple", "draft-model")
-        has_head = target.mtp is not None or kind in ("head", "assistant")
-        model_based = ("mtp",) if has_head else ("draft-model",) if kind else ()
-        return (*own, "ngram-simple", *model_based)
+        if kind is not None and (is_named or target.mtp is None):
+            return (*own, "ngram-simple", DRAFTS_AS[kind])
+        return (*own, "ngram-simple", *(("mtp",) if target.mtp is not None else ()))
     if "mtp" in asked and target.unsupported_head is not None and kind != "assistant":
         raise ModelError(
             f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."
         )
     if "mtp" in asked and target.mtp is None and beside is None:
         raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}, or leave `mtp` out.")
+    if "eagle3" in asked and kind != "eagle3":
+        raise ConfigError(
+            "Drafting with EAGLE-3 needs a drafter of that kind: name it with --draft-model (draft_model=...)."
+        )
     if "draft-model" in asked and beside is None:
         raise ConfigError(
             "Drafting with a draft model needs one: name it with --draft-model (draft_model=...)."
         )
+    if kind is None or beside is None:
+        return asked
     if "draft-model" in asked and kind != "model":
         raise ConfigError(
-            f"{beside and beside.path} is no model of its own; its drafts are asked for as `mtp`."
+            f"{beside.path} is no model of its own; its drafts are asked for as `{DRAFTS_AS[kind]}`."
         )
-    lends_head = "mtp" in asked and (kind != "model" or target.mtp is None)
-    if is_named and beside is not None and "draft-model" not in asked and not lends_head:
-        name = "draft-model" if kind == "model" else "mtp"
+    lends_head = "mtp" in asked and kind == "model" and target.mtp is None
+    if is_named and DRAFTS_AS[kind] not in asked and not lends_head:
         raise ConfigError(
-            f"The draft model {beside.path} would not be used: add {name} to the drafters, or leave --draft-model (draft_model=...) out."
+            f"The draft model {beside.path} would not be used: add {DRAFTS_AS[kind]} to the drafters, or leave --draft-model "
+            "(draft_model=...) out."
         )
     return asked
 
@@ -229,10 +241,11 @@ def _missing_head(asked: tuple[str, ...] | None, names: tuple[str, ...], target:
 
 def _head_passed_over(asked: tuple[str, ...] | None, names: tuple[str, ...], target: Assembled) -> list[str]:
     """What a person may not know who named a draft model for a model with a head."""
-    if asked is not None or "draft-model" not in names or target.mtp is None:
+    drafting = next((name for name in ("draft-model", "eagle3") if name in names), None)
+    if asked is not None or drafting is None or target.mtp is None:
         return []
     return [
-        "The draft model that was named drafts, this model's MTP head does not: --draft mtp,draft-model uses both."
+        f"The draft model that was named drafts, this model's MTP head does not: --draft mtp,{drafting} uses both."
     ]
 
 
@@ -272,6 +285,8 @@ def _drafter(
         return make_ngram_drafter(name, spec, target.model.vocab_size)
     if name == "mtp":
         return _mtp(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
+    if name == "eagle3" and beside is not None:
+        return _eagle3(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
     if name == "draft-model" and beside is not None:
         small = assemble_lazily(
             beside.config(), beside.read, _DTYPES.get(dtype or ""), beside=bytes_of(*modules)
@@ -284,6 +299,32 @@ def _drafter(
         rows = _head_rows(name, small.model, target, tokenizer, spec, modules, notices)
         return DraftModel(small.model, target.model.vocab_size, rows)
     raise ConfigError(f"The drafter {name} cannot be made.")
+
+
+def _eagle3(
+    target: Assembled,
+    beside: ModelFolder,
+    spec: SpecConfig,
+    tokenizer: Tokenizer,
+    dtype: mx.Dtype | None,
+    modules: list[nn.Module],
+    notices: list[str],
+) -> Drafter:
+    """A tokenizer of its own, where the folder holds one, must be the target's."""
+    config = beside.config()
+    head = assemble_eagle3_lazily(config, beside.read, target.model, dtype)
+    if (beside.path / "tokenizer.json").is_file():
+        own, rows = Tokenizer.from_folder(beside.path), target.model.vocab_size
+        check_tokens(tokenizer, own, rows, rows)
+    unknown = unknown_eagle3_keys(config)
+    if unknown:
+        notices.append(not_read(unknown, "the EAGLE-3 drafter's config.json"))
+    if spec.draft_vocab:
+        notices.append(
+            f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
+        )
+    modules.append(head)
+    return Eagle3(head, target.model.max_context)
 
 
 def _mtp(

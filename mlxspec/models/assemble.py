@@ -29,6 +29,7 @@ from mlxspec.loading.weights import (
     missing_and_extra,
 )
 from mlxspec.models.adapters import fuse_adapter
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, sanitize_eagle3
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
 from mlxspec.models.qwen3_5 import Qwen35
@@ -82,6 +83,13 @@ def evaluate(modules: Sequence[nn.Module]) -> None:
         for array in arrays:
             mx.eval(array)
             step(array.nbytes)
+
+
+def check_finite(module: nn.Module, what: str) -> None:
+    """Raise ModelError where a weight of a module that has been evaluated is no number."""
+    for name, value in tree_flatten(module.parameters()):
+        if mx.issubdtype(value.dtype, mx.floating) and not mx.isfinite(value).all().item():
+            raise ModelError(f"{what} cannot be used: {printable(name)} holds values that are no numbers.")
 
 
 def assemble_lazily(
@@ -183,6 +191,19 @@ def assemble_assistant_lazily(
     _fill(assistant, sanitize_assistant(read()), dtype, "The assistant", _foreign_format(config))
     assistant.fuse()
     return assistant
+
+
+def assemble_eagle3_lazily(
+    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
+) -> Eagle3Head:
+    """An EAGLE-3 drafter for `target`, without its weights but for the table of its vocabulary. Raises ModelError, also if it is for
+    another model."""
+    parsed = Eagle3Config.from_dict(config)
+    weights = sanitize_eagle3(read())
+    head = Eagle3Head(parsed, target, weights)
+    _fill(head, weights, dtype, "The EAGLE-3 drafter", _foreign_format(config))
+    head.fuse()
+    return head
 
 
 def _foreign_format(config: Mapping[str, Any]) -> str | None:

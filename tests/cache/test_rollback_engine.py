@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict] = {
     "snapshots of 2": {"rollback": "snapshots", "num_states": 2},
     "checkpoint": {"rollback": "checkpoint"},
 }
-DRAFTERS = [("ngram-simple",), ("mtp",), ("draft-model",), ALL]
+DRAFTERS = [("ngram-simple",), ("mtp",), ("eagle3",), ("draft-model",), ALL]
 
 
 @cache

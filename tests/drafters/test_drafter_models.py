@@ -8,9 +8,10 @@ import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters import model_based
-from mlxspec.drafters.base import Ask
+from mlxspec.drafters.base import Ask, Needs
 from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
@@ -22,12 +23,14 @@ from tests import tiny_models
 VOCAB = tiny_models.VOCAB
 
 
-def true_hiddens(history: list[int]) -> mx.array:
-    """(len(history), H): what each token was sampled from: zeros, then the target's final hidden of the token before."""
+def true_hiddens(history: list[int], needs: Needs = Mtp.needs) -> mx.array:
+    """(len(history), H): what each token was sampled from: zeros, then the target's final hidden of the token before, or the streams that
+    these needs name."""
     model = tiny_models.target()
-    cache = model.make_cache(1)
-    out = model.forward(mx.array(history, mx.int32), FlatRows((len(history),)), cache, facts=True)
-    return mx.concatenate([mx.zeros((1, model.hidden_size)), out.hidden[:-1]])
+    cache, rows = model.make_cache(1), FlatRows((len(history),))
+    out = model.forward(mx.array(history, mx.int32), rows, cache, facts=True, taps=needs.layers)
+    given = mx.concatenate([out.taps[i] for i in needs.layers], axis=-1) if needs.layers else out.hidden
+    return mx.concatenate([mx.zeros((1, given.shape[1])), given[:-1]])
 
 
 def head_from_scratch(history: list[int]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -54,7 +57,8 @@ class Driver:
 
     def observe(self, row: int, tokens: list[int]) -> None:
         history = self.rows[row] = self.rows[row] + tokens
-        hidden = true_hiddens(history)[-len(tokens) :] if self.drafter.needs.hidden else None
+        needs = self.drafter.needs
+        hidden = true_hiddens(history, needs)[-len(tokens) :] if needs.wants_hidden else None
         self.drafter.observe(row, tokens, hidden)
 
     def propose(self, limits: dict[int, int], params: SamplingParams | None = None) -> dict[int, list[int]]:
@@ -73,6 +77,8 @@ class Driver:
 def make(kind: str) -> ModelDrafter:
     if kind == "mtp":
         return Mtp(tiny_models.mtp_head(), 2048)
+    if kind == "eagle3":
+        return Eagle3(tiny_models.eagle3(), 2048)
     return DraftModel(tiny_models.echo(), VOCAB)
 
 
@@ -100,7 +106,7 @@ def play(driver: Driver, seed: int = 0) -> None:
             driver.observe(row, some(1, 5))
 
 
-@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
 def test_a_drafter_holds_as_many_cells_as_it_was_told_tokens(kind: str) -> None:
     driver = Driver(make(kind))
     play(driver)
@@ -129,7 +135,7 @@ def test_cells_of_the_head_are_those_of_a_forward_over_the_whole_history() -> No
             np.testing.assert_allclose(np.asarray(a), b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=4)], ids=str
 )
@@ -143,7 +149,7 @@ def test_a_draft_is_the_one_a_fresh_drafter_makes(kind: str, params: SamplingPar
         assert fresh.propose({0: 4}, params)[0] == got[row]
 
 
-@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
 def test_rounds_told_together_are_those_told_one_by_one(kind: str) -> None:
     one, together = Driver(make(kind)), Driver(make(kind))
     for driver in (one, together):
@@ -153,8 +159,8 @@ def test_rounds_told_together_are_those_told_one_by_one(kind: str) -> None:
     for piece in pieces:
         one.observe(0, piece)
     told = [([9, 1, 2, 3, 4][i:j], None) for i, j in ((0, 1), (1, 4), (4, 5))]
-    if together.drafter.needs.hidden:
-        hidden = true_hiddens([5, 6, 7, 8, 9, 1, 2, 3, 4])[4:]
+    if together.drafter.needs.wants_hidden:
+        hidden = true_hiddens([5, 6, 7, 8, 9, 1, 2, 3, 4], together.drafter.needs)[4:]
         told = [
             (tokens, hidden[i:j]) for (tokens, _), (i, j) in zip(told, ((0, 1), (1, 4), (4, 5)), strict=True)
         ]
@@ -182,7 +188,7 @@ def test_a_draft_model_is_the_model_itself_running_on() -> None:
     assert driver.propose({0: 5})[0] == text[5:]
 
 
-@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
 def test_asking_one_row_does_not_touch_the_others(kind: str) -> None:
     driver, alone = Driver(make(kind)), Driver(make(kind))
     for one in (driver, alone):
@@ -195,26 +201,27 @@ def test_asking_one_row_does_not_touch_the_others(kind: str) -> None:
     assert driver.propose({0: 3}) == alone.propose({0: 3})
 
 
-@pytest.mark.parametrize("kind", ["mtp", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
 @pytest.mark.parametrize("length", [511, 512, 1023])
 def test_a_long_prompt_is_run_before_it_fills_the_queue(kind: str, length: int) -> None:
     """Whatever the prompt's length there is a token left to begin the draft with."""
     driver = Driver(make(kind))
     prompt = (np.arange(length) * 7 % VOCAB).tolist()
     driver.drafter.begin(0)
-    hiddens = true_hiddens([*prompt, 5])
+    needs = driver.drafter.needs
+    hiddens = true_hiddens([*prompt, 5], needs)
     driver.rows[0] = [*prompt, 5]
     for start in range(0, length + 1, 512):
         piece = driver.rows[0][start : min(start + 512, length)] if start < length else []
         if piece:
-            part = hiddens[start : start + len(piece)] if kind == "mtp" else None
+            part = hiddens[start : start + len(piece)] if needs.wants_hidden else None
             driver.drafter.observe(0, piece, part)
-    driver.drafter.observe(0, [5], hiddens[-1:] if kind == "mtp" else None)
+    driver.drafter.observe(0, [5], hiddens[-1:] if needs.wants_hidden else None)
     assert 1 <= len(driver.drafter._rows[0].tokens) <= model_based._QUEUE_AT_MOST
     got = driver.propose({0: 2})[0]
     fresh = Driver(make(kind))
     fresh.begin(0, driver.rows[0][:100])
-    fresh.drafter.observe(0, driver.rows[0][100:], hiddens[100:] if kind == "mtp" else None)
+    fresh.drafter.observe(0, driver.rows[0][100:], hiddens[100:] if needs.wants_hidden else None)
     fresh.rows[0] = driver.rows[0]
     assert fresh.propose({0: 2})[0] == got
     assert driver.length(0) == length + 1

@@ -16,6 +16,7 @@ import numpy as np
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
@@ -43,6 +44,7 @@ def engine(drafters: Sequence[Drafter] | None = None, form: str = "float32", **c
         drafters = [
             NgramSimple(3, 12),
             Mtp(tiny_models.mtp_head(form), model.max_context),
+            Eagle3(tiny_models.eagle3(form), model.max_context),
             DraftModel(tiny_models.echo(form=form), model.vocab_size),
         ]
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(**config))

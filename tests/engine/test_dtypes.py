@@ -20,6 +20,7 @@ from mlxspec.cache.rollback import TrailRollback
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
@@ -33,7 +34,7 @@ from tests.engine import equality
 from tests.engine.equality import PLAIN, prompts, same, spec
 from tests.tiny_models import FORMS
 
-MODELS = ("mtp", "draft-model")
+MODELS = ("mtp", "eagle3", "draft-model")
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 DRAFTERS = [*((name,) for name in (*MODELS, *NGRAMS, "own")), (*NGRAMS, "own", *MODELS)]
 POLICIES: dict[str, dict] = {
@@ -60,6 +61,8 @@ FAST = {  # (form, drafters, policy) in the fast tier
     ("bfloat16", ("mtp",), "rejection"),
     ("float16", ("mtp",), "deep"),
     ("4bit", ("mtp",), "p_min"),
+    ("bfloat16", ("eagle3",), "fixed"),
+    ("4bit", ("eagle3",), "rejection"),
 }
 FAST_LISTING = {
     ("bfloat16", ("mtp",), "fixed"),
@@ -97,6 +100,7 @@ def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: boo
     model, small, own = tiny_models.target(form), tiny_models.echo(form=form), Own(form)
     drafters = [
         Mtp(tiny_models.mtp_head(form), model.max_context, _rows(model) if lists else None),
+        Eagle3(tiny_models.eagle3(form), model.max_context),
         DraftModel(small, model.vocab_size, _rows(small) if lists else None),
         NgramSimple(3, 12),
         NgramMapK(2, 8, 1),

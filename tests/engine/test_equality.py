@@ -16,7 +16,7 @@ from tests.engine.equality import ALL, PLAIN, asked, prompts, same, spec
 
 NUM_BATCHES, NUM_ROWS = 8, 5  # 40 prompts
 FAST_BATCHES = 4  # of these batches; the slow tier has all
-DRAFTERS = [("ngram-simple",), ("mtp",), ("draft-model",), ALL]
+DRAFTERS = [("ngram-simple",), ("mtp",), ("eagle3",), ("draft-model",), ALL]
 
 
 def per_drafter() -> list:

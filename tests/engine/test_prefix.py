@@ -24,7 +24,14 @@ from tests.engine.equality import ALL, asked, same, spec
 BUDGET = 1 << 26
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, seed=5, repetition_penalty=1.1)
-SPECS = [spec(*ALL), spec(), spec("mtp"), spec("draft-model", n_max=2), spec("ngram-simple")]
+SPECS = [
+    spec(*ALL),
+    spec(),
+    spec("mtp"),
+    spec("draft-model", n_max=2),
+    spec("ngram-simple"),
+    spec("eagle3"),
+]
 
 
 def engine(budget: int = BUDGET, near: int = 1, **config) -> Engine:
@@ -124,7 +131,7 @@ def test_whoever_drafted_before(first: int, then: int) -> None:
 def test_drafters_go_on_as_if_they_had_heard_it_all() -> None:
     """What they propose behind a hit is what they propose in a cold run: round for round."""
     text = words(60, 21)
-    for wish in SPECS[2:4]:
+    for wish in (*SPECS[2:4], SPECS[5]):
         warm = engine()
         answer = warm.generate(text, GREEDY, spec=wish)
         longer = [*text, *answer.tokens, *words(5, 22)]
@@ -174,7 +181,12 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
 def test_hiddens_are_kept_where_a_head_may_miss_them_only() -> None:
     warm = engine()
     warm.drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {"mtp": DraftCost(step=0.1)})))
-    for wish, kept in ((spec("mtp"), False), (spec(), True), (spec("mtp", policy="auto"), True)):
+    for wish, kept in (
+        (spec("mtp", "eagle3"), False),
+        (spec("mtp"), True),
+        (spec(), True),
+        (spec("mtp", policy="auto"), True),
+    ):
         request = warm.submit(words(40, 5), GREEDY, spec=wish)
         warm.step()
         assert (request.hiddens is not None) == kept

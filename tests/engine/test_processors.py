@@ -25,7 +25,7 @@ from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, prompts, same, spec
 from tests.engine.table import Table
 
-DRAFTERS = [("ngram-simple",), ("mtp",), ("draft-model",), ("forced",), ALL]
+DRAFTERS = [("ngram-simple",), ("mtp",), ("eagle3",), ("draft-model",), ("forced",), ALL]
 SCHEMA = {
     "type": "object",
     "properties": {

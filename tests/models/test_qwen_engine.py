@@ -11,6 +11,7 @@ import pytest
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
@@ -18,7 +19,13 @@ from tests import tiny_models
 from tests.engine.equality import PLAIN, asked, prompts, same, spec
 
 NUM_ROWS = 3
-DRAFTERS = [("ngram-simple",), ("mtp",), ("draft-model",), ("ngram-simple", "mtp", "draft-model")]
+DRAFTERS = [
+    ("ngram-simple",),
+    ("mtp",),
+    ("eagle3",),
+    ("draft-model",),
+    ("ngram-simple", "mtp", "draft-model"),
+]
 _EXPERTS = {
     "num_experts": 6,
     "num_experts_per_token": 2,
@@ -45,7 +52,11 @@ def engine(form: str, weights: str) -> Engine:
     c = FORMS[form]
     model = tiny_models.make(c, form=weights)
     draft = tiny_models.make(FORMS[DRAFTS.get(form, form)], drift=0.1, form=weights, like=c)
-    drafters = [NgramSimple(2, 12), DraftModel(draft, model.vocab_size)]
+    drafters = [
+        NgramSimple(2, 12),
+        Eagle3(tiny_models.eagle3_for(c, model, form=weights), model.max_context),
+        DraftModel(draft, model.vocab_size),
+    ]
     if c.num_mtp_layers:
         drafters.append(Mtp(tiny_models.make_mtp(c, model, form=weights), model.max_context))
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefill_chunk=32))

@@ -1,0 +1,36 @@
+"""Drafting with an EAGLE-3 layer. It is fed as an MTP head is (mtp.py): one cell for each known token but the first, made of the token
+and of what the target had at the token before. Drafted tokens recycle the layer's own output, and those never stay. What it is given
+of the target are the residual streams behind a few layers, and its logits may be of a part of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlxspec.drafters.base import Needs
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.models.eagle3 import Eagle3Head
+from mlxspec.models.reads import Reads, reads
+
+
+class Eagle3(Mtp):
+    """needs.layers: those that the layer was trained on."""
+
+    name = "eagle3"
+
+    def __init__(self, head: Eagle3Head, max_context: int) -> None:
+        """max_context: the target's, in tokens."""
+        super().__init__(head, max_context)
+        self._eagle = head
+        self.needs = Needs(layers=head.layers_read)
+
+    @property
+    def ids(self) -> mx.array | None:
+        return self._eagle.ids
+
+    @property
+    def reads(self) -> Reads:
+        return reads(self._eagle)
+
+    def _taken(self, hidden: mx.array) -> mx.array:
+        return self._eagle.take(hidden)

@@ -1,0 +1,451 @@
+"""EAGLE-3 drafters: one Llama layer that predicts the token after next from the target's own residual streams.
+
+The cell of token x_p takes the token and the residual streams behind a few of the target's layers at x_{p-1}, and predicts x_{p+1}:
+    g = fc(streams);  z = [input_layernorm(embed(x_p)) ; hidden_norm(g)]
+    y = g + attention(z);  h' = y + mlp(post_attention_layernorm(y));  logits = head(norm(h'))
+Further steps of one draft feed h' back in place of g. Variants, by config.json and tensors:
+    norm_before_residual   y = hidden_norm(g) + attention(z)
+    norm_before_fc         one norm of all streams together before fc (`input_norm`)
+    fc_norm                EAGLE-3.1: a norm for each stream before fc
+    norm_output            EAGLE-3.1: norm(h') is what the head sees and what is fed back
+The head has rows for the draft's own vocabulary; row i means token i + d2t[i] of the target. The embedding is the drafter's own or, where
+the folder has none, the target's. Rotary positions count cells; they are relative, so it makes no difference where they begin.
+Knows its weights and its cache; knows nothing of drafts, rows' histories or acceptance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.errors import ModelError
+from mlxspec.kernels.activations import swiglu
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.names import printable
+from mlxspec.loading.weights import Weights
+from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
+from mlxspec.models.full_attention import attend_in_places
+from mlxspec.models.layers import FusedLinear, Rotary, rms_norm, rotary_order, rotate, rows_of, swapped
+from mlxspec.models.mlp import GatedMlp
+from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
+from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+from mlxspec.models.runners import Runners
+from mlxspec.models.text_model import TextModel
+from mlxspec.platform import device
+from mlxspec.platform.host import numbers
+
+_OF_A_CELL = 30  # kernels that Metal launches for a token, for `device.start`
+_TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight")
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+LAYER_KEYS = Keys(
+    read=frozenset(
+        """
+        head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads
+        partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta vocab_size
+        """.split()
+    ),
+    idle=EVERYWHERE | AROUND | {"pretraining_tp", "tie_word_embeddings", "max_window_layers", "layer_types"},
+    only={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "use_sliding_window": (False,),
+        "sliding_window": (),
+    },
+)
+OWN_KEYS = Keys(
+    read=frozenset(
+        {
+            _LAYERS,
+            "draft_vocab_size",
+            "eagle_config",
+            "fc_norm",
+            "norm_before_fc",
+            "norm_before_residual",
+            "norm_output",
+        }
+        | {"target_hidden_size", "transformer_layer_config", "speculators_model_type"}
+    ),
+    idle=EVERYWHERE
+    | AROUND
+    | {
+        "embed_requires_grad",
+        "has_no_defaults_at_init",
+        "inference_type",
+        "speculators_config",
+        "speculators_version",
+    }
+    | {"target_model_type", "tie_word_embeddings", "enable_sp_ulysses"},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config:
+    """Sizes in elements. vocab_size: the target's; draft_vocab: the head's rows. layers: 0-based ids of the target's layers behind which
+    the streams are taken, empty for those that are common (see `layers_of`). target_size: the target's hidden size."""
+
+    vocab_size: int
+    draft_vocab: int
+    hidden_size: int
+    target_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_eps: float
+    rope_theta: float
+    rope_dims: int
+    layers: tuple[int, ...]
+    rope_scaling: Scaling = UNSCALED
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
+        """Raises ModelError naming the first key that is missing, out of range or not supported."""
+        own, nested = Values(config), Values(mapping(config, "eagle_config"))
+        get = Values(mapping(config, "transformer_layer_config") or config)
+        LAYER_KEYS.check(get)
+        if get.size("num_hidden_layers", 1) != 1:
+            raise ModelError("config.json: an EAGLE-3 drafter has one layer; num_hidden_layers is more.")
+        hidden, heads = get.size("hidden_size"), get.size("num_attention_heads")
+        head_dim = get.size("head_dim", hidden // heads)
+        rope = Values(merged(get))
+
+        def flag(key: str) -> bool:
+            return own.flag(key, nested.flag(key))
+
+        made = cls(
+            vocab_size=get.size("vocab_size"),
+            draft_vocab=own.size("draft_vocab_size", get.size("vocab_size")),
+            hidden_size=hidden,
+            target_size=own.size("target_hidden_size", hidden),
+            intermediate_size=get.size("intermediate_size"),
+            num_heads=heads,
+            num_kv_heads=get.size("num_key_value_heads", heads),
+            head_dim=head_dim,
+            rms_eps=get.number("rms_norm_eps", 1e-6),
+            rope_theta=rope.number("rope_theta", 10000.0),
+            rope_dims=int(head_dim * rope.number("partial_rotary_factor", 1.0)),
+            rope_scaling=Scaling.of(rope.raw, get.size("max_position_embeddings", 2048)),
+            layers=_layers(own.raw.get(_LAYERS), nested.raw.get(_LAYERS)),
+            norm_before_residual=flag("norm_before_residual"),
+            norm_before_fc=flag("norm_before_fc"),
+            fc_norm=flag("fc_norm"),
+            norm_output=flag("norm_output"),
+        )
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError("config.json: cannot divide num_attention_heads by num_key_value_heads.")
+        if self.rope_dims % 2 or self.head_dim % 2 or not 0 < self.rope_dims <= self.head_dim:
+            raise ModelError(
+                f"config.json: rotary dimensions {self.rope_dims} do not fit heads of {self.head_dim}."
+            )
+        if (self.num_heads + 2 * self.num_kv_heads) * self.head_dim > WIDEST:
+            raise ModelError(
+                "config.json: num_attention_heads and head_dim make a projection that is too wide."
+            )
+        if self.norm_before_fc and self.fc_norm:
+            raise ModelError("config.json: norm_before_fc and fc_norm exclude each other.")
+
+    def layers_of(self, target: TextModel) -> tuple[int, ...]:
+        """Of this target. Without a list they are those that were taken when the drafters were first published: behind the second layer,
+        half of all, and all but three. Raises ModelError for a target that does not have them."""
+        num = target.num_layers
+        found = self.layers or (1, num // 2 - 1, num - 4)
+        if len(set(found)) != len(found) or min(found) < 0 or max(found) >= num:
+            named = ", ".join(map(str, found))
+            raise ModelError(
+                f"The EAGLE-3 drafter reads layers {named} of its target (the first is 0), and this model has {num} layers."
+            )
+        return found
+
+    def check_fits(self, target: TextModel) -> None:
+        """Raise ModelError unless this is a drafter for such a model."""
+        for what, own, theirs in (
+            ("hidden size", self.target_size, target.hidden_size),
+            ("vocabulary", self.vocab_size, target.vocab_size),
+        ):
+            if own != theirs:
+                raise ModelError(
+                    f"The EAGLE-3 drafter is for a model of another {what}: it needs {own}, and this model has {theirs}."
+                )
+        self.layers_of(target)
+
+
+def _layers(top: Any, nested: Any) -> tuple[int, ...]:
+    """0-based ids. Published lists are of two kinds. In lists that begin with 1 an id names the layer whose output is taken. In all others
+    it counts the layers that have run before: 2 is the output of layer 1. (The first layer's output, which is id 1 of the second kind, is
+    taken by none of them.)"""
+    ids = nested if top is None else top
+    if ids is None:
+        return ()
+    if (
+        not isinstance(ids, list)
+        or not ids
+        or any(isinstance(i, bool) or not isinstance(i, int) for i in ids)
+    ):
+        raise ModelError(f"config.json: {_LAYERS} is {short(ids)}, which is no list of layer ids.")
+    found = tuple(i if ids[0] == 1 else i - 1 for i in ids)
+    if min(found) < 0 or len(set(found)) != len(found):
+        raise ModelError(
+            f"config.json: {_LAYERS} is {short(ids)}, which does not name different layers of the target."
+        )
+    return found
+
+
+def is_eagle3(names: Collection[str], config: Mapping[str, Any] | None = None) -> bool:
+    """Whether a folder of such tensors is an EAGLE-3 drafter, or its config.json says so."""
+    if any(_TELLING.fullmatch(name) for name in names):
+        return True
+    kinds = (config or {}).get("architectures")
+    named = [k for k in kinds if isinstance(k, str)] if isinstance(kinds, list) else []
+    return (config or {}).get("speculators_model_type") == "eagle3" or any(
+        "eagle3" in k.lower() for k in named
+    )
+
+
+def unknown_eagle3_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys of a config.json that say something and that nobody reads."""
+    layer = mapping(config, "transformer_layer_config")
+    nested = mapping(config, "eagle_config")
+    known = Keys(
+        read=OWN_KEYS.read | (frozenset() if layer else LAYER_KEYS.read | set(LAYER_KEYS.only)),
+        idle=OWN_KEYS.idle | LAYER_KEYS.idle,
+    )
+    own = LAYER_KEYS.unknown(layer) if layer else []
+    inner = Keys(read=OWN_KEYS.read, idle=frozenset({"use_aux_hidden_state"})).unknown(nested)
+    return sorted({*known.unknown(config), *own, *inner, *unknown_of_rope(merged(Values(layer or config)))})
+
+
+def sanitize_eagle3(weights: Weights) -> Weights:
+    """Tensors of a folder under our names, whatever wrote it. What other engines keep beside them (which of the target's tokens the draft
+    has, and the target's own head and norm) is left out. Raises ModelError if two have one place."""
+    named: Weights = {}
+    for given, value in weights.items():
+        name = given.removeprefix("model.")
+        if name == "t2d" or name.startswith("verifier_"):
+            continue
+        if name.startswith("midlayer."):
+            name = "layers.0." + name.removeprefix("midlayer.")
+        if name in named:
+            raise ModelError(f"The folder has two tensors for one place: {printable(given)} and another.")
+        named[name] = value.astype(mx.int32) if name == "d2t" and value.dtype == mx.int64 else value
+    return named
+
+
+class _Attention(nn.Module):
+    def __init__(self, c: Eagle3Config) -> None:
+        super().__init__()
+        self._c, wide = c, 2 * c.hidden_size
+        self.q_proj = nn.Linear(wide, c.num_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
+
+    def fuse(self) -> None:
+        c = self._c
+        order = mx.array(rotary_order(c.head_dim, c.rope_dims))
+        query, key = (
+            rows_of(part, (num, c.head_dim), (slice(None), order))
+            for part, num in ((self.q_proj, c.num_heads), (self.k_proj, c.num_kv_heads))
+        )
+        self.qkv = FusedLinear(
+            [query, key, self.v_proj],
+            [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_kv_heads)],
+        )
+        self.out = FusedLinear([self.o_proj])
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            delattr(self, name)
+
+    def project(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """x (N, 2H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D); queries and keys rotated."""
+        c = self._c
+        heads = c.num_heads + c.num_kv_heads
+        qk, v = self.qkv.split(x, (1, -1, heads, c.head_dim), (1, -1, c.num_kv_heads, c.head_dim))
+        turned = rotate(qk, swapped(qk), cos, sin).astype(x.dtype)
+        q, k = mx.split(turned, [c.num_heads], axis=2)
+        return q, k, v
+
+
+class _Layer(nn.Module):
+    def __init__(self, c: Eagle3Config) -> None:
+        super().__init__()
+        self._c = c
+        self.self_attn = _Attention(c)
+        self.mlp = GatedMlp(c.hidden_size, c.intermediate_size, swiglu)
+        self.input_layernorm = nn.RMSNorm(c.hidden_size)
+        self.hidden_norm = nn.RMSNorm(c.hidden_size)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
+
+    def fuse(self) -> None:
+        self.self_attn.fuse()
+        self.mlp.fuse()
+
+    def enter(self, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
+        """(N, H) twice -> what attention sees (N, 2H), and what its output is added to."""
+        eps = self._c.rms_eps
+        normed = rms_norm(hidden, self.hidden_norm.weight, eps)
+        both = mx.concatenate([rms_norm(embedded, self.input_layernorm.weight, eps), normed], axis=-1)
+        return both, normed if self._c.norm_before_residual else hidden
+
+    def leave(self, residual: mx.array, attended: mx.array) -> mx.array:
+        x = residual + self.self_attn.out(attended)
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight, self._c.rms_eps))
+
+
+class Eagle3Head(nn.Module):
+    """The drafter. Parameter names are those of the speculators library. layers_read: of the target, 0-based. ids (R,) int32: the target's
+    tokens that its logits are of; None: all of them, in order."""
+
+    def __init__(self, config: Eagle3Config, target: TextModel, names: Collection[str]) -> None:
+        """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own. Raises ModelError for
+        another target's drafter."""
+        super().__init__()
+        config.check_fits(target)
+        c = config
+        self._config, self._target = c, (target,)  # in a tuple: the target's parameters are not ours
+        self._rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
+        self._runners = Runners()
+        self.layers_read = c.layers_of(target)
+        num = len(self.layers_read)
+        self.ids: mx.array | None = None
+        self._dtype: mx.Dtype | None = None
+        if "embed_tokens.weight" in names:
+            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        elif c.hidden_size != c.target_size:
+            raise ModelError(
+                "The EAGLE-3 drafter cannot be loaded: it has no embedding, and the target's is of another size."
+            )
+        if c.norm_before_fc:
+            self.input_norm = nn.RMSNorm(num * c.target_size)
+        if c.fc_norm:
+            self.fc_norm = [nn.RMSNorm(c.target_size) for _ in range(num)]
+        self.fc = nn.Linear(num * c.target_size, c.hidden_size, bias=False)
+        self.layers = [_Layer(c)]
+        self.norm = nn.RMSNorm(c.hidden_size)
+        self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab, bias=False)
+        if c.draft_vocab != c.vocab_size or "d2t" in names:
+            self.d2t = mx.zeros(c.draft_vocab, mx.int32)
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once. Raises ModelError where d2t names no tokens of the target, or one
+        twice."""
+        self._dtype = self.dtype
+        self.layers[0].fuse()
+        for name in ("fc", "lm_head"):
+            self[name] = FusedLinear([self[name]])
+        if "d2t" not in self:
+            return
+        ids = numbers(self.d2t).astype(np.int64) + np.arange(self._config.draft_vocab)
+        del self.d2t
+        beyond = ids[(ids < 0) | (ids >= self._config.vocab_size)]
+        if len(beyond):
+            raise ModelError(
+                f"The EAGLE-3 drafter cannot be loaded: its d2t names token {beyond[0]}, and the target has tokens 0 to "
+                f"{self._config.vocab_size - 1}."
+            )
+        if len(np.unique(ids)) != len(ids):
+            raise ModelError("The EAGLE-3 drafter cannot be loaded: its d2t names a token twice.")
+        self.ids = mx.array(ids.astype(np.int32))
+
+    @property
+    def target(self) -> TextModel:
+        return self._target[0]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: that of its own matrices, whatever the target's is."""
+        if self._dtype is not None:
+            return self._dtype
+        kept: mx.Dtype = (self.fc.scales if "scales" in self.fc else self.fc.weight).dtype
+        # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
+        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+
+    @property
+    def num_proposed(self) -> int:
+        """How many of the target's tokens it can propose."""
+        return self._config.draft_vocab
+
+    def make_cache(self, num_rows: int) -> ModelCache:
+        c = self._config
+        return ModelCache([AttentionLayerCache(c.num_kv_heads, c.head_dim, self.dtype, num_rows)], num_rows)
+
+    def take(self, streams: mx.array) -> mx.array:
+        """Residual streams of the target (N, layers * target's H) -> g (N, H), what a cell of a known token takes."""
+        c = self._config
+        x = streams.astype(self.dtype)
+        if c.norm_before_fc:
+            x = rms_norm(x, self.input_norm.weight, c.rms_eps)
+        if c.fc_norm:
+            parts = mx.split(x, len(self.layers_read), axis=-1)
+            normed = [rms_norm(p, n.weight, c.rms_eps) for p, n in zip(parts, self.fc_norm, strict=True)]
+            x = mx.concatenate(normed, axis=-1)
+        return self.fc(x)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        tokens: mx.array,
+        hidden: mx.array,
+        rows: FlatRows,
+        cache: ModelCache,
+        *,
+        facts: bool = True,
+        logits_at: LogitsAt = "last",
+    ) -> Output:
+        """tokens (N,) int32 with g (N, H), or with the output of the step before; leaves the transaction open. facts: as in models.base.
+        logits (rows, R); hidden (N, H) is what the next step takes."""
+        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
+        cos, sin = self._rotary.table(places.turns)
+        residual, (q, k, v) = self._runners.get("before", self._before, rows)(
+            self._embed(tokens), hidden, cos, sin
+        )
+        device.start(residual, num_launches=_OF_A_CELL)
+        attended = attend_in_places(q, k, v, places, cache.attention(0), self._config.head_dim**-0.5)
+        out = self._runners.get("after", self._after, rows)(residual, attended)
+        seen = out
+        if logits_at == "last" and rows.num_tokens > len(rows.active):
+            seen = out[rows.last_indices]
+        return Output(
+            logits=None if logits_at == "none" else self.head(seen),
+            hidden=out,
+            is_warm=self._runners.num_cold == num_cold,
+        )
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """What `forward` gives as hidden (N, H) -> logits (N, R)"""
+        return self.lm_head(hidden if self._config.norm_output else self._normed(hidden))  # type: ignore[no-any-return]
+
+    def _normed(self, x: mx.array) -> mx.array:
+        return rms_norm(x, self.norm.weight, self._config.rms_eps)
+
+    def _embed(self, tokens: mx.array) -> mx.array:
+        """(N,) -> (N, H). Of the target the table itself, without what a model multiplies it by."""
+        own = self if "embed_tokens" in self else self._target[0].language_model.model
+        return own.embed_tokens(tokens).astype(self.dtype)  # type: ignore[no-any-return]
+
+    def _before(
+        self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
+    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+        layer = self.layers[0]
+        both, residual = layer.enter(embedded, hidden)
+        return residual, layer.self_attn.project(both, cos, sin)
+
+    def _after(self, residual: mx.array, attended: mx.array) -> mx.array:
+        x = self.layers[0].leave(residual, attended)
+        return self._normed(x) if self._config.norm_output else x
