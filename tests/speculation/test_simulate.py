@@ -184,6 +184,7 @@ SHORT = {
     ("CPU", "ask", 256, "cold"): 0.91,
     ("CPU", "edit", 256, "cold"): 0.91,
     ("CPU", "ask", 1024, "cold"): 0.90,
+    ("CPU", "ask", 1024, "warm"): 0.91,
 }
 SHORT_WITH_DRAFT_MODEL = {("flat", "edit", 256, "cold"): 0.93}
 
@@ -252,7 +253,7 @@ def test_short_answers_of_all_kinds_behind_each_other_are_not_slower() -> None:
     cells = run_group_cells([known[n] for n in NAMES if n != "sampled"], 1, MACHINES, count=200)
     for cell in cells:
         assert cell.over_plain >= (0.965 if cell.start == "cold" else 0.98), cell
-        assert cell.slowest >= 0.86, cell
+        assert cell.slowest >= 0.83, cell
 
 
 @pytest.mark.slow
