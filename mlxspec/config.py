@@ -24,6 +24,7 @@ MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
 DraftSampling = Literal["shared", "independent", "argmax"]
 Policy = Literal["fixed", "auto"]
+PrefixStates = Literal["float32", "half"]
 DRAFTER_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 DRAFTER_NAMES = (  # those that come with mlxspec
     "forced",
@@ -323,7 +324,10 @@ class EngineConfig:
     tokens: so much of prompts is read between two rounds of the rows that decode; None: 2,048 on a GPU, 512 on a CPU. `memory_budget`:
     bytes the engine may take in all,
     weights included; None: what this machine gives. `prefix_budget`: bytes, within those, of what is kept for prompts that begin like
-    earlier texts; 0 keeps nothing, None takes a share. `rollback`: how recurrent layers
+    earlier texts; 0 keeps nothing, None takes a share. `prefix_disk`: bytes of files that keep it beyond the end of the process, in the
+    folder `prefix_dir` (None: `prefix` in the cache folder); None or 0: no files. `prefix_states`: how recurrent states are written:
+    "float32" as they are, or "half" in half of the bytes, behind which a text may continue otherwise than it would have. `rollback`: how
+    recurrent layers
     go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
     keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
@@ -338,6 +342,9 @@ class EngineConfig:
     prefill_chunk: int | None = None
     memory_budget: int | None = None
     prefix_budget: int | None = None
+    prefix_disk: int | None = None
+    prefix_dir: str | Path | None = None
+    prefix_states: PrefixStates = "float32"
     max_context: int | None = None
     rollback: str = "tape"
     num_states: int | None = None
@@ -358,7 +365,22 @@ class EngineConfig:
             check_number("memory_budget", self.memory_budget, 1, MAX_BYTES, integer=True)
         if self.prefix_budget is not None:
             check_number("prefix_budget", self.prefix_budget, 0, MAX_BYTES, integer=True)
+        self._check_disk()
         if self.prefill_chunk is not None:
             check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:
             check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)
+
+    def _check_disk(self) -> None:
+        _check_choice("prefix_states", self.prefix_states, get_args(PrefixStates))
+        path = self.prefix_dir
+        if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
+            raise ConfigError(f"prefix_dir must be a folder's path, not {shown(path)}.")
+        if self.prefix_disk is not None:
+            check_number("prefix_disk", self.prefix_disk, 0, MAX_BYTES, integer=True)
+        if self.prefix_disk and self.prefix_budget == 0:
+            raise ConfigError(
+                "prefix_disk needs a prefix_budget above 0: what is written is kept in memory first."
+            )
+        if path is not None and not self.prefix_disk:
+            raise ConfigError("prefix_dir needs prefix_disk: how many bytes may be written there.")

@@ -36,6 +36,8 @@ _STREAMS = "tests/server/test_forms.py::test_streams_of_500_random_answers_follo
 _RESPONSES = "tests/server/test_responses.py"
 _SHOWN = "tests/drafters/test_layer_streams.py"
 _EAGLE = "tests/drafters/test_eagle3.py"
+_DISK = "tests/engine/test_prefix_disk.py"
+_RESTART = "tests/engine/test_prefix_restart.py"
 
 
 class Fault(NamedTuple):
@@ -727,6 +729,83 @@ FAULTS = (
         "i if ids[0] == 1 else i - 1 for i in ids",
         "i for i in ids",
         f"{_EAGLE}::test_layer_lists_of_both_kinds_name_the_same_layers",
+    ),
+    Fault(
+        "pieces are renamed before they are on the disk",
+        "engine/prefix_disk/folder.py",
+        "            file.flush()\n            self.sync(file.fileno())\n",
+        "            file.flush()\n",
+        f"{_DISK}::test_a_piece_is_synced_before_it_has_its_name",
+    ),
+    Fault(
+        "room is made behind a write",
+        "engine/prefix_disk/folder.py",
+        "            self._drop(label.key)\n            self._make_room(size)\n",
+        "            self._drop(label.key)\n",
+        f"{_DISK}::test_the_least_recently_used_text_goes_first",
+    ),
+    Fault(
+        "the limit does not hold at the start",
+        "engine/prefix_disk/folder.py",
+        "        with self._locked():\n            self._make_room(0)\n",
+        "        with self._locked():\n            pass\n",
+        f"{_DISK}::test_a_smaller_limit_holds_from_the_start",
+    ),
+    Fault(
+        "checksums are not compared",
+        "engine/prefix_disk/piece.py",
+        "    if _digest(unsigned, [body]) != checksum:",
+        "    if False:",
+        f"{_DISK}::test_a_flipped_bit_is_never_served[1]",
+    ),
+    Fault(
+        "what another process has written is not seen",
+        "engine/prefix_disk/folder.py",
+        "is_stale, self._seen = count != self._seen, count",
+        "is_stale, self._seen = self._seen < 0, count",
+        f"{_DISK}::test_two_processes_share_a_folder",
+    ),
+    Fault(
+        "an end follows a piece that could not be written",
+        "engine/prefix_disk/disk.py",
+        "if self._failures != self.stats.num_failed:",
+        "if False:",
+        f"{_DISK}::test_a_full_disk_costs_the_piece_and_is_told",
+    ),
+    Fault(
+        "a state is used behind which a drafter could not begin",
+        "engine/prefix_disk/plan.py",
+        "        if sources is None:\n            return None\n        keys",
+        "        sources = sources or []\n        keys",
+        f"{_DISK}::test_another_signature_finds_nothing",
+    ),
+    Fault(
+        "weights are not part of a signature",
+        "engine/prefix_disk/signature.py",
+        "        fingerprint(model),\n",
+        "",
+        f"{_RESTART}::test_other_weights_find_nothing",
+    ),
+    Fault(
+        "the drafters' states are not written",
+        "engine/prefix_disk/open.py",
+        "    roots |= {d.name: root for d in drafters if (root := of_drafter(target, d)) is not None}\n",
+        "",
+        f"{_RESTART}::test_a_conversation_goes_on_behind_restarts[float32-wish0-params0]",
+    ),
+    Fault(
+        "rows wait while a prompt is read from the disk",
+        "engine/prefill.py",
+        "                return False\n            self._fetch = None\n",
+        "                fetch.wait(60)\n                continue\n            self._fetch = None\n",
+        f"{_RESTART}::test_rows_go_on_while_a_prompt_waits_for_the_disk",
+    ),
+    Fault(
+        "memory that reading takes is not reckoned",
+        "engine/prefix.py",
+        "            self._coming += fetch.nbytes\n",
+        "",
+        f"{_RESTART}::test_what_is_read_has_room_in_the_budget",
     ),
 )
 

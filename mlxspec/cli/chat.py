@@ -27,6 +27,7 @@ from mlxspec.cli.view import View, best_view
 from mlxspec.config import MAX_CONTEXT
 from mlxspec.errors import CacheError, ConfigError, MlxspecError
 
+_WRITING = 0.2  # seconds behind an answer, in which the prefix store on disk is written
 _REHEARSING = 0.5  # seconds before a person may type: the first answer waits for less then
 
 
@@ -48,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--no-history", bool, "", "keep neither what is typed nor the conversation"),
         STATS,
     )
+    options.add_prefix_disk(parser)
     options.add_debug(parser)
 
 
@@ -92,6 +94,15 @@ def run(args: argparse.Namespace) -> int:
         ask=_turn,
         all_figures=args.stats,
     )
+    try:
+        return _hold(args, session, given, at_terminal=at_terminal, keeps=keeps)
+    finally:
+        session.talk.engine.close()
+
+
+def _hold(
+    args: argparse.Namespace, session: Session, given: list[str] | None, *, at_terminal: bool, keeps: bool
+) -> int:
     if args.resume:
         chat_commands.resume(session, "")
     if given is not None:
@@ -99,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if not at_terminal:
         return _answer_all(session, _piped_lines())
     session.kept = saved.new_file() if keeps else None
-    _greet(talk)
+    _greet(session.talk)
     _converse(session, line_editor.best_reader(chat_commands.completions(session), keeps=keeps))
     return 0
 
@@ -168,6 +179,7 @@ def _turn(session: Session, text: str) -> bool:
         finally:
             if begun:
                 view.end()
+    talk.engine.prefix.flush(_WRITING)
     last = talk.answers[-1]
     terminal.note(stats_line.line([last]))
     if session.all_figures:

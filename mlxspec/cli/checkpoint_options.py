@@ -13,6 +13,7 @@ COMMANDS = {
     "models": "list the models that are known to run, with their memory and drafters",
     "list": "show the models in the local cache",
     "rm": "take a model out of the local cache",
+    "cache": "show what the prefix store on disk holds, or clear it",
     "convert": "write a model anew, quantized and with its MTP head",
     "inspect": "show what a model is made of and what running it takes",
 }
@@ -68,6 +69,16 @@ def _rm(parser: argparse.ArgumentParser) -> None:
     _add_repo(parser)
     parser.add_argument("--revision", metavar="R", help="commit, branch or tag (default: all of them)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
+    add_debug(parser)
+
+
+def _cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prefix-dir", metavar="DIR", help="its folder (default: prefix in the cache folder)"
+    )
+    parser.add_argument("--clear", action="store_true", help="remove all of it")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     add_debug(parser)
 
 
@@ -146,6 +157,7 @@ BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "models": _models,
     "list": _list,
     "rm": _rm,
+    "cache": _cache,
     "convert": _convert,
     "inspect": _inspect,
 }

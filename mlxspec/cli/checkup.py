@@ -199,6 +199,7 @@ def _caches() -> Iterator[Finding]:
         yield Finding(name="cache folder", found=problem, status="wrong", advice=advice)
     else:
         yield Finding(name="cache folder", found=f"{root}, {size(_bytes_in(root))}")
+    yield from _prefix_store()
     from mlxspec.checkpoints.cache import listing
     from mlxspec.loading import repositories
 
@@ -222,6 +223,22 @@ def _caches() -> Iterator[Finding]:
         status="note" if low else "ok",
         advice="Most models need more; `mlxspec list` shows what can go." if low else "",
     )
+
+
+def _prefix_store() -> Iterator[Finding]:
+    """In the folder that is taken where none is named."""
+    from mlxspec.engine.prefix_disk.folder import PieceFolder, default_folder
+
+    path = default_folder()
+    if not path.exists():
+        yield Finding(name="prefix store", found=f"nothing on disk ({path} is not there)")
+        return
+    folder = PieceFolder(path, None)
+    try:
+        found = f"{path}, {len(folder.entries)} files, {size(folder.nbytes)}"
+        yield Finding(name="prefix store", found=found)
+    finally:
+        folder.close()
 
 
 def _existing(path: Path) -> Path:

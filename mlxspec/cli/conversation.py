@@ -161,6 +161,8 @@ class Conversation:
             if getattr(self.params, name) == self.recommended.get(name, getattr(default, name))
         }
         self.params, self.recommended = replace(self.params, **changed), recommended
+        if engine is not self.engine:
+            self.engine.prefix.close()
         self.engine, self.spec, self.thinking, self.answers = engine, engine.spec, None, []
         self._plain = PlainRounds(engine)
 

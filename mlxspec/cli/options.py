@@ -23,6 +23,7 @@ from mlxspec.cli.parser import (
     declare,
     near,
     refuse,
+    size,
     spelled,
     text_or_file,
 )
@@ -35,6 +36,7 @@ from mlxspec.config import (
     Acceptance,
     EngineConfig,
     Policy,
+    PrefixStates,
     SamplingParams,
     SpecConfig,
     shown,
@@ -93,6 +95,9 @@ _ENGINE = {
     "prefill_chunk": "--prefill-chunk",
     "memory_budget": "--memory-budget",
     "prefix_budget": "--prefix-budget",
+    "prefix_disk": "--prefix-disk",
+    "prefix_dir": "--prefix-dir",
+    "prefix_states": "--prefix-states",
 }
 _SERVER = {"host": "--host", "port": "--port", "idle_unload": "--idle-unload"}
 _FLAGS = {**SAMPLING, **_SPEC, **_ENGINE, **_SERVER}
@@ -217,10 +222,21 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prefix_disk(parser: argparse._ActionsContainer) -> None:
+    declare(
+        parser,
+        ("--prefix-disk", size, "SIZE", _PREFIX_DISK),
+        ("--prefix-dir", str, "DIR", "a private folder for it (default: prefix in the cache folder)"),
+        ("--prefix-states", get_args(PrefixStates), None, _PREFIX_STATES),
+    )
+
+
 def add_debug(parser: argparse.ArgumentParser) -> None:
     declare(parser, ("--trace", bool, "", "tell for each round who drafted and why (policy auto)"), DEBUG)
 
 
+_PREFIX_DISK = "keep states of texts in files of so many bytes at most, for later runs (default: none)"
+_PREFIX_STATES = "float32 (the default) writes states as they are; half takes half, and texts may change"
 _UNDO = f"{', '.join(ROLLBACKS)} (default {EngineConfig.rollback})"
 _FIXED = f"policy fixed {FIXED_DEPTH}"
 _DRAFT_VOCAB = "tokens over which a model proposes, the most frequent ones; 0: all (default: 32768 of a large vocabulary)"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from mlxspec.cli import terminal
-from mlxspec.errors import ConfigError
+from mlxspec.cli.confirm import confirmed
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,13 +15,8 @@ def run(args: argparse.Namespace) -> int:
 
     wanted = removal(args.repo, args.revision)
     what = f"{wanted.name} ({', '.join(r[:12] for r in wanted.revisions)}), {amount(wanted.freed)}"
-    if not args.yes:
-        if not terminal.is_terminal(sys.stdin):
-            raise ConfigError(f"Removing {what} must be confirmed: run it in a terminal, or add --yes.")
-        terminal.say(f"Remove {what}? [y/N] ")
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            terminal.say("Nothing was removed.\n")
-            return 1
+    if not confirmed("Removing", "Remove", what, yes=args.yes):
+        return 1
     wanted.execute()
     terminal.say(f"Removed {wanted.name}: {amount(wanted.freed)} freed.\n")
     return 0

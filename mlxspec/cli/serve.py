@@ -65,8 +65,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ),
         ("--limit", list, "NAME=VALUE", bound),
     )
+    memory = parser.add_argument_group("rows and memory")
     declare(
-        parser.add_argument_group("rows and memory"),
+        memory,
         ("--max-rows", int, "N", "answers that grow side by side (default 8)"),
         (
             "--prefill-chunk",
@@ -87,6 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "of that, what is kept of earlier texts; 0 keeps nothing (default: a share)",
         ),
     )
+    options.add_prefix_disk(memory)
     options.add_sampling(parser, MAX_TOKENS, recommended=True)
     options.add_drafting(parser)
     options.add_debug(parser)

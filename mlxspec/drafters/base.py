@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import shown
@@ -208,6 +209,12 @@ class Drafter(ABC):
         if self.needs.every_hidden and hidden is None:
             raise ValueError("the prefix store has let go of what it needs to go on behind this beginning")
         self.observe(row, tokens, hidden)
+
+    @property
+    def modules(self) -> Sequence[nn.Module] | None:
+        """What computes the states that `snapshot` gives: drafters of one class whose modules have the same weights may continue from each
+        other's states, so these are written to disk. None: they are kept in memory only."""
+        return None
 
     def truncate(self, row: int, length: int) -> None:  # noqa: B027
         """The row's history is now its first `length` tokens."""

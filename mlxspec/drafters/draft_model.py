@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import bytes_of
@@ -36,6 +39,10 @@ class DraftModel(ModelDrafter):
     @property
     def reads(self) -> Reads:
         return reads(self._model, head=None if self.proposals is None else self.proposals.weight_bytes)
+
+    @property
+    def modules(self) -> Sequence[nn.Module] | None:
+        return (self._model,) if isinstance(self._model, nn.Module) else None
 
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._model.make_cache(num_rows)

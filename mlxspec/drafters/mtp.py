@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
@@ -60,6 +61,10 @@ class Mtp(ModelDrafter):
     def reads(self) -> Reads:
         whole = reads(self._head.target).head
         return reads(self._head, head=whole if self.proposals is None else self.proposals.weight_bytes)
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return (self._head,)
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         behind = self._behind

@@ -182,6 +182,10 @@ class EngineApi(ABC):
         """Queue it, however many wait."""
 
     @abstractmethod
+    def _rest(self) -> None:
+        """An answer has ended: do what was put off while it grew."""
+
+    @abstractmethod
     def cancel(self, number: int) -> bool:
         """End a request."""
 
@@ -203,6 +207,7 @@ class EngineApi(ABC):
         finally:
             self.cancel(request.number)
             del self._inboxes[request.number]
+        self._rest()
 
     def _run_until(self, requests: Sequence[Request]) -> None:
         """Until all of these have ended. Others have their turns meanwhile, and keep their events."""
@@ -216,6 +221,7 @@ class EngineApi(ABC):
             for request in requests:
                 self.cancel(request.number)
                 self._inboxes.pop(request.number, None)
+        self._rest()
 
 
 def paired(

@@ -33,7 +33,8 @@ from mlxspec.engine.api import EngineApi, Prompt, Result
 from mlxspec.engine.memory import EngineMemory
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.engine.prefill import Prefill
-from mlxspec.engine.prefix import Prefix, stride_of
+from mlxspec.engine.prefix import NEAR, Prefix, stride_of
+from mlxspec.engine.prefix_disk.open import open_disk
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
@@ -53,6 +54,9 @@ from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
+
+_DISK_SECONDS = 0.01  # between two looks for what comes from the disk
+_BEHIND_SECONDS = 0.2  # behind an answer, for what waits for the disk
 
 
 class Engine(EngineApi):
@@ -102,7 +106,9 @@ class Engine(EngineApi):
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
         self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify)
-        self.prefix = Prefix(self.memory.prefix_budget, stride=stride_of(model.make_cache(0)))
+        disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR)
+        budget, stride = self.memory.prefix_budget, stride_of(model.make_cache(0))
+        self.prefix = Prefix(budget, stride=stride, disk=disk)
         self._rows: list[Request] = []  # in cache order
         self._parked: dict[Request, Snapshot] = {}  # rows that have made room for other clients'
         self._awaits_read = False  # rows change once the round on its way has been read
@@ -150,6 +156,10 @@ class Engine(EngineApi):
     def _enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
 
+    def _rest(self) -> None:
+        if self.is_idle:
+            self.prefix.flush(_BEHIND_SECONDS)
+
     def drain(self) -> None:
         """Take no more requests; those that are here go on."""
         self._queue.is_draining = True
@@ -165,7 +175,7 @@ class Engine(EngineApi):
         self._model, self.chain, self._cache = None, Chain(()), None
         self.drafting = Drafting(self.chain)
         self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
-        self.prefix.limit(0)
+        self.prefix.close()
         self.memory.close()
         device.release(self.memory)
         gc.collect()  # compiled functions of a model and the model hold each other
@@ -241,6 +251,7 @@ class Engine(EngineApi):
                 if not is_first:
                     self._round(has_read=has_read)
                 self._retire()
+                self.prefix.work(is_busy=bool(self._rows or self._prefills))
         finally:
             self._is_stepping = False
 
@@ -333,16 +344,36 @@ class Engine(EngineApi):
             return False
         chunk = self.memory.chunk
         left = chunk
-        while self._prefills:
-            served = [p.num_pieces for p in self._prefills]
-            prefill = self._prefills[self._turns.next(served, [p.request.client for p in self._prefills])]
+        ready = self._arrived()
+        while ready:
+            served = [p.num_pieces for p in ready]
+            prefill = ready[self._turns.next(served, [p.request.client for p in ready])]
             end = prefill.next_end(chunk)
             if left < chunk and end - prefill.num_done > left:
                 break
             left -= end - prefill.num_done
             self._turns.took()
             self._read(prefill, end)
+            ready = [p for p in ready if p in self._prefills]
         return left < chunk
+
+    def _arrived(self) -> list[Prefill]:
+        """Prompts that can be read: nothing of them is still on its way from the disk. Waits a little for that where there is nothing else
+        to do."""
+        ready = [p for p in list(self._prefills) if self._arrive(p)]
+        if not ready and self._prefills and not self._rows:
+            self._prefills[0].wait(_DISK_SECONDS)
+        return ready
+
+    def _arrive(self, prefill: Prefill) -> bool:
+        try:
+            return prefill.arrive(is_busy=bool(self._rows))
+        except Exception as error:
+            prefill.request.fail(error)
+            self._prefills.remove(prefill)
+            prefill.leave()
+            self._leave(prefill.request)
+            return False
 
     def _read(self, prefill: Prefill, end: int) -> None:
         """One piece, and after the last one into the rows."""
@@ -465,6 +496,7 @@ class Engine(EngineApi):
         for prefill in list(self._prefills):
             if prefill.request.finish_reason is not None:
                 self._prefills.remove(prefill)
+                prefill.leave()
                 if prefill.request.error is None:
                     prefill.keep()
                 self._leave(prefill.request)

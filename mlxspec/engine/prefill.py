@@ -16,7 +16,8 @@ from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.hiddens import shows_layers
 from mlxspec.engine.prefix import Prefix
-from mlxspec.engine.prefix_store import TARGET
+from mlxspec.engine.prefix_disk.disk import SLICE
+from mlxspec.engine.prefix_store import TARGET, Hit
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import choose
 from mlxspec.events import Event, PrefillEvent
@@ -40,24 +41,67 @@ class Prefill:
     def __init__(
         self, request: Request, model: Model, drafting: Drafting, prefix: Prefix, rollback: Rollback = TAPE
     ) -> None:
-        """Begins behind what the prefix store knows of the prompt."""
+        """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
         self.request = request
         self._model, self._drafting, self._prefix = model, drafting, prefix
         self._stops = prefix.stops(request.marks, len(request.prompt))
         self.cache = model.make_cache(1, rollback)
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
-        hit = prefix.find(request, drafting)
+        self._layers: tuple[int, ...] = ()
+        self.carry = mx.zeros((1, model.hidden_size))
+        self._fetch = prefix.fetch(request)
+        if self._fetch is None:
+            self._begin(None)
+
+    def _begin(self, fetched: Hit | None) -> None:
+        """fetched: what came from the disk."""
+        request, drafting = self.request, self._drafting
+        hit = self._prefix.find(request, drafting, fetched)
         request.shows_layers = shows_layers(
             drafting.chain.drafters.values(), request.spec, are_kept=request.hiddens is not None
         )
         self._layers = drafting.streams.layers if request.shows_layers else ()
-        self.carry = mx.zeros((1, (1 + len(self._layers)) * model.hidden_size))
+        self.carry = mx.zeros((1, (1 + len(self._layers)) * self._model.hidden_size))
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             self.carry, self.num_done = hit.hidden, hit.length
             if self.is_done:
-                self._logits = model.head(drafting.streams.final(hit.hidden))
+                self._logits = self._model.head(drafting.streams.final(hit.hidden))
+
+    def arrive(self, *, is_busy: bool) -> bool:
+        """Whether the prompt may be read: what the disk knows of it is here. Takes a slice of that where others decode, else all that has
+        come. What cannot be read as it was written is looked for anew: the next shorter beginning."""
+        while self._fetch is not None:
+            fetch = self._fetch
+            fetch.take(SLICE if is_busy else fetch.nbytes)
+            is_here = fetch.is_done
+            if not is_here and not fetch.has_failed:
+                return False
+            self._fetch = None
+            try:
+                if is_here:
+                    self._begin(fetch.hit())
+                    mx.eval(self.cache.arrays)  # so that what was read can go
+            finally:
+                self._prefix.end_fetch(fetch)
+            self.request.stats.prefill_seconds += time.perf_counter() - fetch.started
+            if not is_here:
+                self._fetch = self._prefix.fetch(self.request)
+                if self._fetch is None:
+                    self._begin(None)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Until more has come from the disk."""
+        if self._fetch is not None:
+            self._fetch.wait(seconds)
+
+    def leave(self) -> None:
+        """The request has ended before its prompt was read."""
+        if self._fetch is not None:
+            self._prefix.end_fetch(self._fetch)
+            self._fetch = None
 
     @property
     def is_done(self) -> bool:

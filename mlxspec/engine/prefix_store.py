@@ -117,9 +117,19 @@ class PrefixStore:
             path.pop()
         if not path:
             return None
+        path[-1].is_waypoint = False
+        self._touch(path[-1])
+        return self._hit(path)
+
+    def peek(self, tokens: Sequence[int]) -> Hit | None:
+        """The state behind just these tokens, if there is one. It does not count as used."""
+        path, common = self._walk(tokens)
+        node = self._at(path, tokens, common)
+        return None if node is None or node.state is None else self._hit(path)
+
+    def _hit(self, path: Sequence[Node]) -> Hit:
+        """What the nodes of a path hold, of which the last one has a state."""
         node, length = path[-1], sum(len(n.tokens) for n in path)
-        node.is_waypoint = False
-        self._touch(node)
         names = dict.fromkeys(name for n in path for name in n.segments)
         parts = {name: found for name in names if (found := self._longest(path, name)) is not None}
         if node.hidden is None or parts[TARGET].length != length:

@@ -22,13 +22,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import mlx.core as mx
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Prompt
+from mlxspec.engine.prefix_disk.mover import DiskStats
 from mlxspec.engine.rehearsal import rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import EngineThread
@@ -41,19 +42,24 @@ _Command = Callable[[Engine | None], None]  # is given None where no engine will
 State = Literal["loading", "ready", "stopped", "failed"]
 STOP_SECONDS = 5.0
 _OBEYS_FOR = 0.05  # seconds in which commands are obeyed between two rounds: rows do not wait for a hundred new requests
+_FLUSH_SECONDS = 1.5  # at the end, in which what waits for the disk is written
+_DISK_SECONDS = 0.005  # between two looks whether the disk takes more
 _LOOKS_EVERY = 0.5  # seconds between two looks at a busy engine's memory
 
 
 @dataclass(frozen=True)
 class Load:
     """What an engine was busy with when it was last looked at: rows that are read or decode, requests that wait; bytes of rows' state, of
-    the prefix store, and of all arrays of the process, weights and both of these included."""
+    the prefix store, and of all arrays of the process, weights and both of these included; bytes of the prefix store on disk, and what it
+    has done, None where there is none."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_bytes: int = 0
     prefix_bytes: int = 0
     memory_bytes: int = 0
+    disk_bytes: int = 0
+    disk: DiskStats | None = None
 
 
 class Worker:
@@ -241,11 +247,15 @@ class Worker:
                     self._step(engine)
                 elif self._rehearsal is not None:
                     self._rehearse(self._rehearsal)
+                else:
+                    engine.prefix.work(is_busy=False)
                 self._look(engine)
         except BaseException as error:
             self._end("failed", EngineStoppedError(f"The engine broke: {_described(error)}."))
         finally:
             self._engine = self._rehearsal = None
+            with suppress(Exception):
+                engine.prefix.close(_FLUSH_SECONDS)
             self.load = Load()
             del engine
             gc.collect()
@@ -255,7 +265,15 @@ class Worker:
         """Wait for something to do, and do what was asked for, for a while. False to end."""
         with self._changed:
             if self._rehearsal is None:
-                self._changed.wait_for(lambda: self._commands or self._state != "ready" or not engine.is_idle)
+                self._changed.wait_for(
+                    lambda: (
+                        self._commands
+                        or self._state != "ready"
+                        or not engine.is_idle
+                        or engine.prefix.can_work
+                    ),
+                    _DISK_SECONDS if engine.prefix.has_work else None,
+                )
             if self._state != "ready":
                 return False
         started = time.monotonic()
@@ -285,6 +303,8 @@ class Worker:
                 engine.nbytes,
                 engine.prefix.store.nbytes,
                 mx.get_active_memory(),
+                0 if engine.prefix.disk is None else engine.prefix.disk.nbytes,
+                None if engine.prefix.disk is None else replace(engine.prefix.disk.stats),
             )
 
     def _step(self, engine: Engine) -> None:

@@ -75,9 +75,11 @@ def entries(header: bytes, room: int, file: str) -> dict[str, TensorEntry]:
     return found
 
 
-def header_of(tensors: Mapping[str, TensorEntry]) -> bytes:
-    """The beginning of a file that holds these tensors one behind the other, in this order: its length field and its header."""
-    at, data = 0, {}
+def header_of(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The beginning of a file that holds these tensors one behind the other, in this order: its length field and its header. metadata:
+    what the file says of itself, if anything."""
+    at = 0
+    data: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     for name, entry in tensors.items():
         end = at + entry.end - entry.begin
         data[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [at, end]}

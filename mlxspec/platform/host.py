@@ -17,3 +17,13 @@ from numpy.typing import NDArray
 def numbers(x: mx.array) -> NDArray[Any]:
     """The elements of `x`, of any shape and dtype; evaluates it. 16-bit floats become float32, which loses nothing; other dtypes stay."""
     return np.asarray(x.astype(mx.float32) if x.dtype in (mx.bfloat16, mx.float16) else x)
+
+
+def raw_bytes(x: mx.array) -> NDArray[np.uint8]:
+    """The bytes of `x` in the order of its elements, (n,) uint8, in memory of their own; evaluates it. Every dtype."""
+    return np.array(x.reshape(-1).view(mx.uint8))
+
+
+def from_bytes(data: NDArray[np.uint8], dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
+    """The array that `raw_bytes` read, in memory of its own."""
+    return mx.array(data).view(dtype).reshape(shape)

@@ -86,7 +86,7 @@ class _Lines(logging.Handler):
 
 
 def take_over() -> None:
-    """Warnings of the HTTP library and of the event loop become lines of this log, so that their rate is bounded too."""
-    for name in ("uvicorn.error", "asyncio"):
+    """Warnings of the HTTP library, of the event loop and of the engine become lines of this log, so that their rate is bounded too."""
+    for name in ("uvicorn.error", "asyncio", "mlxspec"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_Lines(logging.WARNING)], False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.engine.thread import EngineThread
-from mlxspec.engine.worker import STOP_SECONDS, Worker
+from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server.errors import ApiError
 from mlxspec.server.request_parsing import format_of
@@ -209,6 +209,7 @@ class Models:
             "state_bytes": 0 if load is None else load.num_bytes,
             "prefix_bytes": 0 if load is None else load.prefix_bytes,
             "memory_bytes": 0 if load is None else load.memory_bytes,
+            **_disk_gauges(load),
             "model_loads_total": self.num_loads,
             "ready": float(state == "ready"),
         }
@@ -232,3 +233,15 @@ class Models:
         async with self._turn:
             self._turn.notify_all()
         return ended
+
+
+def _disk_gauges(load: Load | None) -> dict[str, float]:
+    """Of the prefix store on disk, since the model was loaded."""
+    disk = None if load is None else load.disk
+    return {
+        "prefix_disk_bytes": 0 if load is None else load.disk_bytes,
+        "prefix_disk_read_bytes_total": 0 if disk is None else disk.bytes_read,
+        "prefix_disk_written_bytes_total": 0 if disk is None else disk.bytes_written,
+        "prefix_disk_lost_total": 0 if disk is None else disk.num_lost,
+        "prefix_disk_failed_total": 0 if disk is None else disk.num_failed + disk.num_missed,
+    }

@@ -69,6 +69,8 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (EngineConfig, "memory_budget"): lambda v: v is None,
     (EngineConfig, "prefill_chunk"): lambda v: v is None,
     (EngineConfig, "prefix_budget"): lambda v: v is None or v == 0,
+    (EngineConfig, "prefix_disk"): lambda v: v is None or v == 0,
+    (EngineConfig, "prefix_dir"): lambda v: v is None,
     (SpecConfig, "policy"): lambda v: v is None,
     (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "draft_sampling"): lambda v: v is None,

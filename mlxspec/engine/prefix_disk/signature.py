@@ -1,0 +1,109 @@
+"""What a part of the prefix store was computed by, as a digest: equal digests, interchangeable states.
+
+The weights are read as they compute: loaded, quantized, with adapters folded in. So a fine-tune with the same shapes has another digest,
+and so has the same folder loaded in another dtype. Device, MLX's version and `exact` count as well: their last bits differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.config import EngineConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.engine.prefix_disk.piece import FORMAT, VERSION
+from mlxspec.models.base import Model
+from mlxspec.platform import device, host
+
+_WORDS = 1 << 22  # of 32 bits that are summed at once
+_AT_ONCE = 16  # of those sums that are evaluated together
+
+
+def of_target(model: Model, config: EngineConfig, layers: Sequence[int] = ()) -> str:
+    """64 hexadecimal digits. It reads all weights once. layers: those whose residual streams are kept behind the final hidden."""
+    report = device.report()
+    return _digest(
+        FORMAT,
+        VERSION,
+        version("mlx"),
+        report.backend,
+        report.device,
+        report.blas,
+        [config.exact, config.prefill_chunk] if config.exact else [],
+        list(layers),
+        [model.vocab_size, model.hidden_size, str(model.dtype)],
+        _layout(model.make_cache(0)),
+        fingerprint(model),
+    )
+
+
+def of_drafter(target: str, drafter: Drafter) -> str | None:
+    """The same; None for a drafter whose states are not written. target: what its target is called."""
+    modules = drafter.modules
+    if modules is None:
+        return None
+    return _digest(target, drafter.name, type(drafter).__qualname__, [fingerprint(m) for m in modules])
+
+
+def of_sources(target: str) -> str:
+    """Of the target's hiddens."""
+    return _digest(target, "hiddens that tokens were sampled from")
+
+
+def fingerprint(module: Any) -> str:
+    """Of a module's parameters: names, dtypes, shapes, and sums over all of their bits that depend on the place of each."""
+    named = sorted(tree_flatten(module.parameters()))
+    waiting: list[mx.array] = []
+    found = hashlib.sha256()
+    for name, value in named:
+        found.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        for total in _sums(value):
+            waiting.append(total)
+            if len(waiting) == _AT_ONCE:
+                _take(found, waiting)
+    _take(found, waiting)
+    return found.hexdigest()
+
+
+def _take(found: Any, waiting: list[mx.array]) -> None:
+    if waiting:
+        mx.eval(waiting)
+        found.update(host.raw_bytes(mx.concatenate(waiting)))
+        waiting.clear()
+
+
+def _sums(value: mx.array) -> Iterator[mx.array]:
+    """(2,) uint32 of each stretch of words."""
+    data = value.reshape(-1).view(mx.uint8)
+    for begin in range(0, data.size, 4 * _WORDS):
+        part = data[begin : begin + 4 * _WORDS]
+        if part.size % 4:
+            part = mx.concatenate([part, mx.zeros((-part.size % 4,), mx.uint8)])
+        words = part.view(mx.uint32)
+        places = 2 * mx.arange(words.size, dtype=mx.uint32) + 1
+        mixed = words ^ (words >> 15)  # so that the highest bit counts by its place too
+        yield mx.stack([mx.sum(words), mx.sum(mixed * places)])
+
+
+def _layout(cache: ModelCache) -> list[Any]:
+    described: list[Any] = []
+    for layer in cache.layers:
+        if layer.is_recurrent:
+            described.append(
+                [type(layer).__name__, [[list(x.shape[1:]), str(x.dtype)] for x in layer.arrays]]
+            )
+        else:
+            window = getattr(layer, "window", None)
+            described.append([type(layer).__name__, list(layer.shape), str(layer.dtype), window])  # type: ignore[union-attr]
+    return described
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,349 @@
+"""Engines that end and begin again on one folder: prompts continue from what the disk has kept. Answers and drafts are those of an engine
+that never ended, in every dtype, for recurrent states and for windows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.base import Needs
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.prefix_disk import disk as disk_module
+from mlxspec.engine.prefix_disk.piece import Stored
+from mlxspec.engine.prefix_disk.signature import fingerprint, of_target
+from mlxspec.engine.prefix_store import TARGET
+from mlxspec.engine.worker import Worker
+from mlxspec.errors import ConfigError
+from tests import tiny_models
+from tests.engine import equality
+from tests.engine.equality import ALL, spec
+from tests.engine.test_prefix import words
+
+PLENTY = 1 << 30
+GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, seed=5, repetition_penalty=1.1)
+
+
+def engine(folder: Path | None, form: str = "float32", drafters=None, **config) -> Engine:
+    more = {} if folder is None else {"prefix_disk": PLENTY, "prefix_dir": folder}
+    return equality.engine(drafters, form, **{"prefix_budget": 1 << 28, **more, **config})
+
+
+def ask(made: Engine, text: list[int], params: SamplingParams, wish: SpecConfig) -> Result:
+    found = made.generate(text, params, spec=wish)
+    made.prefix.flush(10.0)
+    return found
+
+
+def figures(result: Result) -> tuple:
+    """All that must not tell a restart."""
+    stats = result.stats
+    work = {name: (d.num_drafted, d.num_accepted) for name, d in stats.drafters.items()}
+    return result.tokens, stats.num_cached, stats.num_read, stats.num_rounds, work, stats.notices
+
+
+@pytest.mark.parametrize(
+    ("form", "wish", "params"),
+    [
+        ("float32", spec(*ALL), GREEDY),
+        ("bfloat16", spec("mtp"), SAMPLED),
+        ("4bit", spec("mtp", "draft-model"), GREEDY),
+        *(
+            pytest.param(form, wish, params, marks=pytest.mark.slow)
+            for form in ("float32", "float16", "bfloat16", "4bit", "8bit", "mxfp4")
+            for wish in (spec(*ALL), spec(), spec("draft-model"), spec("mtp"))
+            for params in (GREEDY, SAMPLED)
+        ),
+    ],
+)
+def test_a_conversation_goes_on_behind_restarts(tmp_path: Path, form: str, wish, params) -> None:
+    """An engine for each turn does what one engine does for all: the same tokens, the same drafts, the same prompt tokens read."""
+    one, text = engine(None, form), words(600, 3)
+    for turn in range(4):
+        again = engine(tmp_path, form)
+        wanted, got = ask(one, text, params, wish), ask(again, text, params, wish)
+        assert figures(got) == figures(wanted), f"turn {turn}"
+        assert got.stats.num_read <= (600 if turn == 0 else 32)
+        assert again.prefix.disk is not None
+        assert again.prefix.disk.stats.num_failed == again.prefix.disk.stats.num_lost == 0
+        again.close()
+        text = [*text, *got.tokens, *words(20, turn + 10)]
+
+
+@pytest.mark.parametrize(
+    "form", ["gemma3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma4-dense", "gemma4-e"))]
+)
+def test_windows_are_written_as_states(tmp_path: Path, form: str) -> None:
+    from tests.models.test_gemma_engine import make
+
+    def gemma(folder: Path | None) -> Engine:
+        model = make(form)
+        drafters = [NgramSimple(3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
+        more = {} if folder is None else {"prefix_disk": PLENTY, "prefix_dir": folder}
+        config = EngineConfig(prefix_budget=1 << 28, **more)
+        return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=config)
+
+    one, text, wish = gemma(None), words(300, 51), spec("ngram-simple", "draft-model")
+    for turn in range(3):
+        again = gemma(tmp_path)
+        wanted, got = ask(one, text, SAMPLED, wish), ask(again, text, SAMPLED, wish)
+        assert figures(got) == figures(wanted), f"turn {turn}"
+        assert (got.stats.num_cached > 0) == (turn > 0)
+        again.close()
+        text = [*text, *got.tokens, *words(5, turn)]
+
+
+def test_a_drafter_that_was_not_there_catches_up(tmp_path: Path) -> None:
+    """Rows without the MTP head leave the hiddens that it begins with; behind a restart it drafts as if it had been there."""
+    text = words(600, 7)
+    one, first = engine(None), engine(tmp_path)
+    for made in (one, first):
+        answer = ask(made, text, GREEDY, spec("ngram-simple"))
+    first.close()
+    longer = [*text, *answer.tokens, *words(20, 8)]
+    for turn in range(2):
+        again = engine(tmp_path)
+        wanted, got = (ask(e, longer, GREEDY, spec("mtp")) for e in (one, again))
+        assert got.tokens == wanted.tokens
+        assert got.stats.num_read <= 32
+        assert got.stats.notices == []
+        assert got.stats.drafters["mtp"].num_drafted == wanted.stats.drafters["mtp"].num_drafted
+        again.close()
+        longer = [*longer, *got.tokens, *words(20, 9 + turn)]
+
+
+def test_damaged_pieces_cost_their_reading(tmp_path: Path, caplog) -> None:
+    """Each in turn: the answer is that of a cold run, and what is continued from is what stands before the damage."""
+    text, one = words(600, 3), engine(None)
+    first = engine(tmp_path)
+    answer = ask(first, text, GREEDY, spec("mtp"))
+    first.close()
+    longer = [*text, *answer.tokens, *words(20, 4)]
+    wanted = one.generate(longer, GREEDY, spec=spec("mtp"))
+    for path in sorted(tmp_path.glob("*.safetensors")):
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 4
+        path.write_bytes(data)
+        again = engine(tmp_path)
+        got = ask(again, longer, GREEDY, spec("mtp"))
+        assert got.tokens == wanted.tokens
+        assert got.stats.notices == []
+        again.close()
+    assert "Damaged files" in caplog.text
+
+
+def test_other_weights_find_nothing(tmp_path: Path) -> None:
+    """A fine-tune has the same shapes and names."""
+    text = words(300, 1)
+    first = engine(tmp_path)
+    ask(first, text, GREEDY, spec())
+    first.close()
+    other = Engine(
+        tiny_models.echo(),
+        tiny_models.tokenizer(),
+        config=EngineConfig(prefix_disk=PLENTY, prefix_dir=tmp_path),
+    )
+    assert ask(other, text, GREEDY, SpecConfig()).stats.num_cached == 0
+    other.close()
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
+def test_every_bit_of_the_weights_counts(form: str) -> None:
+    model = tiny_models.make(tiny_models.config(), form=form)
+    before = fingerprint(model)
+    assert before == fingerprint(tiny_models.make(tiny_models.config(), form=form))
+    matrices = [(n, w) for n, w in tree_flatten(model.parameters()) if w.ndim == 2 and min(w.shape) > 5]
+    name, weight = matrices[0]
+    flipped = np.array(weight.view(mx.uint8))
+    flipped[3, 5] ^= 0x80
+    swapped = np.array(weight.view(mx.uint8))[::-1].copy()
+    for changed in (flipped, swapped):
+        model.update(tree_unflatten([(name, mx.array(changed).view(weight.dtype))]))
+        assert fingerprint(model) != before
+
+
+def test_exact_rows_continue_from_exact_rows_only() -> None:
+    """States behind answers were computed in rounds, whose bits are not those of prompts."""
+    model = tiny_models.target()
+    assert of_target(model, EngineConfig()) != of_target(model, EngineConfig(exact=True))
+    assert of_target(model, EngineConfig()) == of_target(model, EngineConfig(max_rows=2))
+
+
+def test_half_of_a_state_is_nearly_the_state(tmp_path: Path) -> None:
+    """16-bit integers with a scale a row: an error of a 65,534th of the row's largest number, and about half of the bytes."""
+    x = mx.random.normal((1, 4, 32, 32)) * mx.exp(mx.random.normal((1, 4, 32, 1)) * 3)
+    x[0, 0, 0] = 0.0
+    kept = dict(disk_module._halved("p.0.0", x))
+    back = disk_module._points(kept)[0][0]
+    most = mx.max(mx.abs(x), axis=-1, keepdims=True)
+    assert mx.all(mx.abs(back - x) <= most / 65534 * 1.01).item()
+    assert sum(v.nbytes for v in kept.values()) < 0.6 * x.nbytes
+    x[0, 1, 2, 3] = float("nan")
+    assert list(dict(disk_module._halved("p.0.0", x))) == ["p.0.0"]
+
+
+def test_half_states_are_for_those_who_ask_for_them(tmp_path: Path) -> None:
+    text, sizes = words(300, 1), {}
+    for form in ("float32", "half", "float32"):
+        made = engine(tmp_path / form, prefix_states=form)
+        ask(made, text, GREEDY, spec("mtp"))
+        entries = made.prefix.disk._mover.folder.entries
+        sizes[form] = sum(e.size for e in entries if e.label.kind == "end" and e.label.part == TARGET)
+        made.close()
+    assert sizes["half"] < 0.85 * sizes["float32"]
+    plain = engine(tmp_path / "half")
+    assert ask(plain, text, GREEDY, spec("mtp")).stats.num_cached == 0
+    plain.close()
+    half = engine(tmp_path / "half", prefix_states="half")
+    got = ask(half, text, GREEDY, spec("mtp"))
+    assert got.stats.num_cached == 300
+    assert got.stats.notices == []
+    half.close()
+
+
+class _Held:
+    """Reading waits until it is let go, a few seconds for each piece at most."""
+
+    def __init__(self, made: Engine) -> None:
+        self.go = threading.Event()
+        folder = made.prefix.disk._mover.folder
+        read = folder.read
+
+        def held(key: str) -> tuple[object, dict[str, Stored]] | None:
+            self.go.wait(3)
+            return read(key)
+
+        folder.read = held
+
+
+def kept(folder: Path, num: int = 300) -> list[int]:
+    """A text that is on disk."""
+    text, first = words(num, 1), engine(folder)
+    ask(first, text, GREEDY, spec("mtp"))
+    first.close()
+    return text
+
+
+def test_rows_go_on_while_a_prompt_waits_for_the_disk(tmp_path: Path) -> None:
+    text = kept(tmp_path)
+    made = engine(tmp_path)
+    held = _Held(made)
+    decoding = made.submit(words(9, 2), SamplingParams(max_tokens=60, ignore_eos=True), spec=spec("mtp"))
+    while not decoding.num_generated:
+        made.step()
+    waiting = made.submit(text, GREEDY, spec=spec("mtp"))
+    while decoding.finish_reason is None:
+        made.step()
+    assert waiting.num_generated == 0
+    assert waiting.stats.num_read == 0
+    assert made.prefix._coming > 0
+    held.go.set()
+    while waiting.finish_reason is None:
+        made.step()
+    assert waiting.stats.num_cached == 300
+    assert made.prefix._coming == 0
+    made.close()
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+def test_a_request_may_end_while_it_waits_for_the_disk(tmp_path: Path, how: str) -> None:
+    text = kept(tmp_path)
+    made = engine(tmp_path)
+    held = _Held(made)
+    waiting = made.submit(text, GREEDY, deadline=0.05 if how == "deadline" else None)
+    made.step()
+    assert made.prefix._coming > 0
+    if how == "close":
+        held.go.set()
+        made.close()
+    elif how == "cancel":
+        assert made.cancel(waiting.number)
+    else:
+        time.sleep(0.06)
+    made.step() if how != "close" else None
+    assert made.is_idle
+    assert made.prefix._coming == 0
+    held.go.set()
+    if how != "close":
+        assert ask(made, text, GREEDY, spec("mtp")).stats.num_cached == 300
+        made.close()
+
+
+def test_what_is_read_has_room_in_the_budget(tmp_path: Path) -> None:
+    """Memory that writing and reading take is the prefix store's: it has that much less, and what does not fit is not read."""
+    text = kept(tmp_path)
+    made = engine(tmp_path)
+    reserve = made.prefix.disk.reserve
+    assert reserve > 0
+    assert made.prefix.store.budget == (1 << 28) - reserve
+    held = _Held(made)
+    made.submit(text, GREEDY)
+    made.step()
+    coming = made.prefix._coming
+    assert coming > 10000
+    assert made.prefix.store.budget == (1 << 28) - reserve - coming
+    held.go.set()
+    while not made.is_idle:
+        made.step()
+    assert made.prefix.store.budget == (1 << 28) - reserve
+    made.close()
+    tight = engine(tmp_path, prefix_budget=reserve + coming - 1)
+    got = ask(tight, text, GREEDY, spec("mtp"))
+    assert got.stats.num_cached == 0
+    tight.close()
+
+
+def test_an_idle_worker_writes(tmp_path: Path) -> None:
+    with Worker(lambda: engine(tmp_path)) as worker:
+        made = worker.wait_ready(60)
+        for _ in worker.submit(words(600, 2), GREEDY, spec=spec("mtp")):
+            pass
+        until = time.monotonic() + 30
+        while made.prefix.has_work and time.monotonic() < until:
+            time.sleep(0.01)
+        assert made.prefix.disk.stats.num_written >= 6
+    again = engine(tmp_path)
+    assert ask(again, words(600, 2), GREEDY, spec("mtp")).stats.num_cached == 600
+    again.close()
+
+
+def test_a_state_that_is_found_again_is_written(tmp_path: Path) -> None:
+    """A waypoint inside a long prompt is written once a text goes on from it."""
+    first = engine(tmp_path, max_context=2048, prefill_chunk=64)
+    first.prefix.stride = 512
+    text = words(900, 5)
+    ask(first, text, GREEDY, spec())
+    folder = first.prefix.disk._mover.folder
+    assert {e.label.length for e in folder.entries if e.label.kind == "end"} == {900, 939}
+    ask(first, [*text[:600], 1, 2, 3], GREEDY, spec())
+    assert 512 in {e.label.length for e in folder.entries if e.label.kind == "end"}
+    first.close()
+
+
+def test_a_drafter_of_ones_own_that_hears_hiddens_keeps_it_off(tmp_path: Path, caplog) -> None:
+    class Own(NgramSimple):
+        name = "own"
+        needs = Needs(hidden=True)
+
+    made = engine(tmp_path, drafters=[Own(3, 4)])
+    assert made.prefix.disk is None
+    assert "the drafter own does not say by which `modules`" in caplog.text
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_options_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="prefix_disk needs a prefix_budget"):
+        EngineConfig(prefix_disk=1, prefix_budget=0)
+    with pytest.raises(ConfigError, match="prefix_dir needs prefix_disk"):
+        EngineConfig(prefix_dir="x")
+    with pytest.raises(ConfigError, match="prefix_states"):
+        EngineConfig(prefix_states="quarter")
