@@ -85,16 +85,17 @@ def case(number: int, forms: Sequence[str] = tuple(tiny_models.FORMS)) -> Case:
 
 def _spec(rng: np.random.Generator) -> SpecConfig:
     names = [str(n) for n in rng.permutation(DRAFTERS)[: int(rng.choice([1, 1, 2, 3, len(DRAFTERS)]))]]
+    n_max = int(rng.choice([1, 2, 3, 5, 8, 16]))
     if rng.random() < 0.2 and not any(n.startswith("ngram") for n in names):
         acceptance: dict[str, Any] = {"acceptance": "rejection"}
     else:
-        acceptance = {"n_min": int(rng.choice([0, 0, 0, 2]))}
+        acceptance = {"n_min": min(n_max, int(rng.choice([0, 0, 0, 2])))}
         if rng.random() < 0.3:
             acceptance["draft_sampling"] = str(rng.choice(["independent", "argmax"]))
     return SpecConfig(
         drafters=tuple(names),
         policy="auto" if rng.random() < 0.3 else "fixed",
-        n_max=int(rng.choice([1, 2, 3, 5, 8, 16])),
+        n_max=n_max,
         p_min=float(rng.choice([0.0, 0.0, 0.3, 0.6])),
         ngram_n=int(rng.choice([1, 2, 3])),
         ngram_m=int(rng.choice([2, 8, 16])),
@@ -182,7 +183,7 @@ def play(made: Case) -> Counter[str]:
                     made, asks[row]
                 ), what
                 continue
-            assert (got.error, got.stats.notices) == (plain.error, plain.stats.notices), what
+            assert (got.error, got.stats.notices) == (plain.error, plain.stats.notices), f"{what}: {got.error} {got.stats.notices}"
             texts[row] = [*prompt, *plain.tokens]
             kept.append(row)
             if _may_differ(made, asks[row]):
