@@ -153,7 +153,8 @@ def _of_rows(one: Curve, num_rows: int, pause: float | None) -> dict[int, float]
     if pause is None:
         return one.knots()
     first = one.seconds(1)
-    plain = first + one.seconds(1 + num_rows) - one.seconds(2)
+    # rounds that something else delayed can leave a curve that falls; a further row never costs less than nothing
+    plain = first + max(0.0, one.seconds(1 + num_rows) - one.seconds(2))
     found = {w: first + (plain - first) * (w - 1) / (num_rows - 1) for w in range(1, num_rows)}
     return found | {
         w: plain + (pause * plain if w > num_rows else 0.0) + one.seconds(1 + w - num_rows) - first

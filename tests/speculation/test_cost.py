@@ -203,6 +203,15 @@ def test_rounds_of_several_rows_have_a_curve_of_their_own() -> None:
     assert [linear.seconds(w) for w in (4, 6, 12)] == pytest.approx([4.0, 7.2, 13.2])
 
 
+@given(points, st.integers(2, 64), st.floats(0.0, 2.0))
+def test_any_curve_of_one_row_gives_one_of_several(
+    measured: dict[int, float], num_rows: int, pause: float
+) -> None:
+    """Rounds that something else delayed leave curves that fall; a request must not end by them."""
+    rows = CostModel({0: {1: 1.0, **measured}}, {}, pause=pause).curve(0, num_rows)
+    assert all(rows.seconds(width) > 0 for width in range(1, MAX_TOKENS + 1))
+
+
 def test_where_reading_weights_is_what_takes_time_it_does_not_matter_whose_a_token_is() -> None:
     costs = CostModel({0: {1: 1.0, 2: 1.1, 4: 1.5, 8: 2.7}}, {})
     one, rows = costs.curve(0), costs.curve(0, 4)
