@@ -112,7 +112,8 @@ def same(
     is_alone: bool = True,
 ) -> None:
     """Equal ids, text and reason; or a first difference at a near tie of plain decoding, which is counted. is_alone: False where `got` was
-    decoded beside other rows and `wanted` was not: attention over rows of several lengths rounds otherwise in 16 bits, drafted or not."""
+    decoded beside other rows, or read its prompt behind a prefix hit, and `wanted` was not: both round otherwise in 16 bits, drafted or
+    not."""
     if got.tokens == wanted.tokens:
         assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason), what
         return
