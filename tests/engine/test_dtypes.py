@@ -341,8 +341,8 @@ def test_the_demo_drafts_with_its_head_in_16_bits(dtype: str) -> None:
         ):
             got = made.generate("def main():\n", params, spec=how)
             assert not got.stats.notices
-            assert got.stats.drafters["mtp"].num_calls > 0
             if how.acceptance == "match" or not params.temperature:
                 same(wanted, got, made.tokenizer.encode("def main():\n"), params, dtype, made.model)
-            if how.policy == "fixed":
+            if how.policy == "fixed":  # auto may find, on a busy machine, that drafts do not pay
+                assert got.stats.drafters["mtp"].num_calls > 0
                 assert got.stats.drafters["mtp"].num_accepted > 0
