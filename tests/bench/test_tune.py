@@ -120,7 +120,7 @@ def test_costs_on_record_are_completed_not_measured_again(tmp_path, monkeypatch)
     assert first.drafts == {}
     monkeypatch.setattr(calibrate, "_rounds", None)  # measuring rounds again would fail
     both = calibrate.kept_costs(args[0], drafters, *args[1:], 600.0)
-    assert both.drafts.keys() == {"mtp", "draft-model"}
+    assert both.drafts.keys() == {"mtp", "eagle3", "draft-model"}
     assert both.curve(0).knots() == pytest.approx(first.curve(0).knots())
     kept = calibrate.kept_costs(args[0], {"mtp": drafters["mtp"]}, *args[1:])
     assert kept.drafts == {"mtp": both.drafts["mtp"]}

@@ -183,7 +183,8 @@ def at_a_terminal(hub: Machine, keys: str) -> tuple[int, str]:
         return code, terminal.text()
 
 
-@pytest.mark.parametrize("keys", ["\r", pytest.param("yes\r", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", ["\r", "yes\r"])
 def test_a_terminal_is_asked_for_the_head(hub: Machine, folders: dict[str, Path], keys: str) -> None:
     code, screen = at_a_terminal(hub, keys)
     assert code == 0, screen
@@ -217,6 +218,7 @@ def test_the_model_is_fetched_without_the_head(hub: Machine, folders: dict[str, 
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_question_fetches_nothing(hub: Machine) -> None:
     """No weight of the model either. The next pull begins as if there had been none."""
     code, screen = at_a_terminal(hub, "\x03")

@@ -296,7 +296,7 @@ def test_what_is_read_has_room_in_the_budget(tmp_path: Path) -> None:
         made.step()
     assert made.prefix.store.budget == (1 << 28) - reserve
     made.close()
-    tight = engine(tmp_path, prefix_budget=reserve + coming - 1)
+    tight = engine(tmp_path, prefix_budget=reserve + coming // 4)
     got = ask(tight, text, GREEDY, spec("mtp"))
     assert got.stats.num_cached == 0
     tight.close()
