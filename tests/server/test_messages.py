@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,15 +22,16 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli;
 CODER = "You are a coder who answers shortly and never guesses. " * 32
 
 
-def client(served: Served) -> Any:
+@pytest.fixture
+def sdk(thinker: Served) -> Iterator[Any]:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
-    base = served.base.removesuffix("/v1")
-    return anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=LONG)
+    base = thinker.base.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=LONG) as made:
+        yield made
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_sdk(thinker: Served) -> None:
-    sdk = client(thinker)
+def test_the_sdk(sdk: Any) -> None:
     messages: list[Any] = [USER]
     quiet: Any = {"type": "disabled"}
     whole = sdk.messages.create(model="demo", max_tokens=24, messages=messages, thinking=quiet)
@@ -82,9 +84,9 @@ def test_the_sdk(thinker: Served) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_sdk_knows_the_errors(thinker: Served) -> None:
-    anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
-    sdk = client(thinker)
+def test_the_sdk_knows_the_errors(sdk: Any) -> None:
+    import anthropic
+
     for stream in (False, True):
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* > 2048 maximum"):
             sdk.messages.create(

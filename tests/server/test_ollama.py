@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,10 +15,18 @@ from tests.server.test_sdk import SCHEMA, TOOLS
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_python_client(thinker: Served) -> None:
+@pytest.fixture
+def client(thinker: Served) -> Iterator[Any]:
     ollama = pytest.importorskip("ollama", reason="the ollama package is not installed")
-    client = ollama.Client(host=thinker.base.removesuffix("/v1"))
+    made = ollama.Client(host=thinker.base.removesuffix("/v1"))
+    yield made
+    made._client.close()  # older versions of the package have no method for it
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_python_client(client: Any) -> None:
+    import ollama
+
     options = {"num_predict": 24, "num_ctx": 4096, "num_gpu": 1}
     whole = client.chat(model="demo", messages=MESSAGES, think=False, options=options)
     assert (whole.done, whole.done_reason, whole.eval_count) == (True, "length", 24)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,8 +26,9 @@ QUIET: Any = {"enable_thinking": False}
 
 
 @pytest.fixture(scope="module")
-def client(thinker: Served) -> Any:
-    return openai.OpenAI(base_url=thinker.base, api_key="none", max_retries=0, timeout=LONG)
+def client(thinker: Served) -> Iterator[Any]:
+    with openai.OpenAI(base_url=thinker.base, api_key="none", max_retries=0, timeout=LONG) as made:
+        yield made
 
 
 def ask(client: Any, **more: Any) -> Any:

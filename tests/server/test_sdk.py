@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,8 +45,9 @@ SCHEMA: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def client(demo: Served) -> Any:
-    return openai.OpenAI(base_url=demo.base, api_key="none", max_retries=0, timeout=LONG)
+def client(demo: Served) -> Iterator[Any]:
+    with openai.OpenAI(base_url=demo.base, api_key="none", max_retries=0, timeout=LONG) as made:
+        yield made
 
 
 def ask(client: Any, **more: Any) -> Any:
