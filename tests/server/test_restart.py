@@ -87,7 +87,9 @@ def test_a_conversation_goes_on_behind_a_kill(tmp_path: Path, form: str) -> None
             assert read <= 32 or form == "demo-gemma"
             assert warm[0] > 10
             assert abs(found[1] / found[0] - warm[1] / warm[0]) <= 0.02
-            assert not list(folder.glob("*.partial"))
+            # the second server may be writing one of its own
+            left = [p for p in folder.glob("*.partial") if p.name.split(".")[1] != str(again.process.pid)]
+            assert not left
             assert again.metrics()["mlxspec_prefix_disk_read_bytes_total"] > 0
             assert again.stop() == 0
         assert not any("Traceback" in line for line in again.lines)
