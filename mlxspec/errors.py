@@ -9,6 +9,7 @@
       MemoryBudgetError       it would not fit into memory
       StorageError            it would not fit on the disk, or the disk refused it
       CacheError              a cache transaction was used out of order: a bug, not bad input
+      ImageError              an image that cannot be decoded, or not be used with this model
       GrammarError            a grammar or schema that cannot be compiled
       CancelledError          the request was cancelled
       EngineStoppedError      the engine that should have answered has been stopped, or broke
@@ -67,6 +68,10 @@ class StorageError(MlxspecError):
 
 class CacheError(MlxspecError):
     """append / commit / abort / fork were called out of order."""
+
+
+class ImageError(MlxspecError):
+    """An image cannot be decoded, is too large, or cannot be used with this model."""
 
 
 class GrammarError(MlxspecError):

@@ -24,6 +24,7 @@ LAYERS = (
     ("platform.resources", "platform.bundled_blas", "platform.blas", "platform.compile_folder"),
     ("platform.device", "platform.host"),
     ("parsers",),
+    ("images",),
     ("loading",),
     ("kernels",),
     ("cache",),

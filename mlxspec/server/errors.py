@@ -18,6 +18,7 @@ AUTHENTICATION = "authentication_error"
 _TABLE: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.ContextOverflowError, 400, INVALID, "context_length_exceeded"),
     (errors.GrammarError, 400, INVALID, "invalid_grammar"),
+    (errors.ImageError, 400, INVALID, "invalid_image"),
     (errors.ConfigError, 400, INVALID, None),
     (errors.QueueFullError, 503, BUSY, "queue_full"),
     (errors.MemoryBudgetError, 503, BUSY, "out_of_memory_budget"),

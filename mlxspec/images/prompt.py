@@ -1,0 +1,65 @@
+"""How an image stands in a prompt: from one placeholder for each image to one token for each of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxspec.errors import ImageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpandedPrompt:
+    """tokens: the prompt with all image tokens. spans: for each image, in order, the range of its image tokens in `tokens`."""
+
+    tokens: list[int]
+    spans: tuple[range, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePrompt:
+    """How a family writes images.
+
+    placeholder: id that the chat template writes once for each image. image: id of an image token. before, behind: ids around the image
+    tokens of one image; they and the image tokens replace the placeholder. lookup: id whose embeddings are looked up at image positions,
+    before the tower's rows replace them; only inputs that layers get from an embedding of their own still have it then. frame: text that
+    the family writes around a placeholder, before the prompt is tokenized.
+    """
+
+    placeholder: int
+    image: int
+    before: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+    lookup: int
+    frame: tuple[str, str] = ("", "")
+
+    def framed(self, text: str, placeholder: str) -> str:
+        """`text` with the family's text around every placeholder, which is spelled `placeholder`."""
+        return text.replace(placeholder, placeholder.join(self.frame)) if any(self.frame) else text
+
+    def count(self, tokens: Sequence[int]) -> int:
+        """Placeholders in a prompt that is not expanded yet."""
+        return tokens.count(self.placeholder)
+
+    def expand(self, tokens: Sequence[int], num_tokens: Sequence[int]) -> ExpandedPrompt:
+        """The prompt with image tokens for its placeholders.
+
+        tokens: with one placeholder for each image. num_tokens: `PreparedImage.tokens` of each image, in order. Raises ImageError where
+        the numbers of images and placeholders differ.
+        """
+        if self.count(tokens) != len(num_tokens):
+            raise ImageError(
+                f"The prompt has {self.count(tokens)} places for images, but {len(num_tokens)} images were given."
+            )
+        expanded: list[int] = []
+        spans = []
+        sizes = iter(num_tokens)
+        for token in tokens:
+            if token != self.placeholder:
+                expanded.append(token)
+                continue
+            start = len(expanded) + len(self.before)
+            size = next(sizes)
+            spans.append(range(start, start + size))
+            expanded += [*self.before, *[self.image] * size, *self.behind]
+        return ExpandedPrompt(tokens=expanded, spans=tuple(spans))

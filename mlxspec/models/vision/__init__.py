@@ -1,0 +1,1 @@
+"""Vision towers: prepared images to rows that replace embeddings of the text model."""
