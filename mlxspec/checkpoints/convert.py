@@ -1,9 +1,9 @@
-"""A model folder to another one that mlx-lm and mlxspec load: text tensors only, quantized as asked, the MTP head kept.
+"""A model folder to another one that mlx-lm and mlxspec load: quantized as asked, the MTP head and the vision tower kept.
 
 The trunk is what mlx-lm would write (names, stacks of experts, formats), but norms and convolutions stay in the source's convention: every
 loader turns them as it reads, and adding 1 to a weight in bfloat16 for good costs digits. Qwen3-Next is the exception: mlx-lm turns them
-only where experts are stored one by one, which a conversion never does. The head lies beside it in `mtp.safetensors`,
-which mlx-lm does not open. Knows what goes where; formats are quantize.py's, files writing.py's.
+only where experts are stored one by one, which a conversion never does. The head lies beside it in `mtp.safetensors` and the vision tower
+in `vision.safetensors`, which mlx-lm does not open. Knows what goes where; formats are quantize.py's, files writing.py's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from mlxspec.checkpoints.writing import check_target, save, save_model, whole_fo
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
 from mlxspec.loading.download import check_disk
+from mlxspec.loading.folder import VISION_FILE
+from mlxspec.loading.vision_weights import is_of_vision
 from mlxspec.loading.weights import Weights, is_of_a_tower
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.folder import ModelFolder
@@ -48,12 +50,14 @@ _WRAPPED = "language_model."  # in front of our names
 class Wish:
     """What a conversion is to be. trunk: its format, None to leave it as it is. head_bits: 4 or 8 in groups of 64, 16 for floats, None
     for 4 where the head is not quantized yet. dtype: of what is not quantized, None for the source's. graft: where to take a head from.
+    vision: keep the vision tower, where there is one that can be used; it is never quantized.
     """
 
     trunk: Format | None = None
     head_bits: int | None = None
     dtype: str | None = None
     graft: str | None = None
+    vision: bool = True
 
     def __post_init__(self) -> None:
         check_bits(self.head_bits)
@@ -63,12 +67,15 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What came of it. head: bytes of the MTP head, 0 where there is none."""
+    """What came of it. head_bytes, vision_bytes: 0 where there is none. skipped: tensors for images, video and sound that were left out;
+    no_images: why those for images are among them, empty where they are not."""
 
     folder: Path
     trunk_bytes: int
     head_bytes: int
     skipped: int
+    vision_bytes: int = 0
+    no_images: str = ""
 
 
 class _Made(NamedTuple):
@@ -76,8 +83,10 @@ class _Made(NamedTuple):
 
     trunk: Weights
     head: Weights
+    vision: Weights
     config: dict[str, Any]
     skipped: int
+    no_images: str
 
 
 def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) -> Converted:
@@ -88,8 +97,9 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     check_target(out)
     folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_disk))
     made = _prepare(folder, source, wish)
-    trunk_bytes, head_bytes = (sum(v.nbytes for v in part.values()) for part in (made.trunk, made.head))
-    total = trunk_bytes + head_bytes
+    parts = (made.trunk, made.head, made.vision)
+    trunk_bytes, head_bytes, vision_bytes = (sum(v.nbytes for v in part.values()) for part in parts)
+    total = trunk_bytes + head_bytes + vision_bytes
     with whole_folder(out, total) as draft, progress.steps(f"converting {source}", total) as step:
         for name in sorted({p.name for pattern in _ALSO for p in folder.path.glob(pattern)} - {*_NOT}):
             shutil.copyfile(folder.path / name, draft / name)
@@ -97,16 +107,33 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
         save_model(draft, made.trunk, step)
         if made.head:
             save(draft / HEAD_FILE, {f"mtp.{k}": v for k, v in made.head.items()}, step)
+        if made.vision:
+            save(draft / VISION_FILE, made.vision, step)
         written = ModelFolder(draft)
-        if (assemble_lazily(written.config(), written.read).mtp is not None) != bool(made.head):
-            raise ModelError("The MTP head did not come through the conversion; nothing was written.")
-    return Converted(folder=out, trunk_bytes=trunk_bytes, head_bytes=head_bytes, skipped=made.skipped)
+        again = assemble_lazily(written.config(), written.read, images=draft)
+        for what, found, wanted in (
+            ("MTP head", again.mtp, head_bytes),
+            ("vision tower", again.vision, vision_bytes),
+        ):
+            if (found is not None) != bool(wanted):
+                raise ModelError(f"The {what} did not come through the conversion; nothing was written.")
+    return Converted(
+        folder=out,
+        trunk_bytes=trunk_bytes,
+        head_bytes=head_bytes,
+        skipped=made.skipped,
+        vision_bytes=vision_bytes,
+        no_images=made.no_images,
+    )
 
 
 def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     config, weights = folder.config(), folder.read()
     kind = architecture(config)
-    assemble_lazily(config, lambda: weights)  # whatever is wrong with the source is found here
+    # whatever is wrong with the source is found here
+    assembled = assemble_lazily(config, lambda: weights, images=folder.path if wish.vision else None)
+    vision = {k: v for k, v in weights.items() if is_of_vision(k)} if assembled.vision is not None else {}
+    skipped = sum(map(is_of_a_tower, weights)) - len(vision)
     parsed = kind.parse(config)
     model = kind.build(parsed)
     sanitized = kind.sanitize(weights, parsed)
@@ -118,13 +145,13 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     _check(wish, trunk, head, source)
     dtype = DTYPES[wish.dtype] if wish.dtype else main_dtype(config, trunk)
     trunk, head = cast(trunk, dtype), cast(head, dtype, norms=False)
+    vision = cast(vision, dtype) if wish.dtype else vision
     formats: dict[str, Format] = {}
     if wish.trunk is not None:
         trunk, formats = quantize(trunk, model, wish.trunk)
     if isinstance(parsed, Qwen35Config):
         head, own = quantize_head(head, parsed, model, wish.head_bits)
         formats |= {f"mtp.{path}": form for path, form in own.items()}
-    skipped = sum(map(is_of_a_tower, weights))
     written = mlx_config(config, parsed, None)
     if "text_config" not in written:  # mlx-lm has a class of its own for the text model
         trunk = {k.removeprefix(_WRAPPED): v for k, v in trunk.items()}
@@ -132,7 +159,10 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     quantization = _quantization(config, wish.trunk, formats)
     if quantization is not None:
         written = mlx_config(config, parsed, quantization)
-    return _Made(trunk, head, written, skipped)
+    if vision:
+        written = dict(sorted({**written, "vision_config": config["vision_config"]}.items()))
+    no_images = assembled.no_images if wish.vision and not vision else ""
+    return _Made(trunk, head, vision, written, skipped, no_images)
 
 
 def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk: Weights) -> Weights:

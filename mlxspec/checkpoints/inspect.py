@@ -21,6 +21,7 @@ from mlxspec.config import DRAFTER_NAMES, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.qwen_weights import split_mtp
+from mlxspec.loading.vision_weights import is_of_vision
 from mlxspec.loading.weights import Weights, formats, is_of_a_tower, rename, split_experts
 from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
@@ -62,6 +63,19 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tower:
+    """The vision tower with its projection. bytes: in the files. max_tokens: of the largest image; square_tokens: of one of 1024 x 1024
+    pixels. advice: why the model reads no images where it does not, else empty."""
+
+    present: bool
+    parameters: int
+    bytes: int
+    max_tokens: int
+    square_tokens: int
+    advice: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Usable:
     """Whether a drafter can run with this model; why: what it needs. proposing: of one that runs a model, from how many rows of the
     language-model head it proposes unless told otherwise, and the bytes that a drafted token reads."""
@@ -77,8 +91,8 @@ class InspectReport:
     """All of it. Sizes in elements or bytes.
 
     revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
-    through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of vision and audio, which
-    are not loaded.
+    through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
+    loaded.
     """
 
     name: str
@@ -96,6 +110,7 @@ class InspectReport:
     file_bytes: int
     skipped_bytes: int
     head: Head
+    vision: Tower
     memory: MemoryEstimate
     drafters: tuple[Usable, ...]
 
@@ -154,12 +169,13 @@ def inspect(
         )
     config = folder.config()
     kind = architecture(config)
-    made = assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits)
+    made = assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.path)
     context = _context(context, made)
     plain = kind.build(made.config)
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
     head = _head(kind, made, own, plain)
+    tower = _tower(made, {k: v for k, v in weights.items() if is_of_vision(k)})
     beside = _beside(draft_model, made)
     drafters = _usable(head, beside, made)
     return InspectReport(
@@ -176,8 +192,9 @@ def inspect(
         active=_active(plain, made.config),
         formats=_formats(trunk, plain),
         file_bytes=_bytes(trunk),
-        skipped_bytes=_bytes(weights) - _bytes(text),
+        skipped_bytes=_bytes(weights) - _bytes(text) - tower.bytes,
         head=head,
+        vision=tower,
         memory=_memory(made, beside and beside.module, context, rows, drafters),
         drafters=drafters,
     )
@@ -284,6 +301,22 @@ def _head(kind: Architecture, made: Assembled, own: Weights, plain: Any) -> Head
     )
 
 
+def _tower(made: Assembled, own: Weights) -> Tower:
+    if made.vision is None:
+        return Tower(
+            present=False, parameters=0, bytes=0, max_tokens=0, square_tokens=0, advice=made.no_images
+        )
+    preprocessor = made.vision.preprocessor
+    return Tower(
+        present=True,
+        parameters=made.vision.parameters,
+        bytes=_bytes(own),
+        max_tokens=preprocessor.max_tokens,
+        square_tokens=preprocessor.tokens_of(1024, 1024),
+        advice="",
+    )
+
+
 def _advice(kind: Architecture, made: Assembled) -> str:
     if kind.head is not None:
         return HOW_TO_GET_A_HEAD if made.lacks_head else "this model was made without one"
@@ -305,6 +338,7 @@ def _memory(
         state=memory.state_bytes(made.model, context, rows),
         drafter_state=sum(memory.state_bytes(m, context, rows) for m in drafters if hasattr(m, "make_cache")),
         machine=memory.machine_memory(),
+        vision=0 if made.vision is None else made.vision.nbytes,
     )
 
 

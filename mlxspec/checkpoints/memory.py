@@ -24,7 +24,8 @@ _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
     """Bytes, at most. state: keys, values and recurrent states of `rows` rows of `context` tokens, the model's and its drafters'.
-    machine: what this one gives to MLX. Activations of a forward come on top: they are small beside the rest."""
+    machine: what this one gives to MLX. vision: weights of the vision tower, where `weights` does not include them. Activations of a
+    forward come on top: they are small beside the rest."""
 
     context: int
     rows: int
@@ -33,10 +34,11 @@ class MemoryEstimate:
     state: int
     drafter_state: int
     machine: int
+    vision: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.drafter_weights + self.state + self.drafter_state
+        return self.weights + self.vision + self.drafter_weights + self.state + self.drafter_state
 
     @property
     def fits(self) -> bool:

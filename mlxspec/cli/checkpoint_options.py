@@ -113,6 +113,7 @@ def _convert(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGINAL",
         help="take the MTP head from this folder or Hugging Face id; only the files that hold it are fetched",
     )
+    add("--text-only", action="store_true", help="leave the vision tower out (default: keep it)")
     add_debug(parser)
 
 

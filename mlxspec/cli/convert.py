@@ -24,13 +24,18 @@ def run(args: argparse.Namespace) -> int:
         head_bits=args.mtp_bits,
         dtype=args.dtype,
         graft=args.graft_mtp,
+        vision=not args.text_only,
     )
     with shown_progress():
         made = convert(args.source, Path(args.output).expanduser(), wish, revision=args.revision)
     head = f"an MTP head of {amount(made.head_bytes)}" if made.head_bytes else "no MTP head"
-    terminal.say(f"{made.folder}: {amount(made.trunk_bytes)} and {head}.\n")
-    if made.skipped:
+    tower = f", a vision tower of {amount(made.vision_bytes)}" if made.vision_bytes else ""
+    terminal.say(f"{made.folder}: {amount(made.trunk_bytes)}{tower} and {head}.\n")
+    if made.vision_bytes and made.skipped:
+        terminal.note(f"Tensors for sound were left out: {made.skipped}.")
+    elif made.skipped:
         terminal.note(
             f"Only text was converted; tensors for images, video and sound left out: {made.skipped}."
+            + (f" {made.no_images}" if made.no_images else "")
         )
     return 0

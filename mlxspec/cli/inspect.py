@@ -11,7 +11,7 @@ from mlxspec.cli.table import print_pairs
 from mlxspec.config import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers, Usable
+    from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers, Tower, Usable
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,9 +39,10 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
     from mlxspec.loading.progress import amount
 
     experts = f", {r.num_experts} experts, {count(r.active)} active" if r.num_experts else ""
-    skipped = f", {amount(r.skipped_bytes)} for images and sound not loaded" if r.skipped_bytes else ""
+    skipped = f", {amount(r.skipped_bytes)} for images or sound not loaded" if r.skipped_bytes else ""
     m, head = r.memory, r.head
     verdict = "fits" if m.fits else "does not fit"
+    vision = f", vision tower {amount(m.vision)}" if m.vision else ""
     return [
         ("model", r.name),
         ("folder", r.folder),
@@ -57,17 +58,30 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
             f"{count(head.parameters)}, {amount(head.bytes)}" if head.present else f"none: {head.advice}",
         ),
         *[("", f"{form}: {count(n)}") for form, n in head.formats.items()],
+        ("images", _images(r.vision)),
         (
             "memory",
             f"{amount(m.total)} for {m.rows} x {m.context} tokens; this machine gives {amount(m.machine)}: {verdict}",
         ),
-        ("", f"weights {amount(m.weights)}, state {amount(m.state)}"),
+        (
+            "",
+            f"weights {amount(m.weights)}{vision}, state {amount(m.state)}",
+        ),
         ("", f"drafters' weights {amount(m.drafter_weights)}, state {amount(m.drafter_state)}"),
         *[
             ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}{_proposing(d)}")
             for i, d in enumerate(r.drafters)
         ],
     ]
+
+
+def _images(tower: Tower) -> str:
+    from mlxspec.loading.progress import amount
+
+    if not tower.present:
+        return f"none: {tower.advice}"
+    most = f", at most {tower.max_tokens}" if tower.max_tokens != tower.square_tokens else ""
+    return f"{count(tower.parameters)}, {amount(tower.bytes)}; 1024 x 1024 pixels take {tower.square_tokens} tokens{most}"
 
 
 def _proposing(drafter: Usable) -> str:

@@ -46,6 +46,10 @@ class Preprocessor(Protocol):
         """Image tokens of the largest image, without a max_pixels."""
         ...
 
+    def tokens_of(self, height: int, width: int, *, max_pixels: int | None = None) -> int:
+        """Image tokens of an image of that size, in pixels. Raises as `prepare` does."""
+        ...
+
     def prepare(self, image: Image.Image, *, max_pixels: int | None = None) -> PreparedImage:
         """Resize, normalize and cut into patches.
 

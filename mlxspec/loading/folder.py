@@ -1,7 +1,7 @@
-"""Finds the files of a model folder that hold tensors: the shards, and an MTP head beside them. Checks names and links.
+"""Finds the files of a model folder that hold tensors: the shards, and an MTP head or a vision tower beside them. Checks names and links.
 
 Heads lie beside a model in three ways: as `mtp.safetensors` or `model-mtp.safetensors` next to the shards, with or without a place in
-the index, and as `mtp/*.safetensors`.
+the index, and as `mtp/*.safetensors`. Towers lie among the shards, or in `vision.safetensors`, where `mlxspec convert` puts them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 
 INDEX = "model.safetensors.index.json"
-_HEADS = ("*mtp*.safetensors", "mtp/*.safetensors")
+VISION_FILE = "vision.safetensors"
+_BESIDE = ("*mtp*.safetensors", "mtp/*.safetensors", VISION_FILE)
 
 
 def tensor_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(the model's shards: those that the index names, else model*.safetensors; files of an MTP head that are no shards). Raises
-    ModelError when there are none at all, or one is missing."""
-    beside = sorted(p for pattern in _HEADS for p in folder.glob(pattern) if p.is_file())
+    """(the model's shards: those that the index names, else model*.safetensors; files beside them that are no shards). Raises ModelError
+    when there are none at all, or one is missing."""
+    beside = sorted(p for pattern in _BESIDE for p in folder.glob(pattern) if p.is_file())
     index = folder / INDEX
     if index.is_file():
         named = _named(index)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from mlxspec.loading import progress
 from mlxspec.loading.names import printable
 from mlxspec.loading.progress import amount
 from mlxspec.loading.qwen_weights import head_of
+from mlxspec.loading.vision_weights import in_dtype, is_of_vision
 from mlxspec.loading.weights import (
     Packed,
     Weights,
@@ -36,6 +38,9 @@ from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Config, Head, Trunk, architecture
+from mlxspec.models.vision.base import Vision
+from mlxspec.models.vision.blueprint import blueprint
+from mlxspec.models.vision.settings import image_settings
 from mlxspec.platform import device
 
 # Quantized matmul on a CPU is slow at any width, but memory is not endless: float32 bytes, and their part of the memory that is free.
@@ -52,7 +57,8 @@ HOW_TO_GET_A_HEAD = (
 
 class Assembled(NamedTuple):
     """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder.
-    unsupported_head: why an MTP head of this model cannot be run, None where it can."""
+    unsupported_head: why an MTP head of this model cannot be run, None where it can. vision: what the model has for images, its tower's
+    weights not evaluated; None where it reads none, and then no_images says why in one sentence."""
 
     model: Trunk
     config: Config
@@ -60,6 +66,8 @@ class Assembled(NamedTuple):
     notices: tuple[str, ...] = ()
     lacks_head: bool = False
     unsupported_head: str | None = None
+    vision: Vision | None = None
+    no_images: str = "Images were not asked for when the model was loaded."
 
 
 def assemble(
@@ -100,15 +108,16 @@ def assemble_lazily(
     beside: int = 0,
     adapter: str | None = None,
     draft_bits: int = 16,
+    images: Path | None = None,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
-    whose LoRA layers are folded into the weights. draft_bits: as SpecConfig has it."""
+    whose LoRA layers are folded into the weights. draft_bits: as SpecConfig has it. images: the folder with the preprocessing settings,
+    where the model is to read images. What is wrong with its vision only costs it the images."""
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
     weights = read()
-    num_skipped = sum(map(is_of_a_tower, weights))
     trunk, head = kind.sanitize(weights, parsed)
     packed = _fill(model, trunk, dtype, "The model", _foreign_format(config), beside)
     if adapter is not None:
@@ -123,11 +132,13 @@ def assemble_lazily(
     for module in (model, mtp):
         if module is not None:
             module.fuse()
-    notices = []
-    if num_skipped:
-        notices.append(
-            f"Only text is read: {num_skipped} tensors for images, video and sound were passed over."
-        )
+    vision, no_images = None, Assembled._field_defaults["no_images"]
+    if images is not None:
+        try:
+            vision = _vision(config, images, weights, model)
+        except ModelError as error:
+            no_images = str(error)
+    notices = _passed_over(weights, vision, no_images if images is not None else None)
     if packed and device.backend() == "cpu":
         notices.append(_slowness(packed, parsed))
     if head and refused is not None:
@@ -138,7 +149,39 @@ def assemble_lazily(
     lacks_head = (
         not head and refused is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
     )
-    return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused)
+    return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused, vision, no_images)
+
+
+def _vision(config: Mapping[str, Any], folder: Path, weights: Weights, model: Trunk) -> Vision:
+    """Raises ModelError where the model reads no images."""
+    if not any(map(is_of_vision, weights)):
+        raise ModelError(
+            "This model reads no images: its folder holds no tensors of a vision tower, which conversions by mlx-lm drop."
+        )
+    plan = blueprint(config, image_settings(folder), model.hidden_size)
+    tower: Any = plan.tower
+    num = sum(v.size for _, v in tree_flatten(tower.parameters()))
+    _fill(tower, plan.sanitize(weights), model.dtype, "The vision tower", _foreign_format(config), whole=True)
+    return Vision(
+        tower=tower,
+        preprocessor=plan.preprocessor,
+        prompt=plan.prompt,
+        bidirectional=plan.bidirectional,
+        parameters=num,
+        nbytes=sum(v.nbytes for _, v in tree_flatten(tower.parameters())),
+    )
+
+
+def _passed_over(weights: Weights, vision: Vision | None, no_images: str | None) -> list[str]:
+    """Notices on tensors that are not of the text model. no_images: why images are not read though they were asked for."""
+    if vision is not None:
+        num = sum(is_of_a_tower(name) and not is_of_vision(name) for name in weights)
+        return [f"Sound is not read: {num} tensors for it were passed over."] if num else []
+    num = sum(map(is_of_a_tower, weights))
+    if not num:
+        return []
+    why = f" {no_images}" if no_images else ""
+    return [f"Only text is read: {num} tensors for images, video and sound were passed over.{why}"]
 
 
 def not_read(keys: Sequence[str], where: str) -> str:
@@ -224,9 +267,11 @@ def _fill(
     what: str,
     foreign: str | None = None,
     beside: int = 0,
+    *,
+    whole: bool = False,
 ) -> dict[str, tuple[Packed, int]]:
     """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. beside: as
-    in `assemble_lazily`.
+    in `assemble_lazily`. whole: vectors get `dtype` as well, for modules whose operations want one dtype.
 
     Returns what stays packed: module path -> format, number of weights.
     """
@@ -242,7 +287,7 @@ def _fill(
     if packed:
         _quantize_like(module, packed)
     norms = {f"{path}.weight": m for path, m in module.named_modules() if isinstance(m, nn.RMSNorm)}
-    weights = cast(weights, dtype, as_stored=norms)
+    weights = in_dtype(weights, dtype) if whole and dtype is not None else cast(weights, dtype, norms)
     expected = dict(tree_flatten(module.parameters()))
     difference = missing_and_extra(expected, weights)
     if difference:
@@ -262,7 +307,7 @@ def _fill(
                 f"{what} cannot be loaded: {name} holds {_dtype(value)}, expected {_dtype(place)}."
             )
     module.load_weights(list(weights.items()), strict=True)
-    for norm in norms.values():
+    for norm in norms.values() if not whole else ():
         if norm.weight.dtype != module.dtype:
             norm.weight = norm.weight.astype(mx.float32)
     module.eval()

@@ -21,6 +21,7 @@ from mlxspec.checkpoints.known import CONFIGS, known
 from mlxspec.checkpoints.memory import state_bytes
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import architecture
+from mlxspec.models.vision.blueprint import blueprint
 from mlxspec.platform import device
 
 # a tower: (its own parameters, those for each element of the hidden size)
@@ -103,6 +104,49 @@ def test_every_parameter_of_the_published_checkpoint(size: str) -> None:
     ours = count(model) + (count(kind.head(parsed, model)) if kind.head is not None else 0)
     assert ours + unread(parsed, model.hidden_size) + tower + to_hidden * model.hidden_size == published
     assert mx.get_active_memory() - before < 1 << 26  # nothing was allocated
+
+
+_SIGLIP = {"num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16}
+_GEMMA3_IDS = {"boi_token_index": 1, "eoi_token_index": 2, "image_token_index": 3}
+_GEMMA4_IDS = {"boi_token_id": 1, "eoi_token_id": 2, "image_token_id": 3}
+
+
+def _qwen_tower(depth: int, size: int, inner: int, heads: int) -> dict[str, Any]:
+    vision = {"depth": depth, "hidden_size": size, "intermediate_size": inner, "num_heads": heads}
+    return {"model_type": "qwen3_5", "image_token_id": 1, "vision_config": vision}
+
+
+TOWERS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
+    "27B": (_qwen_tower(27, 1152, 4304, 16), QWEN_LARGE),
+    "4B": (_qwen_tower(24, 1024, 4096, 16), QWEN_SMALL),
+    "0.8B": (_qwen_tower(12, 768, 3072, 12), QWEN_SMALLEST),
+    "gemma-3": (
+        {
+            "model_type": "gemma3",
+            "vision_config": {**_SIGLIP, "image_size": 896, "patch_size": 14},
+            **_GEMMA3_IDS,
+        },
+        GEMMA3,
+    ),
+    "gemma-4": (
+        {"model_type": "gemma4", "vision_config": {**_SIGLIP, "standardize": True}, **_GEMMA4_IDS},
+        GEMMA4,
+    ),
+    "gemma-4-12B": (
+        {"model_type": "gemma4_unified", "vision_config": {"mm_embed_dim": 3840}, **_GEMMA4_IDS},
+        (GEMMA4_12B[0] - 640 * 3840, 0),  # without the projection of sound
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_every_parameter_of_published_towers(name: str) -> None:
+    config, (own, to_hidden) = TOWERS[name]
+    hidden = 3840
+    if config["model_type"] == "qwen3_5":
+        config = config | {"vision_config": config["vision_config"] | {"out_hidden_size": hidden}}
+    tower = blueprint(config, {}, hidden).tower
+    assert count(tower) == own + to_hidden * hidden
 
 
 @pytest.mark.parametrize(("size", "billions"), [("gemma-4-E2B", 2.3), ("gemma-4-E4B", 4.5)])

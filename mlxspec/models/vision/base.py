@@ -28,13 +28,14 @@ class Vision:
     """All that a model has for images.
 
     bidirectional: in which layers of the text model the tokens of one image attend to each other; then a chunk of a prompt must not end
-    within an image. nbytes: of the tower's weights.
+    within an image. parameters, nbytes: of the tower, in numbers and in bytes of memory.
     """
 
     tower: VisionTower
     preprocessor: Preprocessor
     prompt: ImagePrompt
     bidirectional: Bidirectional = "none"
+    parameters: int = 0
     nbytes: int = 0
 
     @property

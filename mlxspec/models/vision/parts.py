@@ -1,0 +1,84 @@
+"""What vision towers share: activations, attention of all patches to all patches, rotary angles of a grid.
+
+Knows arrays; knows no checkpoint names.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.models.layers import rotate, swapped
+from mlxspec.platform import device
+
+_FUSED = (64, 80, 128)  # head dimensions for which MLX has one Metal kernel over many queries
+_SCORES_AT_MOST = 256 << 20  # bytes, where scores are written to memory
+
+
+@partial(mx.compile, shapeless=True)
+def gelu_tanh(x: mx.array) -> mx.array:
+    """The tanh form, computed in float32."""
+    y = x.astype(mx.float32)
+    inner = math.sqrt(2 / math.pi) * (y + 0.044715 * y * y * y)
+    return (0.5 * y * (1 + mx.tanh(inner))).astype(x.dtype)
+
+
+@partial(mx.compile, shapeless=True)
+def gelu_erf(x: mx.array) -> mx.array:
+    """The exact form, computed in float32."""
+    y = x.astype(mx.float32)
+    return (0.5 * y * (1 + mx.erf(y * math.sqrt(0.5)))).astype(x.dtype)
+
+
+def layer_norm(x: mx.array, norm: nn.LayerNorm) -> mx.array:
+    return mx.fast.layer_norm(x, norm.weight, norm.bias, norm.eps)
+
+
+def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+    """Attention without a mask. q (N, heads, D); k, v (N, kv heads, D) -> (N, heads * D).
+
+    On Metal, heads of another size than its fused kernel has are padded with zeros to the next one: they change no score and no sum.
+    Where there is no fused kernel, queries go in parts, so that their scores stay within 256 MiB.
+    """
+    num, heads, dim = q.shape
+    is_fused = device.backend() == "metal" and dim <= _FUSED[-1]
+    if is_fused:
+        wide = next(size for size in _FUSED if size >= dim)
+        q, k, v = (mx.pad(x, [(0, 0), (0, 0), (0, wide - dim)]) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 0, 2)[None] for x in (q, k, v))
+    part = num if is_fused else max(1, _SCORES_AT_MOST // (heads * num * q.itemsize))
+    outs = [
+        mx.fast.scaled_dot_product_attention(q[:, :, start : start + part], k, v, scale=scale)
+        for start in range(0, num, part)
+    ]
+    out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+    return out[0].transpose(1, 0, 2)[..., :dim].reshape(num, heads * dim)
+
+
+def turns(angles: np.ndarray) -> tuple[mx.array, mx.array]:
+    """angles (N, ..., D / 2), in radians -> what `rotate` multiplies a number and the other of its pair with, (N, ..., D) float32 each."""
+    cos, sin = np.cos(angles), np.sin(angles)
+    return mx.array(np.concatenate([cos, cos], -1)), mx.array(np.concatenate([-sin, sin], -1))
+
+
+def turned(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """x with its pairs turned; number i of the last axis pairs with i + D / 2. Computed in float32."""
+    y = x.astype(mx.float32)
+    return rotate(y, swapped(y), cos, sin).astype(x.dtype)
+
+
+def axial_frequencies(dim: int, theta: float) -> np.ndarray:
+    """(dim / 4,) float32, radians a patch: each of the two axes turns half of a head's `dim` numbers."""
+    half = dim // 2
+    return (1.0 / theta ** (np.arange(0, half, 2, dtype=np.float32) / half)).astype(np.float32)
+
+
+def block_order(rows: int, columns: int, merge: int) -> np.ndarray:
+    """(rows * columns,) int: which patch, counted row by row, stands where when the patches of each block of merge x merge follow each
+    other."""
+    grid = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
+    return grid.transpose(0, 2, 1, 3).ravel()
