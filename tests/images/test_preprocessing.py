@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,17 @@ def test_narrow_images() -> None:
 def test_budgets_of_gemma4() -> None:
     with pytest.raises(ConfigError, match="max_soft_tokens is 100; Gemma 4 has 70, 140"):
         Gemma4Images(max_tokens=100)
+
+
+def test_many_threads_prepare_at_once() -> None:
+    images = [picture(120 + 9 * i, 90, seed=i) for i in range(12)]
+    family = QwenImages()
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(family.prepare, images))
+    for image, found in zip(images, together, strict=True):
+        alone = family.prepare(image)
+        assert found.digest == alone.digest
+        assert np.array_equal(found.pixels, alone.pixels)
 
 
 # ---- against Transformers

@@ -56,17 +56,20 @@ def theirs(name: str, prepared: Any) -> np.ndarray:
         return model.model.get_image_features(image).pooler_output[0].numpy()
     places = torch.tensor([[[x, y] for y in range(rows) for x in range(columns)]])
     found = model.model.get_image_features(pixels[None], places).pooler_output
+    found = torch.cat(list(found)) if isinstance(found, (tuple, list)) else found
     return found.reshape(-1, found.shape[-1]).numpy()
 
 
 @pytest.mark.parametrize("name", tiny_vision.FAMILIES)
 def test_towers(name: str) -> None:
-    vision = both(name)[1].vision
+    vision, worst = both(name)[1].vision, 0.0
     for size in SIZES:
         prepared = vision.preprocessor.prepare(picture(*size))
         ours, expected = np.array(vision.tower(prepared)), theirs(name, prepared)
         assert ours.shape == expected.shape == (prepared.tokens, 64), size
-        assert np.abs(ours - expected).max() < 1e-4, size
+        worst = max(worst, float(np.abs(ours - expected).max()))
+    print(f"{name}: largest difference {worst:.1e} of rows up to {np.abs(expected).max():.1f}")
+    assert worst < 1e-4
 
 
 @pytest.mark.parametrize("name", tiny_vision.FAMILIES)
