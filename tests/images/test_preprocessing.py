@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import itertools
+import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -250,10 +254,19 @@ def test_gemma4_against_transformers(budget: int) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_joined_blocks_against_transformers() -> None:
-    """Its processor for models without a tower needs torchvision; the function that joins patches does not."""
+    """The module of its processor for models without a tower needs torchvision, its function that joins patches does not."""
     import torch
 
-    merge = theirs("gemma4_unified.image_processing_gemma4_unified", "patches_merge")
+    pytest.importorskip("transformers", reason="needs Transformers, which mlx-lm brings")
+    module = "transformers.models.gemma4_unified.image_processing_gemma4_unified"
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+    kept = [node for node in tree.body if getattr(node, "name", "") == "patches_merge"]
+    names: dict[str, Any] = {"torch": torch, "math": math}
+    exec(compile(ast.Module(kept, []), found.origin, "exec"), names)
+    merge = names["patches_merge"]
     for size in sizes(1500)[::4]:
         image = picture(*size)
         apart = Gemma4Images().prepare(image)
