@@ -18,7 +18,9 @@ from mlx.utils import tree_flatten
 from tiny_vision import END, FAMILIES, IMAGE, START, Arrays
 from vision_figures import FIGURES, SIZES, figures, picture
 
-from mlxspec.models.vision import parts
+from mlxspec.images.gemma import Gemma3Images, Gemma4Images
+from mlxspec.images.qwen import QwenImages
+from mlxspec.models.vision import parts, settings
 from mlxspec.platform import device
 
 
@@ -128,6 +130,64 @@ def test_packed_matrices_stay_packed_on_a_gpu(tmp_path: Path, monkeypatch: pytes
     made = tiny_vision.load(folder, mx.float32)
     assert isinstance(made.vision.tower.merger.linear_fc2, nn.QuantizedLinear)
     assert np.allclose(rows(made), dequantized, atol=1e-4)
+
+
+def test_pooled_rows_of_gemma4_may_leave_the_range_of_float16(tmp_path: Path) -> None:
+    """They are scaled by the root of the width before std_scale makes them small again."""
+
+    def large(arrays: Arrays) -> Arrays:
+        top = "model.vision_tower."
+        last = f"{top}encoder.layers.1.post_feedforward_layernorm.weight"
+        scaled = {last: arrays[last] * 1e4, f"{top}std_scale": arrays[f"{top}std_scale"] * 1e-4}
+        return arrays | scaled | {f"{top}std_bias": arrays[f"{top}std_bias"] * 1e4}
+
+    folder = FAMILIES["gemma4-standard"].write(tmp_path, large)
+    exact, half = rows(tiny_vision.load(folder, mx.float32)), rows(tiny_vision.load(folder, mx.float16))
+    assert np.isfinite(half).all()
+    assert np.abs(half - exact).max() < 0.05 * np.abs(exact).max()
+
+
+# ---- preprocessing settings as they are published
+
+
+def test_published_settings() -> None:
+    third = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 0.00392156862745098}
+    qwen = {
+        **third,
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    }
+    assert settings.qwen_images(qwen, 16, 2) == QwenImages()
+    older = settings.qwen_images({**qwen, "min_pixels": 4096, "max_pixels": 65536}, 16, 2)
+    assert (older.min_pixels, older.max_pixels) == (4096, 65536)
+    gemma3 = {
+        **third,
+        "do_convert_rgb": None,
+        "do_normalize": True,
+        "do_pan_and_scan": None,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_seq_length": 256,
+        "resample": 2,
+        "size": {"height": 896, "width": 896},
+    }
+    assert settings.gemma3_images(gemma3, 896, 14, 256) == Gemma3Images()
+    gemma4 = {
+        "do_convert_rgb": True,
+        "do_normalize": False,
+        "image_mean": [0.0] * 3,
+        "image_std": [1.0] * 3,
+        "image_seq_length": 280,
+        "max_soft_tokens": 280,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "resample": 3,
+    }
+    assert settings.gemma4_images(gemma4, 16, 3, 10240, joins_blocks=False) == Gemma4Images()
+    assert settings.gemma4_images(gemma4, 16, 3, 1120, joins_blocks=True).joins_blocks
 
 
 # ---- attention
