@@ -2,10 +2,11 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, gemma, eagle3, export; `all` also measures the result and writes the cards (scripts/demo_eval.py).
-`all` leaves out `eagle3`, which drafts for the target that lies in --out and writes `--out/eagle3`. Each phase
-writes into --work and can be run again; `main`, `mtp`, `draft`, `gemma` and `eagle3` resume from their checkpoints. Needs torch, numpy,
-tokenizers and safetensors. Runs on the CPU, the main phase with one process or two (--processes).
+Phases: data, main, mtp, draft, gemma, eagle3, vision, export; `all` also measures the result and writes the cards (scripts/demo_eval.py).
+`all` leaves out `eagle3`, which drafts for the target that lies in --out and writes `--out/eagle3`, and `vision`, which trains a
+target to read pictures and writes `--out/vision`. Each phase writes into --work and can be run again; `main`, `mtp`, `draft`, `gemma`,
+`eagle3` and `vision` resume from their checkpoints. Needs torch, numpy, tokenizers and safetensors; `vision` also Pillow and matplotlib.
+Runs on the CPU, the main phase with one process or two (--processes).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "68719476736",
     "MALLOC_TOP_PAD_": "268435456",
 }
-PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "export"]
+PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "vision", "export"]
 
 
 def _arguments() -> argparse.Namespace:
@@ -44,6 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--eagle3-steps", type=int, default=3000, help="EAGLE-3 phase, in steps of 2,048 tokens"
     )
+    parser.add_argument("--vision-steps", type=int, default=6000, help="vision phase, in batches of pictures")
     parser.add_argument(
         "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
     )
@@ -104,6 +106,12 @@ def main() -> None:
 
         tune_eagle3(work, out / "target", Plan(steps=args.eagle3_steps, rate=2e-3))
         export_eagle3(work, out / "eagle3")
+    if args.phase == "vision":
+        from demo_training.vision_export import export_vision
+        from demo_training.vision_phase import VisionSchedule, train_vision
+
+        reader = train_vision(work / "vision.pt", out / "target", VisionSchedule(steps=args.vision_steps))
+        export_vision(reader, out / "target", out / "vision")
     if args.phase in ("export", "all"):
         from demo_training.export import export
         from demo_training.workloads import write_workloads
