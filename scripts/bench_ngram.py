@@ -97,9 +97,6 @@ class Run:
             self.num_drafted += len(tokens)
             done += len(new)
         self.nbytes = drafter.nbytes
-        start = time.perf_counter()
-        drafter.truncate(0, len(history) // 2)
-        self.cutting = (time.perf_counter() - start) / (len(history) - len(history) // 2 + len(rest))
 
 
 def main() -> int:
@@ -121,25 +118,24 @@ def main() -> int:
         f"History of {len(history)} tokens, {len(set(tokens))} different; times in microseconds, goal {GOAL:g} a token.\n"
     )
     print(
-        f"{'':14}{'read':>7}{'commit':>8}{'propose':>9}{'p99':>8}{'sum':>7}{'cut':>7}{'MB':>7}{'tok/round':>11}{'tok/draft':>11}"
+        f"{'':14}{'read':>7}{'commit':>8}{'propose':>9}{'p99':>8}{'sum':>7}{'MB':>7}{'tok/round':>11}{'tok/draft':>11}"
     )
     slow = []
     for name, own in runs.items():
-        read, commit, propose, late, cut = (
+        read, commit, propose, late = (
             1e6 * statistics.median(values)
             for values in (
                 [r.reading for r in own],
                 [statistics.median(r.commits) for r in own],
                 [statistics.median(r.proposals) for r in own],
                 [sorted(r.proposals)[int(0.99 * len(r.proposals))] for r in own],
-                [r.cutting for r in own],
             )
         )
         # what a committed token costs altogether: its own commit and its share of a proposal
         total = 1e6 * statistics.median(r.seconds / len(rest) for r in own)
         last = own[-1]
         print(
-            f"{name:14}{read:7.1f}{commit:8.1f}{propose:9.1f}{late:8.1f}{total:7.1f}{cut:7.1f}{last.nbytes / 1e6:7.1f}"
+            f"{name:14}{read:7.1f}{commit:8.1f}{propose:9.1f}{late:8.1f}{total:7.1f}{last.nbytes / 1e6:7.1f}"
             f"{len(rest) / last.num_rounds:11.2f}{last.num_drafted / max(1, last.num_drafts):11.1f}"
         )
         if max(total, read) >= GOAL:
@@ -147,7 +143,7 @@ def main() -> int:
     print(
         "\nread, commit: a token observed while reading the prompt, in a round. propose: a call, median and p99. sum: all of a round's"
     )
-    print("work for each committed token. cut: a token taken back. MB: state of the row, about.")
+    print("work for each committed token. MB: state of the row, about.")
     print(f"Above the goal: {', '.join(slow) or 'none'}.")
     return 0
 

@@ -1,7 +1,7 @@
 """What a drafter is to the engine: it hears every known token of every row, and proposes continuations for the rows it is asked about.
 
 Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the
-row's history once, in order (prompt included), also those somebody else drafted; `truncate` tells when the history is cut.
+row's history once, in order (prompt included), also those somebody else drafted. A row only grows.
 Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
 in `propose`, `observe` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write need not keep them: it is given
 read-only views and copies (guarded.py), its drafts are checked (checked.py), and what it does wrong ends its drafting for the rows
@@ -215,9 +215,6 @@ class Drafter(ABC):
         """What computes the states that `snapshot` gives: drafters of one class whose modules have the same weights may continue from each
         other's states, so these are written to disk. None: they are kept in memory only."""
         return None
-
-    def truncate(self, row: int, length: int) -> None:  # noqa: B027
-        """The row's history is now its first `length` tokens."""
 
     def close(self, row: int) -> None:  # noqa: B027
         """The row is gone; forget it. Unknown rows are ignored."""

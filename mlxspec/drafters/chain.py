@@ -154,13 +154,6 @@ class Chain:
             if drafter.needs.cache:
                 drafter.attach(cache, order)
 
-    def truncate(self, row: int, length: int) -> None:
-        """The row's text is now its first `length` tokens."""
-        state = self._rows[row]
-        self.tell(state)
-        for drafter in self.drafters_of(state):
-            self._guard(drafter, [state], partial(drafter.truncate, row, length))
-
     def asked(self, row: int) -> Mapping[str, tuple[int, float]]:
         """By drafter: how often it was asked for the row, and seconds."""
         return self._rows[row].asked if row in self._rows else {}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
-
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -20,20 +18,8 @@ class Forced(Drafter):
     name = "forced"
     longest = 63  # tokens: with the row's own a width that compiles
 
-    def begin(self, row: int) -> None:
-        """Nothing to keep."""
-
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        """The row's constraints have heard of them."""
-
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
-
-    def truncate(self, row: int, length: int) -> None:
-        """Nothing to cut."""
-
-    def close(self, row: int) -> None:
-        """Nothing to forget."""
 
     def _draft(self, ask: Ask) -> Draft:
         constraints = ask.sampler.constraints

@@ -79,12 +79,6 @@ class GemmaAssistant(ModelDrafter):
     ) -> None:
         """What it reads of the prompt is the target's."""
 
-    def truncate(self, row: int, length: int) -> None:
-        """The hidden of an older token is not kept: there are no drafts until the next round has one."""
-        self._newest.pop(row, None)
-        if self.reduced is not None:
-            self.reduced.forget(row)
-
     def close(self, row: int) -> None:
         self._newest.pop(row, None)
         if self.reduced is not None:

@@ -161,9 +161,6 @@ class Guarded(Drafter):
         copies = None if state is None else _copied(state)
         self._call(lambda: self._drafter.resume(row, list(tokens), copies, _copy(hidden)))
 
-    def truncate(self, row: int, length: int) -> None:
-        self._call(lambda: self._drafter.truncate(row, length))
-
     def close(self, row: int) -> None:
         self._call(lambda: self._drafter.close(row))
 

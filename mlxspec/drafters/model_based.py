@@ -169,26 +169,6 @@ class ModelDrafter(Drafter):
         done = self._draft(fits, sampler, owners) if fits else {}
         return [done.get(a.row) or NO_DRAFT._replace(ended=self._ended.pop(a.row, None)) for a in asks]
 
-    def truncate(self, row: int, length: int) -> None:
-        state = self._rows.get(row)
-        if state is None:
-            return
-        if self.reduced is not None:
-            self.reduced.forget(row)
-        done = self._length(row)
-        if length >= done:
-            del state.tokens[length - done :]
-            joined = mx.concatenate(state.hidden)[: length - done] if state.hidden else None
-            state.hidden = [] if joined is None or length == done else [joined]
-            return
-        if self._cache is not None and self._cache.has_recurrent:
-            self._give_up(row, "its recurrent state cannot go back to a shorter text")
-            return
-        state.take()
-        state.num_skipped = min(state.num_skipped, length)
-        if self._cache is not None:
-            self._cache.truncate(self._order.index(row), length - state.num_skipped)
-
     def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
         """Behind catching up with what is queued of these tokens: they would have to be run before the next draft anyway."""
         state = self._rows.get(row)

@@ -57,12 +57,6 @@ class CacheRow(NgramRow):
                 add(ngram, token)
             history.append(token)
 
-    def truncate(self, length: int) -> None:
-        while len(self.history) > length:
-            token = self.history.pop()
-            for ngram in _ends(self.history):
-                self.context.remove(ngram, token)
-
     def draft(self, limit: int) -> Draft:
         tail = tuple(self.history[-MAX_SIZE:])
         tokens: list[int] = []

@@ -55,19 +55,6 @@ class KeyIndex:
             self._hits.append(1 if before < 0 else self._hits[before - self.n] + 1)
         self.history.append(token)
 
-    def truncate(self, length: int) -> None:
-        while len(self.history) > length:
-            self.history.pop()
-            end = len(self.history)
-            if end >= self.n:
-                key = tuple(self.history[end - self.n :])
-                before = self._earlier.pop()
-                self._hits.pop()
-                if before < 0:
-                    del self._latest[key]
-                else:
-                    self._latest[key] = before
-
     def tail(self) -> Ngram:
         """The n-gram the history ends with; shorter when the history is."""
         return tuple(self.history[-self.n :])
@@ -92,39 +79,27 @@ class KeyIndex:
 
 
 class Trust:
-    """How many tokens may be drafted for a key: m until a draft failed, then what its drafts showed. Takes back what a cut undoes."""
+    """How many tokens may be drafted for a key: m until a draft failed, then what its drafts showed."""
 
     def __init__(self, m: int) -> None:
         self.m = m
         self._lengths: dict[Ngram, int] = {}
-        # index of the token that decided, key, its length before
-        self._log: list[tuple[int, Ngram, int | None]] = []
 
     def length(self, key: Ngram) -> int:
         return self._lengths.get(key, self.m)
 
-    def learn(self, index: int, key: Ngram, accepted: int, proposed: int) -> None:
-        """The token at `index` decided a draft."""
-        before = self._lengths.get(key)
+    def learn(self, key: Ngram, accepted: int, proposed: int) -> None:
+        """Of a draft for this key the first `accepted` tokens were what came."""
         if accepted < proposed:
             after = max(1, accepted)
         else:
             after = min(self.m, max(self.length(key), 2 * proposed))
         if after != self.length(key):
-            self._log.append((index, key, before))
             self._lengths[key] = after
-
-    def truncate(self, length: int) -> None:
-        while self._log and self._log[-1][0] >= length:
-            _, key, before = self._log.pop()
-            if before is None:
-                del self._lengths[key]
-            else:
-                self._lengths[key] = before
 
     @property
     def nbytes(self) -> int:
-        return sys.getsizeof(self._lengths) + sys.getsizeof(self._log)
+        return sys.getsizeof(self._lengths)
 
 
 class _MapRow(NgramRow):
@@ -141,13 +116,8 @@ class _MapRow(NgramRow):
             if follower.is_open:
                 verdict = follower.hear(token)
                 if verdict is not None:
-                    self.trust.learn(len(index.history), *verdict)
+                    self.trust.learn(*verdict)
             index.append(token)
-
-    def truncate(self, length: int) -> None:
-        self.index.truncate(length)
-        self.trust.truncate(length)
-        self._follower.drop()
 
     @property
     def nbytes(self) -> int:

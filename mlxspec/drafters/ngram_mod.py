@@ -33,7 +33,6 @@ MAX_DOUBLINGS = 6
 
 _FACTOR = 0x5851F42D4C957F2D  # Knuth's MMIX multiplier
 _MASK = (1 << 64) - 1
-_INVERSE = pow(_FACTOR, -1, 1 << 64)
 
 
 class Quality(NamedTuple):
@@ -56,7 +55,7 @@ class Quality(NamedTuple):
 class ModRow(NgramRow):
     """One row's pool: hash of n tokens -> the token that followed last.
 
-    The hash of a window is the sum of token * factor^(distance from its end), modulo 2^64; the factor is odd, so it rolls both ways.
+    The hash of a window is the sum of token * factor^(distance from its end), modulo 2^64.
     """
 
     def __init__(self, n: int, m: int) -> None:
@@ -66,9 +65,7 @@ class ModRow(NgramRow):
         self._drop_factor = pow(_FACTOR, n, 1 << 64)
         self._hash = 0  # of the last n tokens, or of all while there are fewer
         self._pool: dict[int, int] = {}
-        self._replaced: list[int] = []  # what each entry replaced (-1: nothing), for truncate
         self._follower: Follower[int] = Follower()
-        self._qualities: list[tuple[int, Quality]] = []  # index of the token that decided, quality before
 
     def extend(self, tokens: Sequence[int]) -> None:
         n, history, pool = self.n, self.history, self._pool
@@ -78,7 +75,6 @@ class ModRow(NgramRow):
             size = len(history)
             dropped = 0
             if size >= n:
-                self._replaced.append(pool.get(self._hash, -1))
                 pool[self._hash] = token
                 dropped = history[size - n]
             history.append(token)
@@ -101,37 +97,16 @@ class ModRow(NgramRow):
         self._follower.follow(tokens, 0)
         return Draft(len(tokens), tokens)
 
-    def truncate(self, length: int) -> None:
-        n, history = self.n, self.history
-        while len(history) > length:
-            token = history.pop()
-            size = len(history)
-            dropped = history[size - n] if size >= n else 0
-            self._hash = ((self._hash - token + dropped * self._drop_factor) * _INVERSE) & _MASK
-            if size >= n:
-                before = self._replaced.pop()
-                if before < 0:
-                    del self._pool[self._hash]
-                else:
-                    self._pool[self._hash] = before
-        while self._qualities and self._qualities[-1][0] >= length:
-            self.quality = self._qualities.pop()[1]
-        self._follower.drop()
-
     @property
     def nbytes(self) -> int:
         key = sys.getsizeof(_MASK)
-        return sum(map(sys.getsizeof, (self.history, self._pool, self._replaced))) + key * len(self._pool)
+        return sys.getsizeof(self.history) + sys.getsizeof(self._pool) + key * len(self._pool)
 
     def _judge(self, token: int) -> None:
         verdict = self._follower.hear(token)
-        if verdict is None:
-            return
-        index = len(self.history)
-        after = self.quality.after(verdict.accepted, verdict.proposed, index + 1)
-        if after != self.quality:
-            self._qualities.append((index, self.quality))
-            self.quality = after
+        if verdict is not None:
+            length = len(self.history) + 1
+            self.quality = self.quality.after(verdict.accepted, verdict.proposed, length)
 
 
 class NgramMod(NgramDrafter):

@@ -20,11 +20,7 @@ Tag = TypeVar("Tag")
 
 
 class NgramRow(ABC):
-    """One row's history and what is known about it.
-
-    Invariant: after `truncate(length)` the state is that of a row which heard only the first `length` tokens and was
-    asked for drafts only while it had no more than those.
-    """
+    """One row's history and what is known about it."""
 
     @abstractmethod
     def extend(self, tokens: Sequence[int]) -> None:
@@ -33,10 +29,6 @@ class NgramRow(ABC):
     @abstractmethod
     def draft(self, limit: int) -> Draft:
         """What may follow the history: at most `limit` host tokens."""
-
-    @abstractmethod
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens; O(1) for each token taken off."""
 
     @property
     @abstractmethod
@@ -59,9 +51,6 @@ class NgramDrafter(Drafter):
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._rows[ask.row].draft(ask.limit) for ask in asks]
-
-    def truncate(self, row: int, length: int) -> None:
-        self._rows[row].truncate(length)
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -108,7 +97,3 @@ class Follower(Generic[Tag]):
             return None
         self.is_open = False
         return Verdict(self._tag, self._heard, len(self._tokens))
-
-    def drop(self) -> None:
-        """The text was cut: nothing is followed any more."""
-        self.is_open = False

@@ -29,36 +29,20 @@ class NgramIndex:
         self.n = n
         self.history: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}  # n-gram -> index just behind its latest occurrence
-        self._before: list[int | None] = []  # what each entry replaced, so that truncate can put it back
 
     def extend(self, tokens: Sequence[int]) -> None:
         n, history = self.n, self.history
         for token in tokens:
             end = len(history)
             if end >= n:  # the n-gram ending here now has a token behind it
-                key = tuple(history[end - n : end])
-                self._before.append(self._ends.get(key))
-                self._ends[key] = end
+                self._ends[tuple(history[end - n : end])] = end
             history.append(token)
-
-    def truncate(self, length: int) -> None:
-        n, history = self.n, self.history
-        while len(history) > length:
-            history.pop()
-            end = len(history)
-            if end >= n:
-                key = tuple(history[end - n : end])
-                before = self._before.pop()
-                if before is None:
-                    del self._ends[key]
-                else:
-                    self._ends[key] = before
 
     @property
     def nbytes(self) -> int:
         """About how many bytes this holds."""
         key = sys.getsizeof(tuple(self.history[-self.n :]))
-        return sum(map(sys.getsizeof, (self.history, self._ends, self._before))) + key * len(self._ends)
+        return sys.getsizeof(self.history) + sys.getsizeof(self._ends) + key * len(self._ends)
 
     @property
     def has_match(self) -> bool:
@@ -113,9 +97,6 @@ class NgramSimple(Drafter):
 
     def may_draft(self, row: int) -> bool:
         return self._rows[row].has_match
-
-    def truncate(self, row: int, length: int) -> None:
-        self._rows[row].truncate(length)
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)

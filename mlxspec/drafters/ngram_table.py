@@ -43,16 +43,10 @@ class _Spread:
         self.total = sum(counts.values())
         self.best: int | None = None  # None: to be found when asked for
 
-    def add(self, token: int, change: int) -> None:
-        count = self.counts.get(token, 0) + change
-        self.total += change
-        if count:
-            self.counts[token] = count
-        else:
-            del self.counts[token]
-        if self.best is None or (change < 0 and token == self.best):
-            self.best = None
-        elif token != self.best:
+    def add(self, token: int, more: int) -> None:
+        count = self.counts[token] = self.counts.get(token, 0) + more
+        self.total += more
+        if self.best is not None and token != self.best:
             best = self.counts[self.best]
             if count > best or (count == best and token < self.best):
                 self.best = token
@@ -102,25 +96,8 @@ class NgramTable:
         else:
             self._next[ngram] = _Spread({held & _LOW: held >> 32, token: count})
 
-    def remove(self, ngram: Ngram, token: int) -> None:
-        """Take back one `add`. Raises KeyError if there was none."""
-        held = self._next[ngram]
-        if isinstance(held, _Spread):
-            if token not in held.counts:
-                raise KeyError(token)
-            held.add(token, -1)
-            if len(held.counts) == 1:
-                ((last, count),) = held.counts.items()
-                self._next[ngram] = count << 32 | last
-        elif held & _LOW != token:
-            raise KeyError(token)
-        elif held >> 32 == 1:
-            del self._next[ngram]
-        else:
-            self._next[ngram] = held - (1 << 32)
-
     def top(self, ngram: Ngram) -> Top | None:
-        """Its most frequent successor, None for an unknown n-gram. O(1) but after `remove`."""
+        """Its most frequent successor, None for an unknown n-gram. O(1)."""
         held = self._next.get(ngram)
         if held is None:
             return None

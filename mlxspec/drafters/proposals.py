@@ -75,7 +75,7 @@ class Proposals:
         return mx.concatenate([listed, mx.where(may, own, -mx.inf)], axis=-1)
 
     def forget(self, row: int) -> None:
-        """The row is gone, or its history has been cut."""
+        """The row is gone."""
         self._texts.pop(row, None)
 
     @property
@@ -88,7 +88,7 @@ class Proposals:
 
     def _follow(self, row: int, history: Sequence[int]) -> None:
         text = self._texts.get(row)
-        if text is None or len(history) < text.num_seen:
+        if text is None:
             text = self._texts[row] = _Text(next(self._versions))
         new = np.asarray(history[text.num_seen :], np.int64)
         text.num_seen = len(history)

@@ -71,10 +71,6 @@ class Scripted(Drafter):
             drafts.append(Draft(len(tokens), tokens, sure) if tokens else NO_DRAFT)
         return drafts if self._fail != "too few" else drafts[:-1]
 
-    def truncate(self, row: int, length: int) -> None:
-        self._maybe_fail("truncate")
-        del self.heard[row][length:]
-
     def close(self, row: int) -> None:
         self.closed.append(row)
 
@@ -147,7 +143,7 @@ def test_a_draft_never_exceeds_the_room_a_row_has() -> None:
 # ---- failure
 
 
-@pytest.mark.parametrize("where", ["begin", "observe", "propose", "truncate", "too few"])
+@pytest.mark.parametrize("where", ["begin", "observe", "propose", "too few"])
 def test_a_failure_ends_the_drafter_for_the_rows_it_was_asked_about(where: str) -> None:
     bad = Scripted("mtp", [1], fail=where, fail_at=0 if where in ("propose", "too few") else 1)
     drafting = Drafting(Chain([bad, Scripted("ngram-simple", [2])]))
@@ -155,10 +151,8 @@ def test_a_failure_ends_the_drafter_for_the_rows_it_was_asked_about(where: str) 
     states = begun(drafting, [both, both])
     for row in range(2):
         drafting.observe(row, [1, 2], None)
-    drafting.chain.truncate(0, 2)
-    drafting.chain.truncate(1, 2)
     won = propose(drafting, 2)
-    hit = [False, True] if where in ("begin", "observe", "truncate") else [True, True]
+    hit = [False, True] if where in ("begin", "observe") else [True, True]
     for row in range(2):
         assert won[row] == (("ngram-simple", [2]) if hit[row] else ("mtp", [1]))
         assert ("mtp" in states[row].ended) == hit[row]

@@ -6,17 +6,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams
 from mlxspec.drafters import model_based
 from mlxspec.drafters.base import Ask, Needs
-from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models
 
@@ -262,62 +260,6 @@ def test_a_snapshot_of_the_head_counts_tokens(start: int) -> None:
     back.observe(0, history[6:])
     assert back.propose({0: 3}) == driver.propose({0: 3})
     assert back.length(0) == len(history)
-
-
-def test_a_cut_history_is_forgotten_by_the_head() -> None:
-    """In the cells, in the queue, and in both; then the text goes on differently."""
-    for run, queued, length in (
-        (6, 0, 4),
-        (0, 6, 4),
-        (6, 5, 8),
-        (6, 5, 6),
-        (6, 5, 2),
-        (6, 5, 11),
-        (6, 0, 1),
-        (6, 5, 0),
-        (0, 6, 0),
-    ):
-        driver = Driver(make("mtp"))
-        driver.begin(0, list(range(10, 10 + run + queued))[: run or None])
-        if run:
-            driver.propose({0: 2})
-            if queued:
-                driver.observe(0, list(range(50, 50 + queued)))
-        driver.drafter.truncate(0, length)
-        driver.rows[0] = driver.rows[0][:length]
-        driver.observe(0, [3, 2, 1])
-        fresh = Driver(make("mtp"))
-        fresh.begin(0, driver.rows[0])
-        assert driver.propose({0: 3}) == fresh.propose({0: 3}), (run, queued, length)
-        assert driver.length(0) == length + 3
-
-
-def test_a_recurrent_draft_model_ends_where_history_is_cut_and_says_so() -> None:
-    drafter = make("draft-model")
-    drafting = Drafting(Chain([drafter]))
-    sampler = RowSampler(SamplingParams(), [], VOCAB)
-    states = [drafting.begin(row, SpecConfig(drafters=("draft-model",)), sampler) for row in range(2)]
-    for row in range(2):
-        drafting.observe(row, [1, 2, 3, 4], None)
-    drafting.propose({0: 2, 1: 2}, {0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}, VOCAB)
-    drafting.chain.truncate(0, 2)
-    for row in range(2):
-        drafting.observe(row, [5], None)
-    won = drafting.propose({0: 2, 1: 2}, {0: [1, 2, 5], 1: [1, 2, 3, 4, 5]}, VOCAB)
-    assert list(won) == [1]
-    assert ["cannot go back" in " ".join(s.notices) for s in states] == [True, False]
-
-
-def test_a_queue_is_cut_without_ending_a_recurrent_draft_model() -> None:
-    driver = Driver(make("draft-model"))
-    driver.begin(0, [1, 2, 3])
-    driver.propose({0: 1})
-    driver.observe(0, [4, 5, 6])
-    driver.drafter.truncate(0, 4)
-    driver.rows[0] = [1, 2, 3, 4]
-    fresh = Driver(make("draft-model"))
-    fresh.begin(0, [1, 2, 3, 4])
-    assert driver.propose({0: 3}) == fresh.propose({0: 3})
 
 
 # ---- limits of a draft model that is not made for the target

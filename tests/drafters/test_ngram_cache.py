@@ -132,7 +132,6 @@ class TestLevels:
         drafter = NgramCache(8, dynamic, static)
         drafter.begin(0)
         drafter.observe(0, [1, 2, 1, 2, 5, 6], None)
-        drafter.truncate(0, 2)
         drafter.close(0)
         assert [len(t) for t in (dynamic, static)] == [1, 1]
         assert dynamic.counts((1, 2)) == static.counts((1, 2)) == {3: 9}
@@ -194,12 +193,3 @@ def test_like_counting_anew(text: list[int], dynamic: list[int], static: list[in
     known = NgramTable.of([static], [2])
     row = cache(text, NgramTable.of([dynamic]), known if len(known) else None, m=20)
     assert row.draft(limit).tokens == reference(text, limit, dynamic, static)
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=TEXT, length=st.integers(0, 40), limit=st.integers(1, 9))
-def test_like_counting_anew_after_a_cut(text: list[int], length: int, limit: int) -> None:
-    row = cache(text, m=20)
-    row.draft(limit)
-    row.truncate(length)
-    assert row.draft(limit).tokens == reference(text[:length], limit, [], [])

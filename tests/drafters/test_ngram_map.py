@@ -104,15 +104,6 @@ class TestMapK:
         row.extend([98, *KEY])
         assert row.draft(4).length == 2
 
-    def test_a_cut_takes_the_judgement_back(self) -> None:
-        row = k(text_of(A))
-        length = len(row.index.history)
-        row.draft(4)
-        row.extend([99, 98, *KEY])
-        assert row.draft(4).length == 1
-        row.truncate(length)
-        assert row.draft(4).tokens == A
-
     @settings(max_examples=200, deadline=None)
     @given(text=TEXT, n=st.integers(1, 4), m=st.integers(1, 9), min_hits=st.integers(1, 3))
     def test_like_a_search(self, text: list[int], n: int, m: int, min_hits: int) -> None:
@@ -192,16 +183,13 @@ class TestTrust:
     def test_the_rule(self) -> None:
         trust, key = Trust(16), (1, 2)
         assert trust.length(key) == 16
-        trust.learn(10, key, accepted=5, proposed=16)
+        trust.learn(key, accepted=5, proposed=16)
         assert trust.length(key) == 5
-        trust.learn(20, key, accepted=2, proposed=2)  # a short draft says nothing against 5
+        trust.learn(key, accepted=2, proposed=2)  # a short draft says nothing against 5
         assert trust.length(key) == 5
-        trust.learn(30, key, accepted=5, proposed=5)
+        trust.learn(key, accepted=5, proposed=5)
         assert trust.length(key) == 10
-        trust.learn(40, key, accepted=10, proposed=10)
+        trust.learn(key, accepted=10, proposed=10)
         assert trust.length(key) == 16
-        trust.learn(50, key, accepted=0, proposed=16)
+        trust.learn(key, accepted=0, proposed=16)
         assert trust.length(key) == 1
-        for length, expected in ((51, 1), (50, 16), (40, 10), (30, 5), (11, 5), (10, 16), (0, 16)):
-            trust.truncate(length)
-            assert trust.length(key) == expected

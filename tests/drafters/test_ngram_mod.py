@@ -123,13 +123,3 @@ class TestRest:
             assert row.draft(2).length == 2
             row.extend([4, 99, 1, 2, 3, 4, 5, 6, 1, 2, 3])  # one of two stood
         assert row.quality == Quality()
-
-    def test_a_cut_undoes_the_rest(self) -> None:
-        row = mod([1, 2, 3, 4, 5, 6, 1, 2, 3])
-        for i in range(MAX_POOR):
-            length = len(row.history)
-            row.draft(8)
-            row.extend([100 + i, 1, 2, 3])
-        row.truncate(length)
-        assert row.quality == Quality(num_poor=MAX_POOR - 1)
-        assert row.draft(1).tokens == [100 + MAX_POOR - 2]

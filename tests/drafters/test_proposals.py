@@ -230,8 +230,3 @@ def test_tokens_of_the_answer_count_from_the_next_draft_on() -> None:
     driver.observe(0, [1, 2])
     driver.propose({0: 2})
     assert driver.drafter.proposals.ids.tolist() == [*LISTED, 1, 2]
-    driver.drafter.truncate(0, 2)
-    driver.rows[0] = [50, 51]
-    driver.observe(0, [52, 53, 54])
-    driver.propose({0: 1})
-    assert driver.drafter.proposals.ids.tolist() == LISTED

@@ -199,9 +199,6 @@ class Oracle(Drafter):
         tokens = [t if self._rng.random() < self._sure else (t + 1) % tiny_models.VOCAB for t in tokens]
         return Draft(len(tokens), tokens) if tokens else NO_DRAFT
 
-    def truncate(self, row: int, length: int) -> None:
-        del self.told[row][length:]
-
     def close(self, row: int) -> None:
         self.told.pop(row, None)
         self.closed.append(row)

@@ -126,9 +126,6 @@ class Own(Drafter):
     def resume(self, row, tokens, state, hidden):
         self._may("resume", row, tokens, state, hidden)
 
-    def truncate(self, row, length):
-        self._may("truncate", row, length)
-
     def close(self, row):
         self._may("close", row)
 
