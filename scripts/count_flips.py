@@ -25,7 +25,6 @@ import mlxspec
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import Rollback, by_tape
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models import assemble
 from mlxspec.models.base import Model
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.noise import gumbel
@@ -68,7 +67,7 @@ def main() -> None:
     parser.add_argument("--packed", action="store_true")
     options = parser.parse_args()
     if options.packed:
-        assemble._DEQUANTIZE_AT_MOST = 0
+        device.UNPACKED_AT_MOST = 0
     print(HEADER)
     for dtype in options.dtype:
         engine = mlxspec.load(options.model, dtype=dtype, draft="off")

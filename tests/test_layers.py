@@ -83,6 +83,22 @@ def imports(path: Path) -> Iterator[str]:
                 )
 
 
+DEVICELESS = ("cache", "models", "drafters", "policy", "engine")
+CPU = re.compile(r"cpu", re.IGNORECASE)
+
+
+def test_only_platform_and_kernels_name_a_cpu() -> None:
+    """Other rooms ask the platform what the machine can do. What is written for CPUs alone is in kernels/."""
+    found = [
+        f"{label(path)}:{number}: {line.strip()}"
+        for room in DEVICELESS
+        for path in (PACKAGE / room).rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if CPU.search(line)
+    ]
+    assert not found
+
+
 def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
 

@@ -557,7 +557,7 @@ FAULTS = (
     ),
     Fault(
         "weights are unpacked into the last of the memory",
-        "models/assemble.py",
+        "platform/device.py",
         "nbytes <= _FREE_SHARE * free",
         "nbytes <= free",
         f"{_PACKED}::test_free_memory_decides_whether_weights_are_unpacked",

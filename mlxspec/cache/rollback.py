@@ -1,7 +1,7 @@
 """Rollback of a Gated DeltaNet layer's recurrent state to the accepted tokens: four ways behind one interface, `Rollback`.
 
     TapeRollback    keeps the state before the last forward and what that forward did to it; the next replays the accepted tokens (default)
-    TrailRollback   the same with fewer operations: rows of few tokens keep the states they passed (default on a CPU)
+    TrailRollback   the same with fewer operations: rows of few tokens keep the states they passed (default without a GPU)
     Snapshots       keeps the last states themselves; the next forward starts from the one after the accepted tokens
     Checkpoint      keeps the state before and the forward's inputs; the next runs the accepted tokens again (the plain twin of the others)
 
@@ -21,8 +21,8 @@ import numpy as np
 
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.conv_ops import GdnInputs
-from mlxspec.kernels.cpu.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.flat import FEW, FlatRows
+from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
 from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
@@ -150,7 +150,7 @@ def _kept(past: RecurrentState, stood: Stood | None) -> Kept | None:
 
 @dataclass(frozen=True)
 class TrailRollback(Rollback):
-    """The tape's part where operations are what costs, on a CPU: see kernels/cpu/gdn_few.py.
+    """The tape's part where the number of operations is what costs, without a GPU: see kernels/gdn_few.py.
 
     state: before the last forward; held: its trail.
 
@@ -267,7 +267,7 @@ def by_tape(*, exact: bool = False) -> TapeRollback | TrailRollback:
     bits. Those rarely change a float32 model's choice. A 16-bit model rounds the recurrence's output: where a last bit crosses the middle
     between two 16-bit numbers, the output differs by 2^-8 (bfloat16) or 2^-11 (float16) of its size, and logits differ as much.
     """
-    return TrailRollback() if device.backend() == "cpu" and not exact else TAPE
+    return TAPE if exact or device.has_gpu() else TrailRollback()
 
 
 def rollback(name: str, num_states: int, *, exact: bool = False) -> Rollback:

@@ -12,7 +12,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxspec.config import EngineConfig, SpecConfig
-from mlxspec.models.assemble import floats_fit
 from mlxspec.models.registry import architecture
 from mlxspec.platform import device
 
@@ -88,7 +87,7 @@ def expected(
         model.set_dtype(mx.bfloat16)
     else:
         values = bytes_of(model)  # float32
-        in_memory = values if not quantized or floats_fit(values) else file_bytes
+        in_memory = values if not quantized or device.floats_fit(values) else file_bytes
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
     return MemoryEstimate(
         context=context,

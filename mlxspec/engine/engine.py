@@ -3,7 +3,7 @@
     step():  expire()    requests whose deadline has passed end
              admit()     who waits gets a place
              read()      one chunk of prompts is read; a prompt that is through joins the rows         engine/prefill.py
-             round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py, flight.py
+             round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py
              retire()    rows that ended leave
 
 So whoever decodes waits for one chunk of other prompts at most. Batch-native: one chat and eight rows take the same path. Rows join and
@@ -43,7 +43,7 @@ from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
-from mlxspec.kernels.cpu.softmax import weigh_alike
+from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model

@@ -75,7 +75,7 @@ def load(
     leaves it out is refused; the demo brings its own. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a
     list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto"
     and spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which
-    keeps the stored one on a GPU and takes float32 on a CPU. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into
+    keeps the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into
     the model's weights.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template

@@ -1,7 +1,7 @@
 """The thread that engines live in, one after the other.
 
-MLX keeps a stream, and on CPUs a thread, for every thread that has used it, and never gives them back. A process that loads models again
-and again therefore runs all of them in one thread. Knows jobs and their end; knows no engine.
+MLX keeps a stream, and without a GPU a thread, for every thread that has used it, and never gives them back. A process that loads models
+again and again therefore runs all of them in one thread. Knows jobs and their end; knows no engine.
 """
 
 from __future__ import annotations

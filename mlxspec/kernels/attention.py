@@ -15,6 +15,7 @@ import numpy as np
 
 from mlxspec.kernels import launch
 from mlxspec.kernels.cpu.softmax import may_be_spelled, weigh
+from mlxspec.kernels.cpu.softmax import weigh_alike as weigh_alike  # for engines
 from mlxspec.platform import device
 
 _QUERY_BLOCK = 256  # queries attended together where scores are written out: half of a causal square is not worth computing

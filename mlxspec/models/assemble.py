@@ -6,7 +6,6 @@ Knows how loading and models fit together; knows no tokenizer and no engine.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
+from mlxspec.kernels.packed import seconds_a_weight
 from mlxspec.loading import progress
 from mlxspec.loading.names import printable
 from mlxspec.loading.progress import amount
@@ -43,9 +43,6 @@ from mlxspec.models.vision.blueprint import blueprint
 from mlxspec.models.vision.settings import image_settings
 from mlxspec.platform import device
 
-# Quantized matmul on a CPU is slow at any width, but memory is not endless: float32 bytes, and their part of the memory that is free.
-_DEQUANTIZE_AT_MOST, _FREE_SHARE = 6 << 30, 0.75
-_SAMPLE = 512, 2048  # of a matrix that is timed
 HEAD_GROUP = 64  # of an MTP head that is quantized when it is loaded
 ROUTERS = ("mlp.gate", "shared_expert_gate", "router.proj")  # who decides between experts
 
@@ -75,7 +72,7 @@ def assemble(
 ) -> Assembled:
     """Build, read, fill, fuse and evaluate. The config is judged before `read` is called.
 
-    `dtype` None: as stored on a GPU, float32 on a CPU. Raises ModelError; nothing is half-loaded.
+    `dtype` None: as stored on a GPU, float32 elsewhere. Raises ModelError; nothing is half-loaded.
     """
     made = assemble_lazily(config, read, dtype)
     evaluate([m for m in (made.model, made.mtp) if m is not None])
@@ -139,7 +136,7 @@ def assemble_lazily(
         except ModelError as error:
             no_images = str(error)
     notices = _passed_over(weights, vision, no_images if images is not None else None)
-    if packed and device.backend() == "cpu":
+    if packed and not device.has_gpu():
         notices.append(_slowness(packed, parsed))
     if head and refused is not None:
         notices.append(f"There is no drafting with this model's MTP head: {refused}.")
@@ -257,7 +254,7 @@ def _foreign_format(config: Mapping[str, Any]) -> str | None:
 
 
 def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
-    return mx.float32 if dtype is None and device.backend() == "cpu" else dtype
+    return mx.float32 if dtype is None and not device.has_gpu() else dtype
 
 
 def _fill(
@@ -278,9 +275,9 @@ def _fill(
     dtype = _dtype_or_default(dtype)
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
     packed = formats(weights, shapes)
-    if packed and device.backend() == "cpu":
-        # MLX multiplies on a CPU with all formats but the one with a scale for each expert
-        fits = floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()), beside)
+    if packed and not device.has_gpu():
+        # there MLX multiplies with all formats but the one with a scale for each expert
+        fits = device.floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()), beside)
         unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
         weights = dequantize(weights, unpacked, dtype or mx.float32)
         packed = {path: how for path, how in packed.items() if path not in unpacked}
@@ -319,14 +316,8 @@ def is_packed(module: nn.Module) -> bool:
     return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))
 
 
-def floats_fit(nbytes: int, beside: int = 0) -> bool:
-    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU. beside: bytes that count as free and will be taken."""
-    free = device.free_memory()
-    return nbytes <= _DEQUANTIZE_AT_MOST and (free is None or beside + nbytes <= _FREE_SHARE * free)
-
-
 def _slowness(packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:
-    """A sentence on what a token takes where weights stay packed on a CPU; a sample of one matrix is timed."""
+    """A sentence on what a token takes where packed weights are multiplied slowly; a sample of one matrix is timed."""
     tied = "language_model.lm_head" not in packed
     used = 0.0
     for path, (_, num) in packed.items():
@@ -334,25 +325,11 @@ def _slowness(packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:
             continue  # looked up, not multiplied
         used += num * (config.num_experts_per_token / config.num_experts if ".switch_" in path else 1)
     how = max(packed.values(), key=lambda found: found[1])[0]
-    seconds = used * _seconds_a_weight(how)
+    seconds = used * seconds_a_weight(how.group_size, how.bits, how.mode)
     return (
-        f"The quantized weights stay packed, since unpacked they would take more than {amount(_DEQUANTIZE_AT_MOST)} or than three "
-        f"quarters of the memory that is free; a CPU multiplies them slowly: a token takes about {seconds:.2g} s here."
+        f"The quantized weights stay packed, since unpacked they would take more than {amount(device.UNPACKED_AT_MOST)} or than three "
+        f"quarters of the memory that is free. They are multiplied slowly here: a token takes about {seconds:.2g} s."
     )
-
-
-def _seconds_a_weight(how: Packed) -> float:
-    """Of a product with one token."""
-    form: dict[str, Any] = {"group_size": how.group_size, "bits": how.bits, "mode": how.mode}
-    parts = mx.quantize(mx.ones(_SAMPLE), **form)
-    x, names = mx.ones((1, _SAMPLE[1])), ("scales", "biases")
-    least = math.inf
-    for _ in range(3):
-        mx.eval(x, parts)
-        started = time.perf_counter()
-        mx.eval(mx.quantized_matmul(x, parts[0], **dict(zip(names, parts[1:], strict=False)), **form))
-        least = min(least, time.perf_counter() - started)
-    return least / math.prod(_SAMPLE)
 
 
 def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:

@@ -15,11 +15,10 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.kernels.flat import PANEL
+from mlxspec.kernels.panels import PANELS_AT_MOST, in_panels, side_by_side
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling
 from mlxspec.platform import device
-
-_PANELS_AT_MOST = 128  # rows; for more the copy is a small part, and one large product the faster one
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -38,9 +37,9 @@ def _weighted(normed: mx.array, weight: mx.array) -> mx.array:
 class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
-    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in); float32 ones on a CPU are kept in
-    panels, see `_in_panels`. Quantized ones are fused when bits, group size and mode agree, else stay side by side. They go
-    through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
+    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in); float32 ones are kept in panels
+    where there is no GPU, see kernels/panels.py. Quantized ones are fused when bits, group size and mode agree, else stay side by side.
+    They go through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class FusedLinear(nn.Module):
         self._is_split_by_panels = all(s % PANEL == 0 for s in self._splits) and sum(self._sizes) % PANEL == 0
         if all(type(p) is nn.Linear for p in parts):
             weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
-            if device.backend() == "cpu" and weight.dtype == mx.float32:
-                self.panels = _in_panels(weight)
+            if not device.has_gpu() and weight.dtype == mx.float32:
+                self.panels = in_panels(weight)
                 # numbers, not operations: those a compiled forward would run anew at every call
                 num = len(self.panels)
                 self._all = mx.array(np.arange(num, dtype=np.uint32)), mx.array(np.zeros(num, np.uint32))
@@ -77,10 +76,10 @@ class FusedLinear(nn.Module):
         if "weight" in self:
             return x @ self.weight.T
         if "panels" in self:
-            if x.shape[0] > _PANELS_AT_MOST:
+            if x.shape[0] > PANELS_AT_MOST:
                 num_in = self.panels.shape[1]
                 return x @ self.panels.swapaxes(0, 1).reshape(num_in, -1)
-            return _side_by_side(self._by_panels(x))
+            return side_by_side(self._by_panels(x))
         outs = [project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
@@ -110,7 +109,7 @@ class FusedLinear(nn.Module):
         shapes = shapes or tuple((size,) for size in self._sizes)
         if self._splits_panels(x):
             # each in memory of its own, unlike columns of one array
-            return [_side_by_side(part, s) for part, s in zip(self._panel_parts(x), shapes, strict=True)]
+            return [side_by_side(part, s) for part, s in zip(self._panel_parts(x), shapes, strict=True)]
         parts = mx.split(self(x), self._splits, axis=-1)
         return [
             part if len(s) == 1 else part.reshape(s if -1 in s else (-1, *s))
@@ -120,32 +119,14 @@ class FusedLinear(nn.Module):
     def combine(self, x: mx.array, join: Callable[..., mx.array]) -> mx.array:
         """join(*split(x)) for a function of equally large parts that looks at each element alone: it need not matter how they lie."""
         if self._splits_panels(x):
-            return _side_by_side(join(*self._panel_parts(x)))
+            return side_by_side(join(*self._panel_parts(x)))
         return join(*self.split(x))
 
     def _splits_panels(self, x: mx.array) -> bool:
-        return "panels" in self and self._is_split_by_panels and x.shape[0] <= _PANELS_AT_MOST
+        return "panels" in self and self._is_split_by_panels and x.shape[0] <= PANELS_AT_MOST
 
     def _panel_parts(self, x: mx.array) -> list[mx.array]:
         return mx.split(self._by_panels(x), [s // PANEL for s in self._splits])
-
-
-def _in_panels(weight: mx.array) -> mx.array:
-    """(out, in) to (P, in, PANEL), filled up with zeros: what BLAS multiplies few rows with lies one behind the other, in pieces so small
-    that it reads them where they are. A whole matrix it would copy at every call of more than one row, which costs more than the product.
-    With OpenBLAS on x86-64 bits do not depend on the number of rows then, up to about a million multiplications a panel.
-    """
-    num_out, num_in = weight.shape
-    num_panels = -(-num_out // PANEL)
-    padded = mx.pad(weight, [(0, num_panels * PANEL - num_out), (0, 0)])
-    return mx.contiguous(padded.reshape(num_panels, PANEL, num_in).swapaxes(1, 2))
-
-
-def _side_by_side(panels: mx.array, shape: Sequence[int] = (-1,)) -> mx.array:
-    """(P, N, PANEL) -> (N, P * PANEL), or (N, *shape), or a shape of three and more in which -1 is N"""
-    num_rows = panels.shape[1]
-    whole = shape if len(shape) > 2 and -1 in shape else (num_rows, *shape)
-    return (panels if num_rows == 1 else panels.swapaxes(0, 1)).reshape(whole)
 
 
 _adds_alike = False

@@ -12,9 +12,10 @@ from mlxspec.platform import device
 
 
 def make_experts_run(experts: nn.Module) -> None:
-    """Call at fusing, with the module that holds the stacks of expert matrices. MLX multiplies with a stack of float matrices (gather_mm)
-    on a CPU in float32 only and raises for other dtypes, so a CPU keeps 16-bit ones as float32, and their products are float32 too."""
-    if device.backend() != "cpu":
+    """Call at fusing, with the module that holds the stacks of expert matrices. Without a GPU MLX multiplies
+    with a stack of float matrices (gather_mm) in float32 only and raises for other dtypes: 16-bit ones are kept as float32 there, and
+    their products are float32 too."""
+    if device.has_gpu():
         return
     for part in experts.modules():
         if "scales" not in part and "weight" in part and part.weight.ndim == 3:

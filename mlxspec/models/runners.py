@@ -20,8 +20,8 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.forms import Forms
 from mlxspec.platform import device
 
-# tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them. One row's on a CPU
-# is compiled all the same: layer by layer that takes less than fused loops save, even the first time
+# tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them. One row's
+# without a GPU is compiled all the same: layer by layer that takes less than fused loops save, even the first time
 COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
 # compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever, and so could prompts
 _SHAPES_AT_MOST, _WIDE_AT_MOST = 512, 64
@@ -108,4 +108,4 @@ def _are_few(rows: FlatRows) -> bool:
 
 
 def _is_worth_compiling(rows: FlatRows) -> bool:
-    return rows.num_rows == 1 and device.backend() == "cpu"
+    return rows.num_rows == 1 and not device.has_gpu()

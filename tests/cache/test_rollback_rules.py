@@ -102,7 +102,7 @@ def test_caches_of_different_ways_share_snapshots_and_rows() -> None:
 def test_states_passed_are_held_while_they_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     mixer = tiny("float32")
     size = mixer.make_cache(1).recurrent(0).current.state.nbytes
-    monkeypatch.setattr("mlxspec.kernels.cpu.gdn_few._PASSED_AT_MOST", 3 * size)
+    monkeypatch.setattr("mlxspec.kernels.gdn_few._PASSED_AT_MOST", 3 * size)
     cache = mixer.make_cache(2, TrailRollback(one_by_one=3))
     held = []
     for widths, kept in (

@@ -23,11 +23,11 @@ from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.errors import ConfigError
-from mlxspec.models import assemble as assembling
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.registry import architecture
+from mlxspec.platform import device
 from mlxspec.platform.resources import demo_folder
 
 FIXED = SpecConfig(policy="fixed")
@@ -180,7 +180,7 @@ def test_a_head_of_floats_is_kept_in_4_bits_beside_a_quantized_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU quantized weights stay packed where floats would not fit; that is said to be so here."""
-    monkeypatch.setattr(assembling, "floats_fit", lambda *_: False)
+    monkeypatch.setattr(device, "floats_fit", lambda *_: False)
     folder = tmp_path / "mixed"
     convert(str(demo_folder("target")), folder, Wish(trunk=Format(bits=4, group_size=64), head_bits=16))
     prompt = "def main():\n"

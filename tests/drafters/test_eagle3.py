@@ -151,10 +151,8 @@ def test_logits_are_those_of_the_algorithm(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("stays", [False, True], ids=["unpacked", "packed"])
 def test_quantized_ones(tmp_path: Path, bits: int, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As MLX packs them, unpacked by loading and left packed."""
-    from mlxspec.models import assemble
-
     if stays:
-        monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
+        monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     kind, target = KINDS["speculators"], tiny_models.target()
     head, values = made(tmp_path, kind, bits=bits)
     texts = [np.random.default_rng(5).integers(0, tiny_models.VOCAB, 60).tolist()]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.kernels.conv_ops import GdnInputs
-from mlxspec.kernels.cpu.gdn_few import few_facts, few_round, go_back, go_back_known, passes, trail_bytes
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, passes, trail_bytes
 from mlxspec.kernels.gdn_ops import steps
 from tests.kernels.test_gdn_ops import HV, WIDTHS, Tokens, draw, error, limit, loop, same, state_of
 

@@ -19,6 +19,7 @@ from zoo import Zoo
 import mlxspec
 from mlxspec.errors import ModelError, TokenizerError
 from mlxspec.models import assemble
+from mlxspec.platform import device
 
 Hurt = Callable[[Path], object]
 
@@ -312,7 +313,7 @@ def test_quantized_folders(
     copied: Callable[[str, str], Path], damage: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if packed:
-        monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
+        monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     hurt, says = QUANTIZED[damage]
     folder = copied("tied", "mlx-8bit-32")
     hurt(folder)

@@ -20,6 +20,7 @@ from tiny_gemma import Gemmas
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import assemble
+from mlxspec.platform import device
 
 NUM_STEPS = 20
 TOKENS = tokens_of(5, 37 + NUM_STEPS, tiny_gemma.VOCAB)
@@ -47,7 +48,7 @@ def test_quantized_checkpoints(
     folder = gemmas.folder(name, dialect)
     reference = stepwise_mlx_lm(load_mlx_lm(folder), TOKENS, NUM_STEPS)
     assert_same_logits(stepwise(load_ours(folder).model, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}")
-    monkeypatch.setattr(assemble, "_DEQUANTIZE_AT_MOST", 0)
+    monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     packed = load_ours(folder).model
     assert any(x.dtype == mx.uint32 for _, x in assemble.tree_flatten(packed.parameters()))
     assert_same_logits(stepwise(packed, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}, packed")

@@ -1,4 +1,4 @@
-"""The gated delta rule over a few tokens on a CPU, and the trail by which rows roll back.
+"""The gated delta rule over a few tokens in few operations, as suits a CPU, and the trail by which rows roll back.
 
 Rows are taken in groups of like widths (`RowGroups`). In a group of few tokens these go one by one, as in plain decoding and with its
 bits, and the trail is the states that were passed. In a wider one all go at once: token by token they would take five of MLX's operations
