@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prints a dependency of mlxspec pinned to the lowest version that pyproject.toml allows on this machine, as pip takes it.
 
-python scripts/lowest_version.py mlx        # on a Mac: mlx==0.32.2
+python scripts/lowest_version.py mlx        # on a Mac: mlx==0.32.4
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from mlxspec.engine.engine import Engine
 from mlxspec.kernels import qmv_rows, races
 from mlxspec.models import tune
 from mlxspec.models.base import Model
+from mlxspec.models.reads import plateau_ends
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device
-from mlxspec.policy.bare_rounds import WARM, WIDTHS, BareDrafts, BareRounds
+from mlxspec.policy.bare_rounds import WARM, BareDrafts, BareRounds, widths
 
 _CATCH_UP = (1, 2, 3, 4, 5, 2)  # tokens a drafter has not run, as rounds leave them behind
 _DEPTH = 4
@@ -37,7 +38,7 @@ def rehearse(engine: Engine) -> Iterator[None]:
                 _draft(drafter, engine.model)
             yield
     rounds = _begun(engine, drafts=True)
-    for width in WIDTHS:
+    for width in widths(engine.model, plateau_ends(engine.model, exact=engine.config.exact)):
         yield from _run(rounds, width)
 
 

@@ -71,8 +71,19 @@ class QuantizedWeight:
 
 def supports(x: mx.array, weight: QuantizedWeight) -> bool:
     """Whether the Metal kernel takes these."""
-    rows = x.ndim == 2 and 1 <= x.shape[0] <= MAX_ROWS and weight.shape[1] % _ALIGNED == 0
-    return rows and x.dtype in launch.FLOATS and _is_known(weight, x.dtype)
+    return x.ndim == 2 and _supports(x.shape[0], weight, x.dtype)
+
+
+def is_ours(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False) -> bool:
+    """Whether `qmv_rows` launches the Metal kernel for so many rows of `dtype`."""
+    wanted = exact or launch.wins(weight.kernel, _race_key(num_rows, weight, dtype))
+    is_fit = launch.in_use if exact else launch.may_mix
+    return wanted and _supports(num_rows, weight, dtype) and is_fit(weight.kernel)
+
+
+def _supports(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
+    rows = 1 <= num_rows <= MAX_ROWS and weight.shape[1] % _ALIGNED == 0
+    return rows and dtype in launch.FLOATS and _is_known(weight, dtype)
 
 
 def _is_known(weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
@@ -85,9 +96,7 @@ def _is_known(weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
 
 def qmv_rows(x: mx.array, weight: QuantizedWeight, *, exact: bool = False) -> mx.array:
     """x (M, K) -> (M, N) in x's dtype. `exact`: every row bit for bit what it would be alone, wherever the kernel runs."""
-    wanted = exact or launch.wins(weight.kernel, _race_key(x, weight))
-    is_fit = launch.in_use if exact else launch.may_mix
-    if wanted and supports(x, weight) and is_fit(weight.kernel):
+    if x.ndim == 2 and is_ours(x.shape[0], weight, x.dtype, exact=exact):
         return qmv_rows_metal(x, weight)
     return qmv_rows_ops(x, weight)
 
@@ -132,17 +141,17 @@ def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, fl
     for num_rows in range(1, MAX_ROWS + 1):
         x = mx.ones((num_rows, weight.shape[1]), dtype)
         if supports(x, weight) and launch.in_use(weight.kernel):
-            key = _race_key(x, weight)
+            key = _race_key(num_rows, weight, dtype)
             found[key] = launch.race(
                 weight.kernel, key, partial(qmv_rows_metal, x, weight), partial(qmv_rows_ops, x, weight)
             )
     return found
 
 
-def _race_key(x: mx.array, weight: QuantizedWeight) -> str:
+def _race_key(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> str:
     out_features, in_features = weight.shape
-    dtype = str(x.dtype).removeprefix("mlx.core.")
-    return f"{in_features} to {out_features}, {dtype}, {weight.format}, {x.shape[0]} rows"
+    name = str(dtype).removeprefix("mlx.core.")
+    return f"{in_features} to {out_features}, {name}, {weight.format}, {num_rows} rows"
 
 
 @launch.self_check(_NAME, raced=True)

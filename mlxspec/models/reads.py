@@ -1,14 +1,19 @@
-"""What a forward reads of a model's weights, from which its time is guessed before anything has been measured: on machines where decoding
-waits for memory, and of few tokens nearly all do, time is bytes. Knows names of parameters and numbers of experts; runs nothing.
+"""What a forward reads of a model's weights, and at which widths it reads them once more. From that its time is guessed before anything has
+been measured: where decoding waits for memory, as that of few tokens nearly always does, time is bytes. Runs nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.nn as nn
 from mlx.utils import tree_flatten
+
+from mlxspec.kernels import plateaus
+from mlxspec.models.layers import FusedLinear
 
 _STACKS = ("switch_mlp.", "switch_glu.")  # one matrix an expert
 
@@ -54,6 +59,18 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
         head=own_head or embedding if head is None else head,
         layers=max(1, len(_layers(module))),
     )
+
+
+def plateau_ends(model: Any, *, exact: bool = False) -> tuple[int, ...]:
+    """Widths behind which a forward takes a step in time on this GPU: those of the quantized products that have most of the bytes. Empty
+    where there are none. exact: as `qmv_rows` has it."""
+    if not isinstance(model, nn.Module):
+        return ()
+    found: Counter[tuple[int, ...]] = Counter()
+    for module in model.modules():
+        for weight in module.quantized if isinstance(module, FusedLinear) else ():
+            found[plateaus.ends(weight, model.dtype, exact=exact)] += weight.codes.nbytes
+    return found.most_common(1)[0][0] if found else ()
 
 
 def _layers(module: Any) -> list[Any]:

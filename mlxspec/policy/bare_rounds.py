@@ -8,7 +8,7 @@ a cache and tokens; knows no engine and no requests.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -21,14 +21,23 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
-from mlxspec.policy.widths import DEPTHS
+from mlxspec.policy.cost import DEPTHS
 from mlxspec.sampling.acceptance import match
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
+_ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first
 PROMPT = 2  # tokens
 WARM = 2  # rounds of a new width compile, and so does the first that undoes one
 _DRAFTED = 0  # the token that is drafted at all places
+
+
+def widths(model: Model, ends: Sequence[int] = ()) -> list[int]:
+    """Widths of rounds that are timed and compiled beforehand, the most telling first: both sides of each step of the model's curve, and
+    WIDTHS. ends: as Curve has them."""
+    sides = (width for end in ends for width in (end, end + 1) if width <= WIDTHS[-1])
+    room = model.max_context - PROMPT - 2
+    return [w for w in dict.fromkeys((*_ORDER, *sides, *WIDTHS)) if w == 1 or w <= room]
 
 
 class BareRounds:

@@ -16,7 +16,7 @@ first measured drafts and rounds replace a guess. That is why a load is never pr
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -27,16 +27,15 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.streams import Streams
 from mlxspec.models.base import Model
-from mlxspec.models.reads import reads
+from mlxspec.models.reads import plateau_ends, reads
 from mlxspec.platform import device
-from mlxspec.policy.bare_rounds import PROMPT, WARM, WIDTHS, BareDrafts, BareRounds
+from mlxspec.policy.bare_rounds import PROMPT, WARM, BareDrafts, BareRounds, widths
 from mlxspec.policy.cost import CostModel, Curve, DraftCost
 from mlxspec.policy.cost_file import CostFile, models_of
 
 READY = 2.0  # seconds in which a small model is loaded and measured
 SHARE = 0.05  # of the time it took to load, for larger ones
 _PATIENT = 60.0  # seconds, where measuring is what was asked for: all widths fit, or something is wrong
-_ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first
 _QUEUE = 32  # tokens that a drafter is behind
 _FOR_ROUNDS = 0.75  # of the seconds; the others are for drafts
 _MOST = 5  # rounds of each width that count
@@ -90,7 +89,8 @@ def kept_costs(
     file = CostFile.of(model, drafters, config, name)
     known = file.read()
     missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
-    if known is None or missing or not set(_widths(model)) <= known.measured:
+    ends = plateau_ends(model, exact=config.exact)
+    if known is None or missing or not set(widths(model, ends)) <= known.measured:
         known = _measure(model, drafters, config, _Budget(seconds), known)
         file.write(known)
     file.follow(known)
@@ -149,20 +149,23 @@ def _measure(
     if known is not None and 1 not in known.measured:
         known = None if not known.drafts else known
     done = known.measured if known is not None else frozenset[int]()
-    likely = likely_rounds(model)
+    likely, ends = likely_rounds(model), plateau_ends(model, exact=config.exact)
+    wanted = [w for w in widths(model, ends) if w not in done]
     with device.private_kernels():
         verify, warm = dict[int, float](), set[int]()
         plain = known.curve(0).seconds(1) if 1 in done and known is not None else _likely_plain(model)
-        if not set(_widths(model)) <= done:
+        if wanted:
             layers = Streams.of(drafters.values(), model.hidden_size).layers
-            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), done, plain, likely, layers)
+            verify, warm = _rounds(model, config, budget.part(_FOR_ROUNDS), wanted, plain, likely, layers)
         if 1 not in done:
             plain = verify.get(1, plain)
         found: dict[str, DraftCost] = {}
+        guesses: dict[str, DraftCost] = {}
         for name, drafter in drafters.items():
             if isinstance(drafter, ModelDrafter) and (known is None or name not in known.drafts):
                 cost = _draft_cost(drafter, model, plain, budget)
-                found |= {} if cost is None else {name: cost}
+                if cost is not None:
+                    (found if cost[1] else guesses)[name] = cost[0]
     if known is not None:
         factor, before = plain / verify.get(1, plain), known.curve(0)
         verify = {w: factor * s for w, s in verify.items()} | {w: before.seconds(w) for w in done}
@@ -173,7 +176,10 @@ def _measure(
         points = known.curve(0).knots()
     else:
         points = verify if len(verify) > 1 else {w: plain * s for w, s in likely.knots().items()}
-    return CostModel({0: points | verify}, found, measured=warm | done)
+    costs = CostModel({0: points | verify}, found, measured=warm | done, ends=ends)
+    for name, guess in guesses.items():
+        costs.guess_draft(name, guess)
+    return costs
 
 
 def _likely_plain(model: Model) -> float:
@@ -190,16 +196,9 @@ def _likely_plain(model: Model) -> float:
     return max(taken, _LEAST) * read.bytes() / max(1, read.head)
 
 
-def _widths(model: Model) -> list[int]:
-    """Those that are measured, the most telling first."""
-    room = model.max_context - PROMPT - 2
-    rest = (w for w in WIDTHS if w not in _ORDER)
-    return [w for w in (*_ORDER, *rest) if w == 1 or w <= room]
-
-
 class _Expected:
-    """What the next run of a width takes, in seconds: a guess, or the last one. The first run of a shape compiles, and takes as much longer
-    as the last first run did, at first as long again."""
+    """What the next run of a width takes, in seconds: a guess, or the shortest so far. The first run of a shape compiles, and takes as much
+    longer as the last first run did, at first as long again."""
 
     def __init__(self, plain: float, likely: Curve) -> None:
         self.plain, self._likely = plain, likely
@@ -222,19 +221,19 @@ class _Expected:
             return
         if width not in self._last:
             self._cold = max(self._cold or 0.0, self._first[width] - seconds)
-        self._last[width] = seconds
+        self._last[width] = min(self._last.get(width, seconds), seconds)  # a machine can stall, not hurry
 
 
 def _rounds(
     model: Model,
     config: EngineConfig,
     budget: _Budget,
-    done: Collection[int],
+    wanted: Sequence[int],
     plain_seconds: float,
     likely: Curve,
     layers: tuple[int, ...],
 ) -> tuple[dict[int, float], set[int]]:
-    """Width -> seconds of a round, of plain ones and of those not in `done` that the budget has room for; and which of them were warm.
+    """Width -> seconds of a round, of plain ones and of `wanted` ones that the budget has room for; and which of them were warm.
 
     plain_seconds: what a plain round is expected to take. Plain ones run ahead of the host, as they do where nothing is drafted. Once each
     width is warm they take turns, and each turn is weighed by its own plain rounds: a machine that is slow for a while would otherwise make
@@ -250,9 +249,9 @@ def _rounds(
     taken = _run(plain, 1, budget, expected, WARM + _PLAIN)
     if not taken:
         return {}, set()
-    warm, plains = {1} if len(taken) > WARM else set[int](), [_low(taken[WARM:] or taken)]
+    warm, plains = {1} if len(taken) > WARM + 1 else set[int](), [_low(taken[WARM:] or taken)]
     found = {1: plains[0]}
-    wanted = [w for w in _widths(model) if w not in done and w != 1]
+    wanted = [w for w in wanted if w != 1]
     expected.plain = plains[0]
     if not wanted or not budget.allows(beginning + expected.seconds(wanted[0])):
         return found, warm
@@ -265,10 +264,10 @@ def _rounds(
                 break
             plains.append(_low(taken[1:]))
         for width in wanted:
-            new = 1 if turn else 1 + WARM
+            new = 1 if turn else WARM + 2  # one that was stalled says nothing, nor does one that compiled
             taken = _run(drafted, width, budget, expected, new)
-            if len(taken) == new:  # a round that compiled says nothing of those that follow
-                costs.setdefault(width, []).append(taken[-1] / plains[-1])
+            if len(taken) == new:
+                costs.setdefault(width, []).append(min(taken[-2:]) / plains[-1])
     found[1] = _low(plains)
     found |= {w: found[1] * median(c) for w, c in costs.items()}
     return _rising(found), warm | set(costs)
@@ -296,9 +295,15 @@ def _rising(found: Mapping[int, float]) -> dict[int, float]:
     return out
 
 
-def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: _Budget) -> DraftCost | None:
+def _draft_cost(
+    drafter: ModelDrafter, model: Model, plain: float, budget: _Budget
+) -> tuple[DraftCost, bool] | None:
     """By drafting for a row of its own: a single token first, which scales the guess, then more where there is time. None where there is no
-    time for that, or the drafter cannot. plain: seconds of a plain round."""
+    time for that, or the drafter cannot. plain: seconds of a plain round.
+
+    Also whether it is known: each part of it was timed twice, and the shorter time counts. A single time may be that of a machine that
+    stalled. What rests on it is a guess, which drafts replace and nobody keeps.
+    """
     drafts = None
     likely = likely_draft(drafter, model).times(plain)
     try:
@@ -310,22 +315,21 @@ def _draft_cost(drafter: ModelDrafter, model: Model, plain: float, budget: _Budg
         if not budget.allows(cold):
             return None
         one = drafts.run(1, 1)
-        found = likely.times(one / first)
-        cold = max(0.0, cold - one)
+        found, cold = likely.times(min(one, cold) / first), max(0.0, cold - one)
         if not budget.allows(found.seconds(4, _QUEUE) + cold):
-            return found
+            return found, False
         drafts.run(_QUEUE, 4)
         times: list[tuple[float, float, float]] = []
         turn = found.seconds(1, 2) + found.seconds(4, 2) + found.seconds(1, _QUEUE) + cold
         while len(times) < 6 and budget.allows(turn):
             times.append((drafts.run(2, 1), drafts.run(2, 4), drafts.run(_QUEUE, 1)))
-            turn = sum(times[-1])
-        if len(times) < 2:
-            return found
+            turn = min(map(sum, times))
+        if len(times) < 3:  # the first compiles
+            return found, False
         one, four, late = (_low([t[i] for t in times[1:]]) for i in range(3))
         step = max((four - one) / 3, 0.1 * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
-        return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting)
+        return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting), True
     except Exception:  # whatever it is, the drafter will say so when it drafts for a request
         return None
     finally:

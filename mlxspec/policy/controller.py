@@ -24,7 +24,6 @@ from mlxspec.policy.cost import MAX_TOKENS, CostModel, Curve, DraftCost
 from mlxspec.policy.estimate import Calibration, RowEstimate
 from mlxspec.policy.row import Bursts, Promise, RowControl
 from mlxspec.policy.widths import (
-    DEPTHS,
     SHARED_DEPTHS,
     best_at,
     best_ratio,
@@ -458,7 +457,7 @@ class Controller:
                 reached *= chance
             sum_reaches += reached
             extra = wider * (shape[num_rows + i + 1] - shape[num_rows])
-            if i + 1 in DEPTHS and sum_reaches - rate * extra > best:
+            if i + 1 in curve.depths and sum_reaches - rate * extra > best:
                 best, gain, verify = sum_reaches - rate * extra, sum_reaches, extra
             drafting += step
             gained.append(gain)

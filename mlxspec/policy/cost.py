@@ -13,11 +13,14 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from mlxspec.errors import ConfigError
 
 MAX_TOKENS = 384  # widths the curve knows; beyond, the last slope goes on
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 24, 32, 48, 64, 96, 128, 192, 256, MAX_TOKENS)
+# lengths that a draft is cut to, besides those that fill a plateau: each width of a round is compiled once
+DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
 CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[b], the last bucket everything
 _CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
 _SCALE_GAIN = 0.05
@@ -26,7 +29,7 @@ _KNOT_GAIN = 0.03
 # width, of a draft). After so many it is known, and moves as slowly as what was measured at load.
 _GUESS_CLIP, _DRAFT_CLIP, _GUESS_TRIES = 0.7, 1.5, 4
 _DRAFT_GAIN = 0.10
-_FORMAT = 3
+_FORMAT = 4
 _ENOUGH = 8  # rounds that a curve of several rows is kept after
 
 
@@ -36,33 +39,46 @@ def bucket(context: int) -> int:
 
 
 class Curve:
-    """Seconds of one target forward by number of tokens, piecewise linear over KNOTS."""
+    """Seconds of one target forward by number of tokens, piecewise linear between knots.
+
+    depths: the lengths that drafts of one row are cut to: DEPTHS, and those with which a round is as wide as a plateau.
+    """
 
     def __init__(
-        self, measured: Mapping[int, float], *, guessed: bool = False, met: Collection[int] = ()
+        self,
+        measured: Mapping[int, float],
+        *,
+        ends: Collection[int] = (),
+        guessed: bool = False,
+        met: Collection[int] = (),
     ) -> None:
         """measured: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
-        alone every token costs as much as the first. guessed: nobody has measured them, so the first measurements of a knot replace what
-        it was, but for knots in `met`. Raises ConfigError for anything else."""
+        alone every token costs as much as the first. ends: widths behind which time takes a step, the ends of plateaus; they and the
+        widths behind them are knots, so that no line crosses a step. guessed: nobody has measured them, so the first measurements of a
+        knot replace what it was, but for knots in `met`. Raises ConfigError for anything else."""
         if 1 not in measured or not all(
             isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in measured.items()
         ):
             raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
-        self._base = [_line(measured, knot) for knot in KNOTS]
-        self._offset = [0.0] * len(KNOTS)  # log corrections
-        self._seen = [0] * len(KNOTS)  # rounds that corrected each
-        self._is_guess = [guessed and knot not in met for knot in KNOTS]
+        self.ends = tuple(sorted(end for end in ends if 1 < end < MAX_TOKENS))
+        self.depths = tuple(sorted({*DEPTHS, *(end - 1 for end in self.ends)}))
+        self._knots = knots = sorted({*KNOTS, *self.ends, *(end + 1 for end in self.ends)})
+        self._base = [_line(measured, knot) for knot in knots]
+        self._offset = [0.0] * len(knots)  # log corrections
+        self._seen = [0] * len(knots)  # rounds that corrected each
+        self._is_guess = [guessed and knot not in met for knot in knots]
         self._met = frozenset(met)
         self.num_rounds = 0  # that corrected it
         self.scale = 1.0
         self.shape: list[float] = [0.0] * (MAX_TOKENS + 1)  # seconds by width before the scale; [0] is 0
-        self._draw(0, len(KNOTS) - 1)
+        self._draw(0, len(knots) - 1)
 
     def seconds(self, num_tokens: int) -> float:
         """Of one forward over so many tokens."""
         if num_tokens <= MAX_TOKENS:
             return self.shape[num_tokens] * self.scale
-        slope = (self.shape[-1] - self.shape[KNOTS[-2]]) / (MAX_TOKENS - KNOTS[-2])
+        before = self._knots[-2]
+        slope = (self.shape[-1] - self.shape[before]) / (MAX_TOKENS - before)
         return (self.shape[-1] + slope * (num_tokens - MAX_TOKENS)) * self.scale
 
     def refine(self, num_tokens: int, seconds: float, times: int = 1) -> float:
@@ -78,13 +94,14 @@ class Curve:
             self.scale *= math.exp(ratio / self._seen[0])
             return off
         self.scale *= math.exp((1.0 - (1.0 - _SCALE_GAIN) ** times) * off)
-        right = next(i for i, knot in enumerate(KNOTS) if knot >= num_tokens)
-        left = right if KNOTS[right] == num_tokens else right - 1
+        knots = self._knots
+        right = next(i for i, knot in enumerate(knots) if knot >= num_tokens)
+        left = right if knots[right] == num_tokens else right - 1
         for i in {left, right}:
             share = (
                 1.0
                 if left == right
-                else abs(num_tokens - KNOTS[left + right - i]) / (KNOTS[right] - KNOTS[left])
+                else abs(num_tokens - knots[left + right - i]) / (knots[right] - knots[left])
             )
             self._seen[i] += 1
             if self._is_guess[i] and self._seen[i] <= _GUESS_TRIES:
@@ -92,22 +109,22 @@ class Curve:
             else:
                 step = off * max(1.0 - (1.0 - _KNOT_GAIN) ** times, 0.5 / (self._seen[i] + 2))
             self._offset[i] += share * step
-        self._draw(max(0, left - 1), min(len(KNOTS) - 1, right + 1))
+        self._draw(max(0, left - 1), min(len(knots) - 1, right + 1))
         return off
 
     def knots(self) -> dict[int, float]:
-        """Width -> seconds, as known now: `Curve(curve.knots())` expects the same."""
-        return {knot: self.seconds(knot) for knot in KNOTS}
+        """Width -> seconds, as known now: `Curve(curve.knots(), ends=curve.ends)` expects the same."""
+        return {knot: self.seconds(knot) for knot in self._knots}
 
     @property
     def met(self) -> list[int]:
         """Knots that rounds have corrected."""
-        return [knot for knot, seen in zip(KNOTS, self._seen, strict=True) if seen or knot in self._met]
+        return [knot for knot, seen in zip(self._knots, self._seen, strict=True) if seen or knot in self._met]
 
     @property
     def known(self) -> list[int]:
         """Knots that were measured often enough to be no guesses."""
-        enough = (knot for knot, seen in zip(KNOTS, self._seen, strict=True) if seen >= _GUESS_TRIES)
+        enough = (k for k, seen in zip(self._knots, self._seen, strict=True) if seen >= _GUESS_TRIES)
         return sorted(self._met | set(enough))
 
     def knots_until(self, widest: int) -> dict[int, float]:
@@ -118,10 +135,10 @@ class Curve:
         """Fill `shape` between two knots."""
         shape = self.shape
         for i in range(first, last + 1):
-            right = KNOTS[i]
+            right = self._knots[i]
             shape[right] = self._base[i] * math.exp(self._offset[i])
             if i > first:
-                left = KNOTS[i - 1]
+                left = self._knots[i - 1]
                 slope = (shape[right] - shape[left]) / (right - left)
                 for width in range(left + 1, right):
                     shape[width] = shape[left] + slope * (width - left)
@@ -158,7 +175,7 @@ def _of_rows(one: Curve, num_rows: int, pause: float | None) -> dict[int, float]
     found = {w: first + (plain - first) * (w - 1) / (num_rows - 1) for w in range(1, num_rows)}
     return found | {
         w: plain + (pause * plain if w > num_rows else 0.0) + one.seconds(1 + w - num_rows) - first
-        for w in KNOTS
+        for w in one.knots()
         if w >= num_rows
     }
 
@@ -198,23 +215,28 @@ class CostModel:
         measured: Collection[int] | None = None,
         pause: float | None = None,
         several: Mapping[tuple[int, int], Curve] | None = None,
+        ends: Collection[int] = (),
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
         measured: widths that are no guesses, by default all of them; of others the first rounds that come replace the guess.
         pause: share of a plain round of several rows that any drafts are taken to cost beyond their tokens until it has been
-        measured, None where one row's curve holds for them. Raises ConfigError where there is no curve."""
+        measured, None where one row's curve holds for them. ends: of plateaus, as Curve has them. Raises ConfigError where there is no
+        curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         everything = (w for points in verify.values() for w in points)
         self.measured = frozenset(everything if measured is None else measured)
         guessed = measured is not None
         self._curves = {
-            (b, 1): Curve(points, guessed=guessed, met=self.measured) for b, points in verify.items()
+            (b, 1): Curve(points, ends=ends, guessed=guessed, met=self.measured)
+            for b, points in verify.items()
         }
+        self.ends = tuple(sorted(ends))
         self._curves |= several or {}
         self._measured = sorted(verify)
         self.drafts, self.pause = dict(drafts), pause
-        self._drafted: dict[str, int] = {}  # measurements of drafters whose cost was guessed
+        # guessed costs of drafters, and by which factors of them the first drafts differed, as logarithms
+        self._guesses: dict[str, tuple[DraftCost, list[float]]] = {}
 
     def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
         """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
@@ -222,10 +244,11 @@ class CostModel:
         found = self._curves.get((context_bucket, rows))
         if found is None:
             if rows > 1:
-                found = Curve(_of_rows(self.curve(context_bucket), rows, self.pause), guessed=True)
+                one = self.curve(context_bucket)
+                found = Curve(_of_rows(one, rows, self.pause), ends=self.ends, guessed=True)
             else:
                 nearest = min(self._measured, key=lambda b: abs(b - context_bucket))
-                found = Curve(self._curves[nearest, 1].knots())
+                found = Curve(self._curves[nearest, 1].knots(), ends=self.ends)
             self._curves[context_bucket, rows] = found
         return found
 
@@ -237,7 +260,7 @@ class CostModel:
     @property
     def num_drafts(self) -> int:
         """That have replaced guesses."""
-        return sum(self._drafted.values())
+        return sum(len(ratios) for _, ratios in self._guesses.values())
 
     @property
     def known(self) -> frozenset[int]:
@@ -250,30 +273,26 @@ class CostModel:
     def guess_draft(self, name: str, guess: DraftCost) -> None:
         """What a drafter is taken to cost until it drafts. Its first drafts replace that."""
         self.drafts[name] = guess
-        self._drafted[name] = 0
-
-    def num_drafts_of(self, name: str) -> int:
-        """Drafts that were measured since a drafter's cost was guessed; 0 where it was not."""
-        return self._drafted.get(name, 0)
+        self._guesses[name] = guess, []
 
     def is_guess(self, name: str) -> bool:
         """Whether a drafter's cost rests on no drafts, or on too few."""
-        return self._drafted.get(name, _GUESS_TRIES) < _GUESS_TRIES
+        return name in self._guesses and len(self._guesses[name][1]) < _GUESS_TRIES
 
     def refine_draft(self, name: str, depth: int, queued: int, num_rows: int, seconds: float) -> None:
-        """One draft took `seconds`: everything this drafter costs moves towards it, a guess as far as the mean of its first drafts."""
-        known = self.draft(name)
+        """One draft took `seconds`: everything this drafter costs moves towards it. A guess becomes the median of its first drafts, so that
+        one in which the machine stalled does not count."""
+        known, ratios = self._guesses[name] if self.is_guess(name) else (self.draft(name), None)
         expected = known.seconds(depth, queued, num_rows)
         if expected <= 0 or not seconds > 0:
             return
         ratio = math.log(seconds / expected)
-        if self.is_guess(name):
-            self._drafted[name] += 1
-            move = max(-_DRAFT_CLIP, min(_DRAFT_CLIP, ratio)) / self._drafted[name]
-        else:
+        if ratios is None:
             move = _DRAFT_GAIN * max(-_CLIP, min(_CLIP, ratio))
-        factor = math.exp(move)
-        self.drafts[name] = known.times(factor)
+        else:
+            ratios.append(max(-_DRAFT_CLIP, min(_DRAFT_CLIP, ratio)))
+            move = median(ratios)
+        self.drafts[name] = known.times(math.exp(move))
 
     def as_data(self, drafts: Mapping[str, DraftCost] | None = None) -> dict[str, object]:
         """For `from_data`, plain JSON. Of several rows what rounds have taught, and no guesses. drafts: in place of its own."""
@@ -290,6 +309,7 @@ class CostModel:
             ],
             "drafts": {n: vars(d) for n, d in (self.drafts if drafts is None else drafts).items()},
             "measured": sorted(self.known),
+            "ends": self.ends,
         }
 
     @classmethod
@@ -302,10 +322,11 @@ class CostModel:
             drafts = {
                 str(n): DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()
             }
-            measured = [int(w) for w in data["measured"]]
+            measured, ends = ([int(w) for w in data[name]] for name in ("measured", "ends"))
             several = {
                 (int(part["bucket"]), int(part["rows"])): Curve(
                     {int(w): float(s) for w, s in part["verify"].items()},
+                    ends=ends,
                     guessed=True,
                     met=[int(w) for w in part["met"]],
                 )
@@ -313,7 +334,7 @@ class CostModel:
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError("These costs cannot be read.") from error
-        return cls(verify, drafts, measured=measured, several=several)
+        return cls(verify, drafts, measured=measured, several=several, ends=ends)
 
 
 _FREE = DraftCost()

@@ -27,7 +27,7 @@ from mlxspec.platform import device, folders
 from mlxspec.policy.cost import CostModel, read_costs, write_costs
 
 _ENOUGH = 8  # rounds, or drafts: fewer teach nothing
-_followed: dict[Path, tuple[int, CostFile, CostModel, frozenset[str]]] = {}
+_followed: dict[Path, tuple[int, CostFile, CostModel]] = {}
 
 
 class CostFile:
@@ -52,28 +52,29 @@ class CostFile:
     def write(self, costs: CostModel) -> None:
         """Measured just now: whoever was followed before is no longer."""
         _followed.pop(self.path, None)
-        self._write(costs, frozenset(costs.drafts))
+        self._write(costs)
 
     def follow(self, costs: CostModel) -> None:
-        """Keep what `costs` has become by the end of the process. Guesses that come to it later are kept once drafts have replaced them."""
+        """Keep what `costs` has become by the end of the process."""
         if not _followed:
             atexit.register(write_followed)
-        _followed[self.path] = os.getpid(), self, costs, frozenset(costs.drafts)
+        _followed[self.path] = os.getpid(), self, costs
 
-    def _write(self, costs: CostModel, names: frozenset[str]) -> None:
-        """Beside what the file has of other drafters."""
+    def _write(self, costs: CostModel) -> None:
+        """Beside what the file has of other drafters. A guess is not written, until drafts have replaced it."""
         before = read_costs(self.path)
         others = {} if before is None else before.drafts
-        own = {self._marks[n]: c for n, c in costs.drafts.items() if n in names and n in self._marks}
+        own = {
+            m: costs.drafts[n] for n, m in self._marks.items() if n in costs.drafts and not costs.is_guess(n)
+        }
         write_costs(self.path, costs, others | own)
 
 
 def write_followed() -> None:
     """What rounds have taught this process."""
-    for pid, file, costs, names in _followed.values():
+    for pid, file, costs in _followed.values():
         if pid == os.getpid() and costs.num_rounds + costs.num_drafts >= _ENOUGH:
-            learned = {n for n in costs.drafts if costs.num_drafts_of(n) and not costs.is_guess(n)}
-            file._write(costs, names | learned)
+            file._write(costs)
     _followed.clear()
 
 

@@ -12,9 +12,7 @@ from itertools import pairwise
 
 from mlxspec.policy.cost import MAX_TOKENS, Curve
 
-# lengths a draft is cut to: each width a round may have is compiled once
-DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
-# the same for each of several rows: a round's shape is all their widths, so that coarse ones keep its number small
+# lengths that drafts of several rows are cut to: a round's shape is all their widths, so that coarse ones keep its number small
 SHARED_DEPTHS = (3, 16, 32, 63)
 
 
@@ -25,7 +23,7 @@ def best_at(reaches: Sequence[float], curve: Curve, rate: float) -> int:
     for length, reached in enumerate(reaches, 1):
         sum_reaches += reached
         value = sum_reaches - price * shape[1 + length]
-        if value > best and length in DEPTHS:
+        if value > best and length in curve.depths:
             best, depth = value, length
     return depth
 
@@ -38,7 +36,7 @@ def best_ratio(reaches: Sequence[float], curve: Curve, prudence: float) -> int:
     for length, reached in enumerate(reaches, 1):
         sum_reaches += reached
         ratio = sum_reaches / (base + prudence * shape[1 + length])
-        if ratio > best and length in DEPTHS:
+        if ratio > best and length in curve.depths:
             best, depth = ratio, length
     return depth
 
@@ -106,18 +104,23 @@ def best_steps(
 
 
 def pays_in_turn(reaches: Sequence[float], num_drafted: int, curve: Curve, num_rows: int, rate: float) -> int:
-    """The longest of DEPTHS to which a draft of so many tokens pays part by part, from one of them to the next, by what is known before a
-    part's first token: whether a token is verified must not depend on it, nor on those behind it. reaches may end where hardly any
-    token stands."""
+    """The longest of the curve's depths to which a draft of so many tokens pays part by part, by what is known before a part's first token:
+    whether a token is verified must not depend on it, nor on those behind it. A part ends at the first depth to which it pays, so that
+    it may cross a step of the curve where the plateau behind that is long enough. reaches may end where hardly any token stands."""
     length = 0
-    for end in DEPTHS:
-        if end > num_drafted or length >= len(reaches):
-            break
+    while length < len(reaches):
         before = reaches[length - 1] if length else 1.0
         chance = reaches[length] / before if before > 0.0 else 0.0
-        gained = sum(reaches[length] * chance**i for i in range(end - length))
-        taken = curve.seconds(num_rows + end) - curve.seconds(num_rows + length)
-        if gained < rate * taken:
+        taken = curve.seconds(num_rows + length)
+        paying = (
+            end
+            for end in curve.depths
+            if length < end <= num_drafted
+            and sum(reaches[length] * chance**i for i in range(end - length))
+            >= rate * (curve.seconds(num_rows + end) - taken)
+        )
+        end = next(paying, None)
+        if end is None:
             break
         length = end
     return length

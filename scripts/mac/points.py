@@ -18,7 +18,9 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.kernels import conv_qkv, launch
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
+from mlxspec.models.reads import plateau_ends
 from mlxspec.platform import device
+from mlxspec.policy.bare_rounds import widths
 
 from .base import Here, Skipped, table
 from .model import Model
@@ -26,7 +28,6 @@ from .model import Model
 MOST_PIECES = 600  # longest prompt of which every piece length is launched
 MOST_VARIANTS = 4  # of conv_qkv over those lengths
 LEAST_CHUNK = 2048  # tokens of a prompt that a GPU reads at once
-CLIFFS = (5, 6, 10, 11, 13)  # widths at which MLX's quantized kernels change
 
 
 class Found(NamedTuple):
@@ -175,12 +176,13 @@ def _partial(model: Model) -> Found:
 
 
 def _cliffs(model: Model) -> Found:
-    """By the calibration that policy auto decides by."""
-    measured = model.costs.measured
-    if not device.has_gpu():
-        return Found(None, f"measured on a CPU: {' '.join(map(str, sorted(measured)))}")
-    missing = [str(w) for w in CLIFFS if w not in measured]
-    return Found(not missing, f"not measured: {', '.join(missing) or 'none'}")
+    """By the calibration that policy auto decides by, at both sides of each step that the tiles of the kernels make here."""
+    measured, ends = model.costs.measured, plateau_ends(model.engine.model)
+    if not ends:
+        return Found(None, f"no steps are known here; measured: {' '.join(map(str, sorted(measured)))}")
+    missing = [str(w) for w in widths(model.engine.model, ends) if w not in measured]
+    steps = " ".join(map(str, ends))
+    return Found(not missing, f"steps behind {steps}; not measured: {', '.join(missing) or 'none'}")
 
 
 def _wired(model: Model) -> Found:

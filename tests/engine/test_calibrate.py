@@ -16,7 +16,7 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import reads
 from mlxspec.models.registry import architecture
 from mlxspec.policy import calibrate, cost_file
-from mlxspec.policy.bare_rounds import BareRounds
+from mlxspec.policy.bare_rounds import WIDTHS, BareRounds
 from mlxspec.policy.cost import DraftCost
 from mlxspec.policy.cost_file import write_followed
 from tests import tiny_models
@@ -85,13 +85,14 @@ def test_no_more_seconds_than_allowed(plain: float, seconds: float, clock: Clock
     assert 1.0 < curve.seconds(5) / plain < 5.0  # a guess is no reason never to try
     likely = calibrate.likely_draft(parts[1]["mtp"], parts[0])
     one = costs.draft("mtp").seconds(1, 1) / plain
-    assert one == pytest.approx(likely.seconds(1, 1) if costs.is_guess("mtp") else HEAD, rel=0.02)
+    assert costs.is_guess("mtp") or one == pytest.approx(HEAD, rel=0.02)
+    assert one == pytest.approx(HEAD, rel=0.02) or one == pytest.approx(likely.seconds(1, 1), rel=0.02)
 
 
 def test_with_time_enough_everything_is_measured(clock: Clock, parts: tuple) -> None:
     clock.plain = 0.001
     costs = calibrate.calibrate(*parts)
-    assert costs.measured == {1, *calibrate.WIDTHS}
+    assert costs.measured == {1, *WIDTHS}
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
     assert clock.spent < 2.0
 
@@ -109,7 +110,7 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
         known = set(costs.measured)
         if clock.spent == before:  # nothing was left to measure
             break
-    assert known == {1, *calibrate.WIDTHS}
+    assert known == {1, *WIDTHS}
     for width in (1, 2, 5, 17):
         assert costs.curve(0).seconds(width) == pytest.approx(clock.plain * (0.9 + 0.1 * width))
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
@@ -144,7 +145,7 @@ def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(
         calibrate,
         "_draft_cost",
         lambda drafter, *rest: (
-            DraftCost(step=9.0) if isinstance(drafter, Heavy) else measured(drafter, *rest)
+            (DraftCost(step=9.0), True) if isinstance(drafter, Heavy) else measured(drafter, *rest)
         ),
     )
     for _ in range(2):
@@ -170,8 +171,35 @@ def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
 
     monkeypatch.setattr(BareRounds, "run", run_)
     curve = calibrate.calibrate(*parts, 60.0).curve(0)
-    for width in (1, *calibrate.WIDTHS):
+    for width in (1, *WIDTHS):
         assert curve.seconds(width) / curve.seconds(1) == pytest.approx(0.9 + 0.1 * width, rel=0.05)
+
+
+@pytest.mark.parametrize("where", range(8))
+@pytest.mark.parametrize("stalls", [1, 2])
+def test_a_stall_is_not_kept_for_the_next_process(
+    where: int, stalls: int, clock: Clock, parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine stops for three seconds in some drafts of the calibration, which eats its time."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    clock.plain, calls, propose = 0.01, 0, Mtp.propose
+
+    def stalled(self: Mtp, asks, sampler) -> list:
+        nonlocal calls
+        made = propose(self, asks, sampler)
+        clock.spent += 3.0 * (where <= calls < where + stalls)
+        calls += 1
+        return made
+
+    monkeypatch.setattr(Mtp, "propose", stalled)
+    costs = calibrate.kept_costs(*parts, "tiny")
+    for _ in range(20):  # rounds of its answers
+        costs.curve(0).refine(1, clock.plain)
+    write_followed()
+    monkeypatch.setattr(Mtp, "propose", propose)
+    again = calibrate.kept_costs(*parts, "tiny")
+    assert not again.is_guess("mtp")
+    assert again.draft("mtp").seconds(1, 1) == pytest.approx(HEAD * clock.plain, rel=0.1)
 
 
 @pytest.mark.parametrize(("load", "most"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1), (10.0, 0.5), (60.0, 3.0)])

@@ -59,7 +59,7 @@ def test_guesses_are_not_kept_and_other_drafters_stay(file: CostFile) -> None:
     other.write(CostModel({0: {1: 1.0, 4: 2.0}}, {"draft-model": DraftCost(step=0.3)}))
     costs = loaded(file)
     file.follow(costs)
-    costs.drafts["draft-model"] = DraftCost(step=0.2)  # a guess: nobody has measured this one
+    costs.guess_draft("draft-model", DraftCost(step=0.2))  # nobody has measured this one
     lived(costs, 100)
     write_followed()
     assert list(loaded(file).drafts) == ["mtp"]

@@ -53,8 +53,8 @@ def test_the_kernel_runs_only_where_it_won(kernel_calls, mode):
     assert kernel_calls == []
     (weight,) = fused.quantized
     assert (weight.shape, weight.mode) == ((32, SIZE), mode)
-    launch.set_speedup(weight.kernel, qmv_rows._race_key(inputs(3), weight), 1.2)
-    launch.set_speedup(weight.kernel, qmv_rows._race_key(inputs(4), weight), 0.9)
+    launch.set_speedup(weight.kernel, qmv_rows._race_key(3, weight, inputs(3).dtype), 1.2)
+    launch.set_speedup(weight.kernel, qmv_rows._race_key(4, weight, inputs(4).dtype), 0.9)
     for num_rows in (1, 3, 4, 9):
         fused(inputs(num_rows))
     assert kernel_calls == [3]
@@ -66,7 +66,7 @@ def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
     formats = [w.format for w in fused.quantized]
     assert formats == ["4 bit, group 64", "mxfp4", "8 bit, group 64"]  # a bias is added by the module itself
     for weight in fused.quantized:
-        launch.set_speedup(weight.kernel, qmv_rows._race_key(inputs(2), weight), 1.2)
+        launch.set_speedup(weight.kernel, qmv_rows._race_key(2, weight, inputs(2).dtype), 1.2)
     outs = [p(inputs(2)) for p in parts]
     assert mx.allclose(fused(inputs(2)), mx.concatenate(outs, axis=-1))
     assert kernel_calls == [2, 2, 2]

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -328,6 +329,13 @@ def test_the_lowest_version_is_the_one_that_pyproject_names() -> None:
     for name in ("rich", "absent"):
         with pytest.raises(ValueError, match=f"no lowest version of {name}"):
             lowest_version.lowest(name, needs)
+
+
+def test_the_example_of_the_lowest_version_is_true() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (needed,) = (n for n in project["dependencies"] if n.startswith("mlx>=") and "darwin" in n)
+    version = needed.removeprefix("mlx>=").split(";")[0]
+    assert f"# on a Mac: mlx=={version}\n" in (lowest_version.__doc__ or "")
 
 
 # ---- steps that Linux can run

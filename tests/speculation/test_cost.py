@@ -115,6 +115,15 @@ def test_one_hiccup_does_not_make_a_guess_dearer_than_a_few_times() -> None:
     assert costs.draft("mtp").step < 1.0
 
 
+def test_a_stalled_draft_is_forgotten_with_the_guess() -> None:
+    costs = CostModel({0: {1: 1.0}}, {})
+    costs.guess_draft("mtp", DraftCost(step=0.2))
+    for seconds in (50.0, 0.3, 0.3, 0.3):
+        costs.refine_draft("mtp", 1, 1, 1, seconds)
+    assert not costs.is_guess("mtp")
+    assert costs.draft("mtp").step == pytest.approx(0.3)
+
+
 def test_the_first_plain_round_replaces_a_guessed_speed_of_all_widths() -> None:
     costs = CostModel({0: {1: 0.1, 2: 0.12, 4: 0.16}}, {}, measured=())
     costs.curve(0).refine(1, 0.3)
