@@ -24,7 +24,7 @@ from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import BatchSampler, confidence
 
-_QUEUE_AT_MOST = (
+QUEUE_AT_MOST = (
     512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
 )
 
@@ -148,7 +148,7 @@ class ModelDrafter(Drafter):
                 state.hidden.append(hidden[skipped:] if skipped else hidden)
         if self._length(row) + len(state.tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
-        elif len(state.tokens) > _QUEUE_AT_MOST:
+        elif len(state.tokens) > QUEUE_AT_MOST:
             self.prime(row)
 
     def prime(self, row: int) -> None:
@@ -200,11 +200,11 @@ class ModelDrafter(Drafter):
             cache.restore(_of_cells(state, self.skips))
             self._add(row, cache)
             self._rows[row].num_skipped = self.skips
-        for begin in range(known, len(tokens), _QUEUE_AT_MOST):
-            end = min(begin + _QUEUE_AT_MOST, len(tokens))
+        for begin in range(known, len(tokens), QUEUE_AT_MOST):
+            end = min(begin + QUEUE_AT_MOST, len(tokens))
             given = None if hidden is None else hidden[begin - known : end - known]
             self.observe(row, tokens[begin:end], given)
-        if len(tokens) - known > _QUEUE_AT_MOST:
+        if len(tokens) - known > QUEUE_AT_MOST:
             self.prime(row)
 
     def close(self, row: int) -> None:
@@ -230,7 +230,7 @@ class ModelDrafter(Drafter):
         cache = self._make_cache(0)
         states = sum(layer.bytes_for(length, 1) for layer in cache.layers if layer.is_recurrent)
         own = 0 if self.reduced is None else self.reduced.own_bytes(length)
-        return own + 2 * states + cache.bytes_for(length, prefill=_QUEUE_AT_MOST, verify=1)
+        return own + 2 * states + cache.bytes_for(length, prefill=QUEUE_AT_MOST, verify=1)
 
     def _give_up(self, row: int, why: str) -> None:
         self.close(row)

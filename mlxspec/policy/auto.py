@@ -13,24 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
-from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.model_based import QUEUE_AT_MOST, ModelDrafter
 from mlxspec.policy.auto_row import AutoRow, Picked, Said
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import PLAIN, Controller, Offer
-from mlxspec.policy.cost import bucket
+from mlxspec.policy.cost import DEPTHS, bucket
 from mlxspec.policy.round_times import CALM, RoundTimes
 from mlxspec.policy.row import RowControl
 from mlxspec.sampling.acceptance import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
-# rounds at rest for which what models promise one row, or several, is not weighed anew: it changes slowly, and weighing takes the host's
-# time. So many at first, twice as many each time that nothing pays, LONGER times as many at most
-STILL, STILL_TOGETHER, LONGER = 7, 15, 4
-ASLEEP = (
-    448  # tokens a model drafter waits for at most where it is not worth looking at: then it ends for the row
-)
-_PRIMED_ANYWAY = 8
-_LITTLE = 64  # tokens
-_CATCH_UP = 512  # tokens a model drafter runs by itself
+_LITTLE = 1 + DEPTHS[-1]  # tokens: the most that a round gives a row
+# tokens a model drafter waits for at most where catching up cannot be paid: then it ends for the row, before it runs them by itself
+ASLEEP = QUEUE_AT_MOST - _LITTLE
 
 
 class Auto(Policy):
@@ -59,16 +53,17 @@ class Auto(Policy):
         self._still, self._longer = 0, 1
 
     def primes(self, state: ChainRow, drafter: Drafter) -> bool:
-        """Whether a drafter catches up on the prompt before the answer begins: where it promises to draft, and every eighth row anyway,
-        for else nobody would find out that it had become worth it."""
+        """Whether a drafter catches up on the prompt before the answer begins: where it promises to draft, and once in a spell of rows
+        anyway, for else nobody would find out that it had become worth it."""
         row = self._rows[state.row]
         queued = row.queued.get(drafter.name, 0)
-        if queued > 1 and (
-            state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name)
-        ):
+        if queued > 1 and (self._tries_anyway(state) or self.control.promises(row.control, drafter.name)):
             row.queued[drafter.name] = 1
             return True
         return False
+
+    def _tries_anyway(self, state: ChainRow) -> bool:
+        return state.row % int(self.control.constants.spell) == 0
 
     def plain_seconds(self, row: int) -> float | None:
         """What a token of a row would have taken in plain rounds, its fellow rows beside it; None before the first round."""
@@ -92,11 +87,11 @@ class Auto(Policy):
         row = self._rows[state.row]
         if drafter.name not in row.queued:
             return True
-        if num_tokens <= _CATCH_UP:
+        if num_tokens <= QUEUE_AT_MOST:
             row.queued[drafter.name] = num_tokens
             return True
         row.queued[drafter.name] = 1  # it runs them at once
-        return state.row % _PRIMED_ANYWAY == 0 or self.control.promises(row.control, drafter.name)
+        return self._tries_anyway(state) or self.control.promises(row.control, drafter.name)
 
     def close(self, row: int) -> None:
         self._times.settle()
@@ -115,7 +110,7 @@ class Auto(Policy):
         """The row's drafters hear what waits for them, and drafts that waited for the text are judged."""
         tokens = self.chain.tell(state)
         if tokens:
-            self._rows[state.row].observe(tokens, self.control, _CATCH_UP)
+            self._rows[state.row].observe(tokens, self.control, QUEUE_AT_MOST)
 
     def propose(
         self,
@@ -209,12 +204,14 @@ class Auto(Policy):
         return False
 
     def _rest_or_wake(self, states: Sequence[ChainRow], picked: Sequence[Picked]) -> bool:
-        """Whether nobody drafts, so that rows rest."""
+        """Whether nobody drafts, so that rows rest: for so many rounds what models promise is not weighed anew, which changes slowly and
+        takes the host's time. One row rests for a spell, several for two, and each time that nothing pays for twice as long."""
         if any(p.choice is not PLAIN for p in picked):
             self.wake()
             return False
-        self._still = self._longer * (STILL if len(states) == 1 else STILL_TOGETHER)
-        self._longer = min(2 * self._longer, LONGER)
+        constants = self.control.constants
+        self._still = self._longer * (int((1 + (len(states) > 1)) * constants.spell) - 1)
+        self._longer = min(2 * self._longer, int(constants.trust))
         return True
 
     def took(

@@ -42,6 +42,9 @@ _MOST = 5  # rounds of each width that count
 _PLAIN = 3  # plain rounds that such a round is weighed by
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
 _LEAST = 1e-6  # seconds that anything takes
+_DRAFTS = 6  # drafts of each kind at most, the first of which compiles
+_FOUR = 4  # tokens of the longer ones
+_QUARTERS = 4  # of times that are ordered by length; the end of the first one counts
 _QUEUED = 0.1  # of a drafted token: what a known one takes that is run beside others
 # of a plain round of several rows where there is no GPU: one row's draft keeps the rounds of all from running ahead, which there hides
 # most of what the host does, and rows of several widths have to be taken apart
@@ -284,7 +287,7 @@ def _run(rounds: BareRounds, width: int, budget: _Budget, expected: _Expected, m
 
 def _low(times: Sequence[float]) -> float:
     """The lower quartile: whatever else a machine does makes single rounds slower, never faster."""
-    return sorted(times)[len(times) // 4]
+    return sorted(times)[len(times) // _QUARTERS]
 
 
 def _rising(found: Mapping[int, float]) -> dict[int, float]:
@@ -316,18 +319,18 @@ def _draft_cost(
             return None
         one = drafts.run(1, 1)
         found, cold = likely.times(min(one, cold) / first), max(0.0, cold - one)
-        if not budget.allows(found.seconds(4, _QUEUE) + cold):
+        if not budget.allows(found.seconds(_FOUR, _QUEUE) + cold):
             return found, False
-        drafts.run(_QUEUE, 4)
+        drafts.run(_QUEUE, _FOUR)
         times: list[tuple[float, float, float]] = []
-        turn = found.seconds(1, 2) + found.seconds(4, 2) + found.seconds(1, _QUEUE) + cold
-        while len(times) < 6 and budget.allows(turn):
-            times.append((drafts.run(2, 1), drafts.run(2, 4), drafts.run(_QUEUE, 1)))
+        turn = found.seconds(1, 2) + found.seconds(_FOUR, 2) + found.seconds(1, _QUEUE) + cold
+        while len(times) < _DRAFTS and budget.allows(turn):
+            times.append((drafts.run(2, 1), drafts.run(2, _FOUR), drafts.run(_QUEUE, 1)))
             turn = min(map(sum, times))
-        if len(times) < 3:  # the first compiles
+        if len(times) <= 2:  # the first compiles
             return found, False
-        one, four, late = (_low([t[i] for t in times[1:]]) for i in range(3))
-        step = max((four - one) / 3, 0.1 * one)
+        one, four, late = (_low([t[i] for t in times[1:]]) for i in range(len(times[0])))
+        step = max((four - one) / (_FOUR - 1), _QUEUED * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
         return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting), True
     except Exception:  # whatever it is, the drafter will say so when it drafts for a request

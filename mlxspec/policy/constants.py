@@ -1,7 +1,8 @@
 """The numbers that policy auto is tuned by, each with its unit and its reason.
 
-`scripts/simulate --sensitivity` halves and doubles each of them and prints the worst and the mean cell. Grids (widths that are timed,
-depths that drafts are cut to, cells of confidence) are no tuning and stand beside the code that uses them.
+`scripts/simulate --sensitivity` halves and doubles each of them and prints the worst and the mean cell. Two kinds of numbers are no tuning
+and stand beside the code that uses them: grids (widths that are timed, depths that drafts are cut to, cells of confidence) and how long
+calibration may measure (calibrate.py). A test lists both.
 """
 
 from __future__ import annotations
@@ -44,13 +45,20 @@ class Constants:
     first_chance: float = 0.75
     # share of what is known of a model's drafts that one draft replaces, once there were many
     follow: float = 0.04
-    # share of what is known of a row's rate and of its lookups that one round replaces
+    # share of what is known of a row's rate, of its lookups and of costs that one round or draft replaces
     fade: float = 0.05
+    # share of its distance from certainty by which one token moves a row's own estimate of acceptance
+    quick: float = 0.25
+    # drafts or rounds that an estimate nobody has measured counts for; measured times are at most so many times off it
+    trust: float = 4.0
+    # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
+    clip: float = 0.15
     # share of what one row shows of lookups that counts for the next
     carried: float = 0.5
     # drafts that knowledge of earlier rows counts for in a new one
     kept: float = 2.0
-    # rounds: how long lookup is taken to stay away at first, and most drafts that share what catching up costs
+    # rounds: how long lookup is taken to stay away at first, how long rows at rest stay so before models are weighed anew, and most drafts
+    # that share what catching up costs
     spell: float = 8.0
 
     def __post_init__(self) -> None:
@@ -58,8 +66,10 @@ class Constants:
             value = getattr(self, field.name)
             if not math.isfinite(value) or value < 0:
                 raise ConfigError(f"The policy's {field.name} must be a number of at least 0, not {value!r}.")
-        for name in ("earn", "hope", "least_hope", "first_chance", "follow", "fade", "carried"):
+        for name in ("earn", "hope", "least_hope", "first_chance", "follow", "fade", "quick", "carried"):
             if getattr(self, name) > 1.0:
                 raise ConfigError(f"The policy's {name} is a share and cannot be more than 1.")
+        if self.trust < 1.0 or self.spell < 1.0:
+            raise ConfigError("The policy's trust and spell count drafts and rounds: at least 1.")
         if self.cap < self.credit:
             raise ConfigError("An account's cap must be at least what a row begins with.")

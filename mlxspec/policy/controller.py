@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from mlxspec.policy.account import Account, balance
 from mlxspec.policy.constants import Constants
-from mlxspec.policy.cost import MAX_TOKENS, CostModel, Curve, DraftCost
+from mlxspec.policy.cost import MAX_TOKENS, MODEL_DEPTH, CostModel, Curve, DraftCost
 from mlxspec.policy.estimate import Calibration, RowEstimate
 from mlxspec.policy.row import Bursts, Promise, RowControl
 from mlxspec.policy.widths import (
@@ -77,7 +77,9 @@ class _Call(NamedTuple):
 class Controller:
     """One for an engine; what it learns survives its rows. max_depth: longest draft ever asked of a model."""
 
-    def __init__(self, costs: CostModel, *, max_depth: int = 8, constants: Constants | None = None) -> None:
+    def __init__(
+        self, costs: CostModel, *, max_depth: int = MODEL_DEPTH, constants: Constants | None = None
+    ) -> None:
         self.costs, self.max_depth = costs, max_depth
         self.constants = constants or Constants()
         self.pause = 0.0  # seconds a plain round takes longer where it could not run ahead, as behind a probe
@@ -273,7 +275,7 @@ class Controller:
             for n, (limit, _) in models.items()
             if limit
             and n != winner
-            and row.promises[n].rest >= row.promises[n].gap * (1 if winner is None else 4)
+            and row.promises[n].rest >= row.promises[n].gap * (1 if winner is None else self.constants.trust)
         ]
         for name in sorted(due, key=lambda n: -row.promises[n].rest):
             limit, queued = models[name]
@@ -418,7 +420,7 @@ class Controller:
             key = (row.kind, name, row.bucket)
             shared = self._calibrations.get(key)
             if shared is None:
-                shared = self._calibrations[key] = Calibration()
+                shared = self._calibrations[key] = Calibration(self.constants)
             found = row.estimates[name] = RowEstimate(shared)
         return found
 

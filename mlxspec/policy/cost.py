@@ -16,21 +16,17 @@ from pathlib import Path
 from statistics import median
 
 from mlxspec.errors import ConfigError
+from mlxspec.policy.constants import Constants
 
 MAX_TOKENS = 384  # widths the curve knows; beyond, the last slope goes on
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 24, 32, 48, 64, 96, 128, 192, 256, MAX_TOKENS)
 # lengths that a draft is cut to, besides those that fill a plateau: each width of a round is compiled once
 DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
+MODEL_DEPTH = 8  # the longest draft that is ever asked of a model
 CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[b], the last bucket everything
-_CLIP = 0.15  # log-ratio: one measurement moves nothing further than this, however late it came
-_SCALE_GAIN = 0.05
-_KNOT_GAIN = 0.03
-# The first measurements of a guess count fully: the guess becomes their mean, and none of them moves it further than this log-ratio (of a
-# width, of a draft). After so many it is known, and moves as slowly as what was measured at load.
-_GUESS_CLIP, _DRAFT_CLIP, _GUESS_TRIES = 0.7, 1.5, 4
-_DRAFT_GAIN = 0.10
 _FORMAT = 4
-_ENOUGH = 8  # rounds that a curve of several rows is kept after
+_DEFAULT = Constants()
+ENOUGH = 2 * _DEFAULT.trust  # rounds or drafts from which on what they taught is kept for the next process
 
 
 def bucket(context: int) -> int:
@@ -51,6 +47,7 @@ class Curve:
         ends: Collection[int] = (),
         guessed: bool = False,
         met: Collection[int] = (),
+        constants: Constants = _DEFAULT,
     ) -> None:
         """measured: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
         alone every token costs as much as the first. ends: widths behind which time takes a step, the ends of plateaus; they and the
@@ -60,6 +57,7 @@ class Curve:
             isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in measured.items()
         ):
             raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
+        self._constants = constants
         self.ends = tuple(sorted(end for end in ends if 1 < end < MAX_TOKENS))
         self.depths = tuple(sorted({*DEPTHS, *(end - 1 for end in self.ends)}))
         self._knots = knots = sorted({*KNOTS, *self.ends, *(end + 1 for end in self.ends)})
@@ -86,14 +84,15 @@ class Curve:
         if num_tokens < 1 or num_tokens > MAX_TOKENS or not seconds > 0:
             return 0.0
         self.num_rounds += times
-        ratio = math.log(seconds / self.seconds(num_tokens))
-        off = max(-_CLIP, min(_CLIP, ratio))
-        if num_tokens == 1 and self._is_guess[0] and self._seen[0] < _GUESS_TRIES:
+        c, ratio = self._constants, math.log(seconds / self.seconds(num_tokens))
+        off = _clipped(ratio, c.clip)
+        if num_tokens == 1 and self._is_guess[0] and self._seen[0] < c.trust:
             # nobody knows the machine's speed: all widths move with it
             self._seen[0] += 1
             self.scale *= math.exp(ratio / self._seen[0])
             return off
-        self.scale *= math.exp((1.0 - (1.0 - _SCALE_GAIN) ** times) * off)
+        part = 1.0 - (1.0 - c.fade) ** times
+        self.scale *= math.exp(part * off)
         knots = self._knots
         right = next(i for i, knot in enumerate(knots) if knot >= num_tokens)
         left = right if knots[right] == num_tokens else right - 1
@@ -104,10 +103,10 @@ class Curve:
                 else abs(num_tokens - knots[left + right - i]) / (knots[right] - knots[left])
             )
             self._seen[i] += 1
-            if self._is_guess[i] and self._seen[i] <= _GUESS_TRIES:
-                step = max(-_GUESS_CLIP, min(_GUESS_CLIP, ratio)) / self._seen[i]
+            if self._is_guess[i] and self._seen[i] <= c.trust:
+                step = _clipped(ratio, math.log(c.trust)) / self._seen[i]
             else:
-                step = off * max(1.0 - (1.0 - _KNOT_GAIN) ** times, 0.5 / (self._seen[i] + 2))
+                step = off * max(part, 0.5 / (self._seen[i] + 2))
             self._offset[i] += share * step
         self._draw(max(0, left - 1), min(len(knots) - 1, right + 1))
         return off
@@ -124,7 +123,7 @@ class Curve:
     @property
     def known(self) -> list[int]:
         """Knots that were measured often enough to be no guesses."""
-        enough = (k for k, seen in zip(self._knots, self._seen, strict=True) if seen >= _GUESS_TRIES)
+        enough = (k for k, seen in zip(self._knots, self._seen, strict=True) if seen >= self._constants.trust)
         return sorted(self._met | set(enough))
 
     def knots_until(self, widest: int) -> dict[int, float]:
@@ -142,6 +141,10 @@ class Curve:
                 slope = (shape[right] - shape[left]) / (right - left)
                 for width in range(left + 1, right):
                     shape[width] = shape[left] + slope * (width - left)
+
+
+def _clipped(ratio: float, most: float) -> float:
+    return max(-most, min(most, ratio))
 
 
 def _line(points: Mapping[int, float], width: int) -> float:
@@ -180,6 +183,9 @@ def _of_rows(one: Curve, num_rows: int, pause: float | None) -> dict[int, float]
     }
 
 
+_ROW = 0.25  # what a further row costs until somebody says otherwise
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftCost:
     """Seconds of one draft. call: however long it is; step: each drafted token; queued: each known token the drafter has to catch up on
@@ -188,7 +194,7 @@ class DraftCost:
     call: float = 0.0
     step: float = 0.0
     queued: float = 0.0
-    row: float = 0.25
+    row: float = _ROW
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(v) and v >= 0 for v in (self.call, self.step, self.queued, self.row)):
@@ -216,6 +222,7 @@ class CostModel:
         pause: float | None = None,
         several: Mapping[tuple[int, int], Curve] | None = None,
         ends: Collection[int] = (),
+        constants: Constants = _DEFAULT,
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
         measured: widths that are no guesses, by default all of them; of others the first rounds that come replace the guess.
@@ -224,11 +231,12 @@ class CostModel:
         curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
+        self._constants = constants
         everything = (w for points in verify.values() for w in points)
         self.measured = frozenset(everything if measured is None else measured)
         guessed = measured is not None
         self._curves = {
-            (b, 1): Curve(points, ends=ends, guessed=guessed, met=self.measured)
+            (b, 1): Curve(points, ends=ends, guessed=guessed, met=self.measured, constants=constants)
             for b, points in verify.items()
         }
         self.ends = tuple(sorted(ends))
@@ -245,10 +253,11 @@ class CostModel:
         if found is None:
             if rows > 1:
                 one = self.curve(context_bucket)
-                found = Curve(_of_rows(one, rows, self.pause), ends=self.ends, guessed=True)
+                points, guessed = _of_rows(one, rows, self.pause), True
             else:
                 nearest = min(self._measured, key=lambda b: abs(b - context_bucket))
-                found = Curve(self._curves[nearest, 1].knots(), ends=self.ends)
+                points, guessed = self._curves[nearest, 1].knots(), False
+            found = Curve(points, ends=self.ends, guessed=guessed, constants=self._constants)
             self._curves[context_bucket, rows] = found
         return found
 
@@ -277,7 +286,7 @@ class CostModel:
 
     def is_guess(self, name: str) -> bool:
         """Whether a drafter's cost rests on no drafts, or on too few."""
-        return name in self._guesses and len(self._guesses[name][1]) < _GUESS_TRIES
+        return name in self._guesses and len(self._guesses[name][1]) < self._constants.trust
 
     def refine_draft(self, name: str, depth: int, queued: int, num_rows: int, seconds: float) -> None:
         """One draft took `seconds`: everything this drafter costs moves towards it. A guess becomes the median of its first drafts, so that
@@ -286,11 +295,11 @@ class CostModel:
         expected = known.seconds(depth, queued, num_rows)
         if expected <= 0 or not seconds > 0:
             return
-        ratio = math.log(seconds / expected)
+        c, ratio = self._constants, math.log(seconds / expected)
         if ratios is None:
-            move = _DRAFT_GAIN * max(-_CLIP, min(_CLIP, ratio))
+            move = c.fade * _clipped(ratio, c.clip)
         else:
-            ratios.append(max(-_DRAFT_CLIP, min(_DRAFT_CLIP, ratio)))
+            ratios.append(_clipped(ratio, math.log(c.trust)))
             move = median(ratios)
         self.drafts[name] = known.times(math.exp(move))
 
@@ -305,7 +314,7 @@ class CostModel:
             "several": [
                 {"bucket": b, "rows": rows, "met": c.met, "verify": {str(w): s for w, s in c.knots().items()}}
                 for (b, rows), c in curves
-                if rows > 1 and c.num_rounds >= _ENOUGH
+                if rows > 1 and c.num_rounds >= ENOUGH
             ],
             "drafts": {n: vars(d) for n, d in (self.drafts if drafts is None else drafts).items()},
             "measured": sorted(self.known),

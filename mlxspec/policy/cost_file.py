@@ -24,9 +24,9 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.base import Model
 from mlxspec.platform import device, folders
-from mlxspec.policy.cost import CostModel, read_costs, write_costs
+from mlxspec.policy.cost import ENOUGH, CostModel, read_costs, write_costs
 
-_ENOUGH = 8  # rounds, or drafts: fewer teach nothing
+_DIGITS = 32  # of a file's name
 _followed: dict[Path, tuple[int, CostFile, CostModel]] = {}
 
 
@@ -73,7 +73,7 @@ class CostFile:
 def write_followed() -> None:
     """What rounds have taught this process."""
     for pid, file, costs in _followed.values():
-        if pid == os.getpid() and costs.num_rounds + costs.num_drafts >= _ENOUGH:
+        if pid == os.getpid() and costs.num_rounds + costs.num_drafts >= ENOUGH:
             file._write(costs)
     _followed.clear()
 
@@ -97,7 +97,7 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
         config.rollback,
         [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
     ]
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:_DIGITS]
     return folders.private_folder("costs")[0] / f"{digest}.json"
 
 

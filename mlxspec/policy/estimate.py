@@ -13,24 +13,27 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from mlxspec.policy.constants import Constants
+
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # edges of cells
 STREAKS = (1, 2, 3, 4, 6, 9, 13, 21, 41)  # likewise
 _MIDDLES = (0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.985)
 _DEPTHS = 4  # cells for depth 0, 1, 2 and all deeper ones
-_PRIOR_STREAK = 0.75  # of a first lookup, before anything is known
-_LESS_DOUBT = 0.75  # how much of the doubt a longer streak inherits
-_TRUST = 4.0  # a cell's inherited value counts as much as so many tries
-_DECAY = 0.997  # of a cell's counts a try: shared knowledge follows slowly
 _NUM_CONFIDENCES = len(CONFIDENCES) + 1
 _NUM_STREAKS = len(STREAKS) + 1
-_NEVER = 0.02  # what is less likely than this to be reached is not looked at
 
 
 class Calibration:
     """Counts of one drafter for one kind of request. chances: the estimate of every cell."""
 
-    def __init__(self) -> None:
-        streaks = [1.0 - (1.0 - _PRIOR_STREAK) * _LESS_DOUBT**i for i in range(_NUM_STREAKS)]
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self._less_doubt = 1.0 - constants.quick  # how much of the doubt a longer streak inherits
+        self._decay = 1.0 - constants.fade / (
+            2.0 * constants.spell
+        )  # rows come and go: what they share follows slowly
+        doubt = 1.0 - constants.first_chance
+        streaks = [1.0 - doubt * self._less_doubt**i for i in range(_NUM_STREAKS)]
         self._priors = [*_MIDDLES] * _DEPTHS, streaks
         self._hits = [0.0] * (_DEPTHS * _NUM_CONFIDENCES), [0.0] * _NUM_STREAKS
         self._tries = [0.0] * (_DEPTHS * _NUM_CONFIDENCES), [0.0] * _NUM_STREAKS
@@ -46,25 +49,25 @@ class Calibration:
     def _learn(self, which: int, chances: list[float], cell: int, stride: int, stood: bool) -> None:
         """Count, then draw this cell and those that inherit from it anew."""
         hits, tries, priors = self._hits[which], self._tries[which], self._priors[which]
-        doubt = _LESS_DOUBT if which else 1.0
-        hits[cell] = hits[cell] * _DECAY + stood
-        tries[cell] = tries[cell] * _DECAY + 1.0
+        doubt, trust = self._less_doubt if which else 1.0, self.constants.trust
+        hits[cell] = hits[cell] * self._decay + stood
+        tries[cell] = tries[cell] * self._decay + 1.0
         for i in range(cell, len(chances), stride):
             inherited = 1.0 - doubt * (1.0 - chances[i - stride]) if i >= stride else priors[i]
-            chances[i] = (hits[i] + _TRUST * inherited) / (tries[i] + _TRUST)
+            chances[i] = (hits[i] + trust * inherited) / (tries[i] + trust)
 
 
 class RowEstimate:
     """One drafter as one row sees it. streak: tokens said right in a row up to the end of the text; odds: the row's own factor."""
 
-    __slots__ = ("_shared", "odds", "streak")
-
-    _QUICK = 0.25  # how far one outcome moves the row's odds
-    _FORGET = 0.98  # how much of the way they stay there
-    _FAR = 8.0
+    __slots__ = ("_far", "_quick", "_shared", "_stay", "odds", "streak")
 
     def __init__(self, shared: Calibration) -> None:
-        self._shared = shared
+        self._shared, constants = shared, shared.constants
+        self._quick, self._far = constants.quick, 2.0 * constants.trust
+        self._stay = (
+            1.0 - constants.follow / 2.0
+        )  # how much of the way the odds stay where an outcome moved them
         self.odds = 1.0
         self.streak = 0
 
@@ -83,7 +86,7 @@ class RowEstimate:
             p = p * odds / (1.0 - p + p * odds)
             out.append(p)
             reached *= p
-            if reached < _NEVER:
+            if reached < self._shared.constants.margin:
                 break
         return out
 
@@ -127,9 +130,9 @@ class RowEstimate:
     def _follow(self, p: float, stood: bool) -> None:
         odds = self.odds
         expected = p * odds / (1.0 - p + p * odds)
-        odds *= 1.0 + self._QUICK * (stood - expected)
-        odds **= self._FORGET
-        self.odds = min(self._FAR, max(1.0 / self._FAR, odds))
+        odds *= 1.0 + self._quick * (stood - expected)
+        odds **= self._stay
+        self.odds = min(self._far, max(1.0 / self._far, odds))
 
 
 def _cell(depth: int, confidence: float) -> int:

@@ -14,8 +14,6 @@ from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import Curve
 
 CALM = 1  # plain rounds in a row before rounds run ahead
-_AT_ONCE = 16  # plain rounds
-_PAUSE_FOLLOW = 0.1
 
 
 class RoundTimes:
@@ -62,7 +60,7 @@ class RoundTimes:
             if not any(r.control.left_plain for r in rows):
                 self._control.held_up([r.control for r in rows], num_rows, longer)
         elif plain and not ahead and is_warm:
-            self._control.pause += _PAUSE_FOLLOW * (longer - self._control.pause)
+            self._control.pause += self._control.constants.fade * (longer - self._control.pause)
         if not is_warm:
             spent = min(spent, curve.seconds(num_tokens))
         elif not plain:
@@ -94,7 +92,7 @@ class RoundTimes:
             row.emitted = 0
         self._num_rounds += 1
         self._seconds += seconds
-        if self._num_rounds == _AT_ONCE:
+        if self._num_rounds >= 2.0 * self._control.constants.spell:
             self.settle()
 
     def _end_drafts(self, num_rows: int, longer: float) -> None:

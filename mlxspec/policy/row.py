@@ -59,10 +59,10 @@ class Promise:
 class Bursts:
     """Lookup finds text in bursts: how long it stays away between them, and how fast they are. All counts fade."""
 
-    __slots__ = ("_bursts", "_constants", "_found", "_is_on", "_rounds", "_seconds", "_tokens")
+    __slots__ = ("_bursts", "_found", "_is_on", "_rounds", "_seconds", "_tokens", "constants")
 
     def __init__(self, constants: Constants) -> None:
-        self._constants = constants
+        self.constants = constants
         self._tokens = self._rounds = constants.spell  # between bursts
         self._bursts = 0.0
         self._found, self._seconds = 0.0, 0.0  # tokens within bursts, and what they took
@@ -70,14 +70,14 @@ class Bursts:
 
     def copy(self) -> Bursts:
         """For a new row."""
-        new = Bursts(self._constants)
+        new = Bursts(self.constants)
         for name in ("_tokens", "_rounds", "_bursts", "_found", "_seconds"):
-            setattr(new, name, self._constants.carried * getattr(self, name))
+            setattr(new, name, self.constants.carried * getattr(self, name))
         return new
 
     def follow(self, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1) -> None:
         """So many rounds gave so many tokens."""
-        fade = (1.0 - self._constants.fade) ** num_rounds
+        fade = (1.0 - self.constants.fade) ** num_rounds
         if looked_up:
             self._found, self._seconds = fade * self._found + num_tokens, fade * self._seconds + seconds
             self._bursts += not self._is_on
@@ -93,7 +93,7 @@ class Bursts:
 
     def horizon(self) -> float:
         """Drafts of a model that share what catching up costs: those up to the next burst, behind which it has to catch up again."""
-        most = self._constants.spell
+        most = self.constants.spell
         return max(1.0, min(most, self._rounds / self._bursts)) if self._bursts else most
 
     def worth(self, depth: int, rate: float) -> list[float]:
@@ -140,9 +140,9 @@ class RowControl:
     def follow(self, num_tokens: int, seconds: float, fade: float, num_rounds: int = 1) -> None:
         """The going rate of so many rounds: tokens over seconds, both fading by `fade` a round."""
         fade = (1.0 - fade) ** num_rounds
-        if self._time > 0 and self.seconds == 0.0:  # what came from an earlier row counts for a dozen rounds
-            dozen = 12 * seconds / num_rounds
-            self._tokens, self._time = self._tokens * dozen, self._time * dozen
+        if self._time > 0 and self.seconds == 0.0:  # what came from an earlier row counts for a spell
+            spell = self.lookups.constants.spell * seconds / num_rounds
+            self._tokens, self._time = self._tokens * spell, self._time * spell
         self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
         self.rate = self._tokens / self._time
 

@@ -39,7 +39,9 @@ class Replay:
             for n, d in machine.drafts.items()
         }
         self.control = Controller(
-            CostModel({0: wrong}, drafts, pause=machine.pause), max_depth=max_depth, constants=constants
+            CostModel({0: wrong}, drafts, pause=machine.pause, constants=constants or Constants()),
+            max_depth=max_depth,
+            constants=constants,
         )
         # of the last requests: row, place, choice, drafted tokens verified
         self.rounds: list[tuple[int, int, Choice, int]] = []

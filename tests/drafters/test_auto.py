@@ -17,13 +17,15 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import TokensEvent
 from mlxspec.platform.host import numbers
 from mlxspec.policy import auto, cost
-from mlxspec.policy.auto import LONGER, STILL, STILL_TOGETHER
+from mlxspec.policy.constants import Constants
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import CostModel, DraftCost
 from tests import tiny_models
 from tests.tiny_models import VOCAB
 
-FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
+FLAT, SPELL, LONGER = int(Constants().spell), int(Constants().trust)
+STILL, STILL_TOGETHER = SPELL - 1, 2 * SPELL - 1
+LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
 NAMES = ("ngram-simple", "mtp", "draft-model")
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7, 8, 9, 7]]
 

@@ -215,7 +215,7 @@ def test_a_long_prompt_is_run_before_it_fills_the_queue(kind: str, length: int) 
             part = hiddens[start : start + len(piece)] if needs.wants_hidden else None
             driver.drafter.observe(0, piece, part)
     driver.drafter.observe(0, [5], hiddens[-1:] if needs.wants_hidden else None)
-    assert 1 <= len(driver.drafter._rows[0].tokens) <= model_based._QUEUE_AT_MOST
+    assert 1 <= len(driver.drafter._rows[0].tokens) <= model_based.QUEUE_AT_MOST
     got = driver.propose({0: 2})[0]
     fresh = Driver(make(kind))
     fresh.begin(0, driver.rows[0][:100])

@@ -8,23 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxspec.policy.constants import Constants
 from mlxspec.policy.estimate import Calibration, RowEstimate
 
 
 def test_before_anything_is_known_a_confidence_is_taken_at_its_word() -> None:
-    row = RowEstimate(Calibration())
+    row = RowEstimate(Calibration(Constants()))
     assert row.chances(3, [0.75, 0.75, 0.75]) == pytest.approx([0.75] * 3)
     assert row.chances(1, [0.05])[0] < 0.1
 
 
 def test_lookups_begin_a_little_hopeful_and_more_so_the_longer_they_were_right() -> None:
-    chances = RowEstimate(Calibration()).chances(12, None)
+    chances = RowEstimate(Calibration(Constants())).chances(12, None)
     assert chances[0] == pytest.approx(0.75)
     assert chances == sorted(chances)
 
 
 def test_an_overconfident_drafter_is_found_out_also_by_rows_to_come() -> None:
-    shared = Calibration()
+    shared = Calibration(Constants())
     rng = random.Random(0)
     row = RowEstimate(shared)
     for _ in range(400):
@@ -35,7 +36,7 @@ def test_an_overconfident_drafter_is_found_out_also_by_rows_to_come() -> None:
 
 
 def test_an_untried_depth_inherits_its_shallower_neighbour() -> None:
-    shared = Calibration()
+    shared = Calibration(Constants())
     for _ in range(200):
         RowEstimate(shared).learn(1, [0.5], 1, 1)
     first, second, third, fourth = RowEstimate(shared).chances(4, [0.5] * 4)
@@ -44,7 +45,7 @@ def test_an_untried_depth_inherits_its_shallower_neighbour() -> None:
 
 
 def test_longer_streaks_inherit_too_and_then_go_their_own_way() -> None:
-    shared = Calibration()
+    shared = Calibration(Constants())
     for _ in range(50):
         row = RowEstimate(shared)
         row.learn(16, None, 0, 1)  # a first lookup that fails
@@ -59,7 +60,7 @@ def test_longer_streaks_inherit_too_and_then_go_their_own_way() -> None:
 
 
 def test_streaks_grow_by_what_matched_and_end_with_a_miss() -> None:
-    row = RowEstimate(Calibration())
+    row = RowEstimate(Calibration(Constants()))
     row.learn(16, None, 4, 4)
     assert row.streak == 4
     row.learn(3, None, 3, 5)  # the draft was shorter than what came: nothing contradicts it
@@ -69,7 +70,7 @@ def test_streaks_grow_by_what_matched_and_end_with_a_miss() -> None:
 
 
 def test_a_place_that_would_have_been_right_is_read_by_that() -> None:
-    shared = Calibration()
+    shared = Calibration(Constants())
     for _ in range(50):
         RowEstimate(shared).learn(16, None, 0, 1, 0)
         RowEstimate(shared).learn(16, None, 1, 1, 20)
@@ -80,7 +81,7 @@ def test_a_place_that_would_have_been_right_is_read_by_that() -> None:
 
 
 def test_what_lies_behind_a_miss_or_has_not_come_teaches_nothing() -> None:
-    seen, other = Calibration(), Calibration()
+    seen, other = Calibration(Constants()), Calibration()
     RowEstimate(seen).learn(8, [0.5] * 8, 1, 3)
     RowEstimate(other).learn(2, [0.5] * 2, 1, 2)
     assert seen.by_confidence == other.by_confidence
@@ -89,7 +90,7 @@ def test_what_lies_behind_a_miss_or_has_not_come_teaches_nothing() -> None:
 
 
 def test_a_row_follows_its_own_text_within_a_dozen_tokens() -> None:
-    shared = Calibration()
+    shared = Calibration(Constants())
     for i in range(400):
         RowEstimate(shared).learn(1, [0.6], i % 2, 1)
     row = RowEstimate(shared)
@@ -109,7 +110,7 @@ def test_a_row_follows_its_own_text_within_a_dozen_tokens() -> None:
     )
 )
 def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) -> None:
-    row = RowEstimate(Calibration())
+    row = RowEstimate(Calibration(Constants()))
     for sure, knows, matched, known in rounds:
         confidences = sure if knows else None
         reaches = row.reaches(len(sure), confidences)

@@ -132,7 +132,7 @@ def generate_step(
     }
     _check_model(model, stream)
     _check("generate_step", given, _STEP_OPTIONS)
-    run = _Run.begin(model, model.engine, _ids(prompt), max_tokens, given, keep_logprobs=True)
+    run = _CachedRun.begin(model, model.engine, _ids(prompt), max_tokens, given, keep_logprobs=True)
 
     def told() -> Generator[tuple[int, mx.array], None, None]:
         for step in run.steps():
@@ -162,7 +162,7 @@ def _responses(
     engine = model.engine if draft_model is None else model.paired(draft_model)
     tokens = _tokens(tokenizer, prompt)
     has_draft = draft_model is not None
-    run = _Run.begin(
+    run = _CachedRun.begin(
         model, engine, tokens, max_tokens, kwargs, keep_logprobs=keep_logprobs, has_draft=has_draft
     )
     detokenizer = tokenizer.detokenizer
@@ -209,7 +209,7 @@ def _responses(
 
 
 @dataclass
-class _Run:
+class _CachedRun:
     """One answer: what the engine is asked for, and what becomes of the prompt cache."""
 
     engine: Engine
@@ -233,7 +233,7 @@ class _Run:
         *,
         keep_logprobs: bool,
         has_draft: bool = False,
-    ) -> _Run:
+    ) -> _CachedRun:
         """Raises MlxspecError subclasses for what cannot be done, before anything is."""
         caches = checked(options["prompt_cache"]) if options.get("prompt_cache") is not None else []
         before = list(caches[0].tokens) if caches else []
@@ -330,7 +330,7 @@ def batch_generate(
         else [PromptCache()] * len(prompts)
     )
     rows = [
-        _Row.make(model, cache, _ids(prompt), limit, kwargs, return_logprobs)
+        _BatchRow.make(model, cache, _ids(prompt), limit, kwargs, return_logprobs)
         for cache, prompt, limit in zip(caches, prompts, limits, strict=True)
     ]
     most = kwargs.get("completion_batch_size") or _BATCH_ROWS
@@ -357,7 +357,7 @@ def batch_generate(
 
 
 @dataclass
-class _Row:
+class _BatchRow:
     """One answer of a batch. answer: its tokens, without the end token, which is in `given`."""
 
     before: list[int]
@@ -379,7 +379,7 @@ class _Row:
         limit: int,
         options: dict[str, Any],
         record: bool,
-    ) -> _Row:
+    ) -> _BatchRow:
         """Raises MlxspecError subclasses."""
         if not prompt:
             raise ConfigError("The prompt is empty.")
@@ -426,10 +426,10 @@ class _Told:
             print(f"[batch_generate] Finished processing {self._num}/{self._total} ...", end=end)
 
 
-def _run(model: LoadedModel, rows: Sequence[_Row], ends: Sequence[int], most: int, told: _Told) -> None:
+def _run(model: LoadedModel, rows: Sequence[_BatchRow], ends: Sequence[int], most: int, told: _Told) -> None:
     """All rows to their ends, at most so many at once. Raises MlxspecError where one fails; then none goes on."""
     engine = model.engine
-    waiting, running = deque(rows), dict[int, _Row]()
+    waiting, running = deque(rows), dict[int, _BatchRow]()
     try:
         while waiting or running:
             while waiting and len(running) < most:
@@ -455,7 +455,7 @@ def _run(model: LoadedModel, rows: Sequence[_Row], ends: Sequence[int], most: in
             engine.cancel(number)
 
 
-def _batch_stats(rows: Sequence[_Row], seconds: float) -> BatchStats:
+def _batch_stats(rows: Sequence[_BatchRow], seconds: float) -> BatchStats:
     """mlx-lm's figures of a batch. They differ between its versions."""
     stats = [r.request.stats for r in rows if r.request is not None]
     prompt_time = min(sum(s.prefill_seconds for s in stats), seconds)
