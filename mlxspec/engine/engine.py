@@ -529,7 +529,9 @@ class Engine(EngineApi):
 
     def _leave(self, request: Request) -> None:
         """The one place where a request's last event comes from."""
-        request.count_asked(self.drafting.asked(request.number), self.drafting.plain_seconds(request.number))
+        request.count_asked(
+            self.drafting.chain.asked(request.number), self.drafting.plain_seconds(request.number)
+        )
         self.drafting.close(request.number)
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)

@@ -83,11 +83,11 @@ class Pipeline:
         """If it is one with drafts, leave rows and drafters as though it had not been launched."""
         if self.is_open:
             cache.abort()
-            self._drafting.take_back()
+            self._drafting.chain.take_back()
             self._stats.num_unread += 1
             self.next = None
 
     def forget(self) -> None:
         """Nothing is known of what the device did with its rows."""
-        self._drafting.take_back()
+        self._drafting.chain.take_back()
         self.next = None

@@ -61,13 +61,13 @@ class Prefill:
         request.shows_layers = shows_layers(
             drafting.chain.drafters.values(), request.spec, are_kept=request.hiddens is not None
         )
-        self._layers = drafting.streams.layers if request.shows_layers else ()
+        self._layers = drafting.chain.streams.layers if request.shows_layers else ()
         self.carry = mx.zeros((1, (1 + len(self._layers)) * self._model.hidden_size))
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             self.carry, self.num_done = hit.hidden, hit.length
             if self.is_done:
-                self._logits = self._model.head(drafting.streams.final(hit.hidden))
+                self._logits = self._model.head(drafting.chain.streams.final(hit.hidden))
 
     def arrive(self, *, is_busy: bool) -> bool:
         """Whether the prompt may be read: what the disk knows of it is here. Takes a slice of that where others decode, else all that has
@@ -151,10 +151,10 @@ class Prefill:
             self.cache.abort()
             raise
         self.cache.commit()
-        hidden = drafting.streams.join(out)
+        hidden = drafting.chain.streams.join(out)
         mx.eval(out.logits if last else hidden, self.cache.arrays)
         before = None
-        if request.hiddens is not None or drafting.needs_hidden:
+        if request.hiddens is not None or drafting.chain.needs_hidden:
             before = mx.concatenate([self.carry.astype(hidden.dtype), hidden[:-1]])
         request.hear(before)
         if request.spec.drafters:
@@ -186,7 +186,7 @@ class Prefill:
             request.fail(failure)
         request.hear(self.carry)
         if request.spec.drafters and request.finish_reason is None:
-            drafting.observe(request.number, [first], self.carry if drafting.needs_hidden else None)
+            drafting.observe(request.number, [first], self.carry if drafting.chain.needs_hidden else None)
             drafting.prime(request.number)
         request.stats.prefill_seconds += time.perf_counter() - started
         return events

@@ -80,14 +80,14 @@ def launch(
     if widest is not None:
         limit = min(limit, (widest - len(requests)) // len(requests))
     rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
-    drafting.attach(cache, [r.number for r in requests])
+    drafting.chain.attach(cache, [r.number for r in requests])
     won = drafting.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     tokens = _flatten([r.history[-1] for r in requests], proposals)
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, drafting.streams, ahead=0)
+    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain.streams, ahead=0)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -136,7 +136,9 @@ def launch_behind(
     tokens = last.choice.sampled
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
-    launched = _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, drafting.streams, ahead=1)
+    launched = _forward(
+        requests, (_PLAIN,) * len(requests), tokens, model, cache, drafting.chain.streams, ahead=1
+    )
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -161,7 +163,7 @@ def _drafted_behind(
     cache.commit(unread.num)
     tokens = _flatten(unread.newest, proposals)
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, drafting.streams, ahead=unread)
+    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain.streams, ahead=unread)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -194,7 +196,7 @@ def read(
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     kept = []
-    wanted = drafting.needs_hidden or any(r.hiddens is not None for r in round_.requests)
+    wanted = drafting.chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
     hiddens = _by_row(round_) if wanted else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
@@ -213,7 +215,7 @@ def read(
         kept.append(min(stood, taken) + 1)
     if cache.is_unread:
         cache.settle(kept)
-        drafting.settle()
+        drafting.chain.settle()
     elif round_.is_open:
         cache.commit(kept)
         if not cache.defers:

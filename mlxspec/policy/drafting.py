@@ -1,4 +1,5 @@
-"""Drafting as the engine sees it: one chain of drafters, and for each row the policy that its options name.
+"""Drafting as the engine sees it: one chain of drafters, and for each row the policy that its options name. What no policy has a say in the
+engine asks the chain for itself.
 
 Rows of several policies may share a round. Each policy sees its own rows only.
 """
@@ -9,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
-from mlxspec.drafters.streams import Streams
 from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import Controller
@@ -45,16 +45,6 @@ class Drafting:
         policy.begin(state)
         return state
 
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether a drafter in use wants to see hiddens."""
-        return self.chain.needs_hidden
-
-    @property
-    def streams(self) -> Streams:
-        """What the target shows to drafters, those that are not in use included."""
-        return self.chain.streams
-
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         """The row's text goes on. hidden: as `Drafter.observe` has it."""
         self._policies[row].observe(self.chain.hear(row, tokens, hidden), len(tokens))
@@ -79,10 +69,6 @@ class Drafting:
         """The row begins with `tokens`, which its drafters have not heard. kept, hiddens: see `Chain.resume`."""
         state, policy = self.chain.state(row), self._policies[row]
         self.chain.resume(state, tokens, kept, hiddens, lambda d, num: policy.resumes(state, d, num))
-
-    def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
-        """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""
-        self.chain.attach(cache, order)
 
     def propose(
         self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
@@ -120,24 +106,12 @@ class Drafting:
         found = self._by_policy(rooms)
         return len(found) == 1 and found[0][0].plain(found[0][1], rooms, histories, vocab_size)
 
-    def settle(self) -> None:
-        """What `propose_behind` drafted behind has been observed."""
-        self.chain.settle()
-
-    def take_back(self) -> None:
-        """Nobody reads what came of the last `propose_behind`."""
-        self.chain.take_back()
-
     def took(
         self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool
     ) -> None:
         """A round over these rows has been read; some may be gone or never have drafted. ahead, is_warm: see `Policy.took`."""
         for policy, some in self._by_policy([r for r in rows if r in self._policies]):
             policy.took(some, len(rows), num_tokens, seconds, ahead=ahead, is_warm=is_warm)
-
-    def asked(self, row: int) -> Mapping[str, tuple[int, float]]:
-        """By drafter: how often it was asked for the row, and seconds."""
-        return self.chain.asked(row)
 
     def plain_seconds(self, row: int) -> float | None:
         """What a token of the row would have taken without drafts, by what its policy knows."""
