@@ -100,8 +100,7 @@ class Controller:
 
     def close(self, row: RowControl) -> None:
         """The row has ended: what was learned in it is where the next row of its kind begins."""
-        pays = (row.best(n, self.max_depth, row.rate)[0] > self.constants.margin for n in row.promises)
-        if any(pays):
+        if any(self._pays(row, name, row.rate) for name in row.promises):
             self._hopes[row.kind] = 1.0
         elif row.probed > 0.0:
             self._hopes[row.kind] = max(self.constants.least_hope, self.constants.hope * row.hope)
@@ -124,9 +123,8 @@ class Controller:
     def promises(self, row: RowControl, name: str) -> bool:
         """Whether a model drafter is expected to draft for a row that decodes alone."""
         curve = self.costs.curve(row.bucket)
-        rate = max(row.rate, 1.0 / curve.seconds(1))
         self._promise(row, name, curve, 1)
-        return row.best(name, self.max_depth, rate)[0] > self.constants.margin
+        return self._pays(row, name, self._rate(row, curve, 1))
 
     # --- before drafting
 
@@ -157,9 +155,18 @@ class Controller:
             choices.append(choice)
         return choices
 
-    def curve(self, rows: Sequence[RowControl]) -> Curve:
-        """The curve of so many rows, the longest of which decides what attention costs."""
-        return self.costs.curve(max(r.bucket for r in rows), len(rows))
+    def curve(self, rows: Sequence[RowControl], num_rows: int | None = None) -> Curve:
+        """The curve of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
+        return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows))
+
+    @staticmethod
+    def _rate(row: RowControl, curve: Curve, num_rows: int) -> float:
+        """Tokens a second that the row gets without the draft in question: at least those of plain decoding."""
+        return max(row.rate, num_rows / curve.seconds(num_rows))
+
+    def _pays(self, row: RowControl, name: str, rate: float) -> bool:
+        """Whether a model drafter is expected to gain anything for a row."""
+        return row.best(name, self.max_depth, rate)[0] > self.constants.margin
 
     def _affords(self, rows: Sequence[RowControl], curve: Curve) -> float:
         """Seconds that a round of these rows may take at worst beyond a plain one."""
@@ -187,7 +194,7 @@ class Controller:
         left: float,
         calls: Mapping[str, _Call],
     ) -> Choice:
-        constants, rate = self.constants, max(row.rate, num_rows / curve.seconds(num_rows))
+        constants, rate = self.constants, self._rate(row, curve, num_rows)
         best, margin = PLAIN, constants.margin
         for i, offer in enumerate(offers):
             gained = self._gained(row, offer, curve, num_rows, left)
@@ -236,7 +243,7 @@ class Controller:
 
     def _gained(self, row: RowControl, offer: Offer, curve: Curve, num_rows: int, left: float) -> float:
         """Tokens that a lookup's offer is worth where it is cut best, 0 where it does not pay."""
-        rate = max(row.rate, num_rows / curve.seconds(num_rows))
+        rate = self._rate(row, curve, num_rows)
         reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences, offer.backing)
         prudence = self.constants.prudence
         reaches = careful(reaches, curve, num_rows, left, self._may_risk(row, curve, num_rows))
@@ -315,7 +322,7 @@ class Controller:
             [] if d is None else self.estimate(r, d.drafter).reaches(d.length, d.confidences, d.backing)
             for r, d in zip(rows, drafts, strict=True)
         ]
-        rate = max(num_rows / curve.seconds(num_rows), *(r.rate for r in rows))
+        rate = max(self._rate(row, curve, num_rows) for row in rows)
         looked = [d is not None and d.drafter not in r.promises for r, d in zip(rows, drafts, strict=True)]
         reaches = [
             careful(reach, curve, num_rows, left, self._may_risk(row, curve, num_rows))
@@ -356,8 +363,7 @@ class Controller:
         probe_seconds: what it took, if it was a probe.
         """
         curve, name, constants = self.costs.curve(row.bucket, num_rows), draft.drafter, self.constants
-        plain = curve.seconds(num_rows)
-        rate = max(row.rate, num_rows / plain)
+        rate = self._rate(row, curve, num_rows)
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
         if probe_seconds:  # what was known is old
@@ -366,11 +372,11 @@ class Controller:
         else:
             row.probed += max(0.0, constants.margin - row.best(name, self.max_depth, rate)[0]) / rate
         promise.follow(*self._values(row, name, reaches, curve, num_rows), constants.follow)
-        if row.best(name, self.max_depth, rate)[0] > constants.margin:
+        if self._pays(row, name, rate):
             promise.gap = max(constants.spell, promise.gap / 2.0)
         else:  # ever more rarely, until time earns each probe
             price = self.costs.draft(name).seconds(int(constants.probe_depth), 1)
-            earned = num_rows * price / plain / constants.earn
+            earned = num_rows * price / curve.seconds(num_rows) / constants.earn
             promise.gap = max(constants.spell, min(2.0 * promise.gap, earned))
         promise.rest = 0.0
 
@@ -391,7 +397,7 @@ class Controller:
     ) -> None:
         """So many rounds of `num_rows` rows took `seconds` in all. parts: rows of this controller, how many tokens each got, and whether
         through lookup, which comes in bursts and is left out of the going rate."""
-        plain = self.curve_of(parts, num_rows).seconds(num_rows)
+        plain = self.curve([row for row, _, _ in parts], num_rows).seconds(num_rows)
         rounds, mean = seconds / plain, sum(num for _, num, _ in parts) / len(parts)
         share = seconds / num_rows
         for row, num_tokens, looked_up in parts:
@@ -406,13 +412,9 @@ class Controller:
 
     def held_up(self, rows: Sequence[RowControl], num_rows: int, seconds: float) -> None:
         """The plain round behind drafts took so much longer than other plain rounds."""
-        late = seconds / self.costs.curve(max(r.bucket for r in rows), num_rows).seconds(num_rows)
+        late = seconds / self.curve(rows, num_rows).seconds(num_rows)
         for row in rows:
             row.account.add(0.0, -late)
-
-    def curve_of(self, parts: Sequence[tuple[RowControl, int, bool]], num_rows: int) -> Curve:
-        """The curve of a round of so many rows, some of them of this controller."""
-        return self.costs.curve(max(r.bucket for r, _, _ in parts), num_rows)
 
     def estimate(self, row: RowControl, name: str) -> RowEstimate:
         found = row.estimates.get(name)
@@ -430,9 +432,7 @@ class Controller:
             kept = self._promises.get((row.kind, name, row.bucket))
             if kept is None:
                 guess = [self.constants.first_chance ** (i + 1) for i in range(self.max_depth)]
-                spell = (
-                    self.constants.spell
-                )  # the first probe is due at once: nothing is cheaper to catch up on
+                spell = self.constants.spell  # so the first probe is due: there is least to catch up on now
                 kept = Promise(*self._values(row, name, guess, curve, num_rows), gap=spell, rest=spell)
             found = row.promises[name] = kept.copy(self.constants.kept)
         return found
@@ -442,9 +442,7 @@ class Controller:
     ) -> tuple[list[float], list[float]]:
         """Tokens a draft gains and seconds it takes, by depth limit, cut where it is worth most. Depths the draft did not reach
         inherit the chance of its last token."""
-        shape, plain = curve.shape, curve.seconds(num_rows)
-        rate = max(row.rate, num_rows / plain)
-        cost = self.costs.draft(name)
+        shape, rate, cost = curve.shape, self._rate(row, curve, num_rows), self.costs.draft(name)
         wider = self.constants.prudence * curve.scale
         step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
         drafting = cost.seconds(0, 2 * num_rows, num_rows) / num_rows

@@ -103,7 +103,7 @@ class RoundTimes:
             self._after = None
 
     def _curve(self, rows: Sequence[AutoRow], num_rows: int) -> Curve:
-        return self._control.costs.curve(max(r.control.bucket for r in rows), num_rows)
+        return self._control.curve([r.control for r in rows], num_rows)
 
     def _tell(
         self, emitted: Sequence[tuple[AutoRow, int]], num_rows: int, seconds: float, num_rounds: int

@@ -23,9 +23,9 @@ from mlxspec.policy.cost import CostModel, DraftCost
 from tests import tiny_models
 from tests.tiny_models import VOCAB
 
-FLAT, SPELL, LONGER = int(Constants().spell), int(Constants().trust)
+FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
+SPELL, LONGER = int(Constants().spell), int(Constants().trust)
 STILL, STILL_TOGETHER = SPELL - 1, 2 * SPELL - 1
-LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
 NAMES = ("ngram-simple", "mtp", "draft-model")
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7, 8, 9, 7]]
 
