@@ -34,7 +34,7 @@ _SMALL, _MIDDLE = 2048, 4096
 
 
 def ends(weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False) -> tuple[int, ...]:
-    """Numbers of rows of `dtype`, from 1 to MOST, behind which a product with `weight` takes a step. exact: as `qmv_rows` has it. Empty
+    """Numbers of rows of `dtype`, from 2 to MOST, behind which a product with `weight` takes a step. exact: as `qmv_rows` has it. Empty
     where there is no Apple GPU, or it does not say which it is."""
     if device.gpu_generation() is None:
         return ()
@@ -42,7 +42,7 @@ def ends(weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False) -> tu
     return tuple(
         n
         for n, (here, behind) in enumerate(zip(ways, ways[1:], strict=False), 1)
-        if here != behind and not here[0] == behind[0] == "qmv"
+        if n > 1 and here != behind and not here[0] == behind[0] == "qmv"
     )
 
 
@@ -52,7 +52,8 @@ def _way(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, exact: bool) -
         return "qmv_rows", 1
     if num_rows >= _matrix_from(weight):
         large = num_rows > _MATRIX_TILE and device.has_matrix_units() and dtype != mx.float32
-        return "qmm", -(-num_rows // (_LARGE_MATRIX_TILE if large else _MATRIX_TILE))
+        tile = _LARGE_MATRIX_TILE if large else _MATRIX_TILE
+        return f"qmm of {tile}", -(-num_rows // tile)
     generation = device.gpu_generation() or 0
     if num_rows > 1 and (weight.mode != AFFINE or generation >= _READS_WIDE):
         return "qmv_wide", -(-num_rows // _WIDE_TILE)

@@ -297,7 +297,7 @@ class CostModel:
             return
         c, ratio = self._constants, math.log(seconds / expected)
         if ratios is None:
-            move = c.fade * _clipped(ratio, c.clip)
+            move = 2.0 * c.fade * _clipped(ratio, c.clip)  # drafts are rarer than rounds
         else:
             ratios.append(_clipped(ratio, math.log(c.trust)))
             move = median(ratios)

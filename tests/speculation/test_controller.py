@@ -227,7 +227,7 @@ def test_without_lookahead_a_token_does_not_depend_on_those_behind_it() -> None:
     control = controller({1: 1.0, 2: 1.6, 3: 1.7, 4: 1.8}, mtp=HEAD)
     row = control.open("", 0)
     control.choose([row], [[]], [MODELS])
-    promising = Offer("mtp", 3, [0.55, 0.98, 0.98])  # the second and third token would pay for the first
+    promising = Offer("mtp", 3, [0.35, 0.98, 0.98])  # the second and third token would pay for the first
     assert control.trim([row], [promising]) == [3]
     assert control.trim([row], [promising], lookahead=[False]) == [0]
 

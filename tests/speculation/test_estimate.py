@@ -81,7 +81,7 @@ def test_a_place_that_would_have_been_right_is_read_by_that() -> None:
 
 
 def test_what_lies_behind_a_miss_or_has_not_come_teaches_nothing() -> None:
-    seen, other = Calibration(Constants()), Calibration()
+    seen, other = Calibration(Constants()), Calibration(Constants())
     RowEstimate(seen).learn(8, [0.5] * 8, 1, 3)
     RowEstimate(other).learn(2, [0.5] * 2, 1, 2)
     assert seen.by_confidence == other.by_confidence
