@@ -14,7 +14,6 @@ costs and estimates as numbers; knows no tokens, no arrays, no clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -47,8 +46,7 @@ class Offer(NamedTuple):
 
 class Choice(NamedTuple):
     """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens; a `probe`
-    is asked to look at it, not because it is expected to gain. value: tokens it is expected to gain beyond plain decoding, below 0
-    where it is tried."""
+    is asked to look at it, not because it is expected to gain. value: tokens it is expected to gain beyond plain decoding."""
 
     offer: int | None = None
     model: str | None = None
@@ -88,12 +86,12 @@ class Controller:
         self._promises: dict[tuple[str, str, int], Promise] = {}
         self._rates: dict[tuple[str, int], float] = {}
         self._bursts: dict[tuple[str, int], Bursts] = {}
-        self._hopes: dict[str, float] = {}  # by kind, what new rows may spend on probes and tries, as a share
+        self._hopes: dict[str, float] = {}  # by kind, the share of what is for probes that new rows may spend
 
     def open(self, kind: str, context_bucket: int) -> RowControl:
         """A new row. kind: rows whose drafts fare alike, such as greedy ones; knowledge is shared within a kind and context bucket."""
         key = kind, context_bucket
-        lookups = self._bursts[key].copy() if key in self._bursts else Bursts(self.constants)
+        lookups = self._bursts[key].for_next_row() if key in self._bursts else Bursts(self.constants)
         account = Account(self.constants)
         hope = self._hopes.get(kind, 1.0)
         return RowControl(kind, context_bucket, self._rates.get(key, 0.0), lookups, account, hope)
@@ -103,7 +101,7 @@ class Controller:
         if any(self._pays(row, name, row.rate) for name in row.promises):
             self._hopes[row.kind] = 1.0
         elif row.probed > 0.0:
-            self._hopes[row.kind] = max(self.constants.least_hope, self.constants.hope * row.hope)
+            self._hopes[row.kind] = max(self.constants.hope, 0.5 * row.hope)
         self._keep(row)
 
     def move(self, row: RowControl, context_bucket: int) -> None:
@@ -201,19 +199,13 @@ class Controller:
             if gained > max(best.value, margin):
                 best = Choice(offer=i, value=gained)
         for name, (limit, queued) in models.items():
-            promise = self._promise(row, name, curve, num_rows)
+            self._promise(row, name, curve, num_rows)
             limit = min(limit, self.max_depth, MAX_TOKENS if num_rows == 1 else SHARED_DEPTHS[0])
             late = rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
             most = self._payable_depth(name, limit, queued, curve, num_rows, left, calls)
             found = row.best(name, most, rate)
             if found[1] and found[0] - late > max(best.value, margin):
                 best = Choice(model=name, depth=found[1], value=found[0] - late)
-            if best is PLAIN and num_rows == 1 and found[1]:
-                # what a drafter is worth is the less known the fewer drafts that rests on
-                doubt = constants.curiosity / math.sqrt(1.0 + promise.count)
-                loss = (margin - found[0] + late) / rate
-                if found[0] - late > margin - doubt and loss <= self._for_probes([row], curve):
-                    best = Choice(model=name, depth=found[1], value=found[0] - late)
         return best
 
     def _payable_depth(
@@ -259,8 +251,8 @@ class Controller:
         return max(0.5 * first, first + row.lookups.won(share))
 
     def _for_probes(self, rows: Sequence[RowControl], curve: Curve) -> float:
-        """Seconds that probes and tries may take: what time earns and, of a row alone, a part of its credit, but not what was gained. It
-        is less where earlier rows gained nothing by them. A probe for one of several rows holds up all of them."""
+        """Seconds that probes may take: what time earns and, of a row alone, a part of its credit, but not what was gained. It is
+        less where earlier rows gained nothing by them. A probe for one of several rows holds up all of them."""
         first = rows[0].hope * self.constants.probe * curve.seconds(1) if len(rows) == 1 else 0.0
         return first + sum(r.hope * self.constants.earn * r.seconds - r.probed for r in rows)
 
@@ -369,8 +361,6 @@ class Controller:
         if probe_seconds:  # what was known is old
             promise.count = min(promise.count, constants.kept)
             row.probed += probe_seconds + self._held_up(num_rows)
-        else:
-            row.probed += max(0.0, constants.margin - row.best(name, self.max_depth, rate)[0]) / rate
         promise.follow(*self._values(row, name, reaches, curve, num_rows), constants.follow)
         if self._pays(row, name, rate):
             promise.gap = max(constants.spell, promise.gap / 2.0)

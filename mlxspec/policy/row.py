@@ -6,6 +6,7 @@ Plain numbers that follow what they are told; decides nothing and knows no costs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from mlxspec.policy.account import Account
 from mlxspec.policy.constants import Constants
@@ -68,11 +69,10 @@ class Bursts:
         self._found, self._seconds = 0.0, 0.0  # tokens within bursts, and what they took
         self._is_on = False
 
-    def copy(self) -> Bursts:
-        """For a new row."""
-        new = Bursts(self.constants)
-        for name in ("_tokens", "_rounds", "_bursts", "_found", "_seconds"):
-            setattr(new, name, self.constants.carried * getattr(self, name))
+    def for_next_row(self) -> Bursts:
+        """What a new row begins with."""
+        new = copy(self)
+        new._is_on = False
         return new
 
     def follow(self, num_tokens: int, seconds: float, *, looked_up: bool, num_rounds: int = 1) -> None:
@@ -133,7 +133,7 @@ class RowControl:
         self.estimates: dict[str, RowEstimate] = {}
         self.promises: dict[str, Promise] = {}
         self.seconds = 0.0
-        self.probed = 0.0  # seconds of probes, and seconds that tries were expected to lose
+        self.probed = 0.0  # seconds of probes
         self.left_plain = False  # whether drafts are made or verified in this round
         self._tokens, self._time = rate, 1.0 if rate else 0.0
 

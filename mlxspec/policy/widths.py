@@ -1,7 +1,7 @@
 """How many tokens of drafts to verify, given how likely each is to be reached and what rounds cost by width.
 
 `reaches` of a draft: for each token the probability that it and all before it stand. Plain functions of numbers; they know no drafter,
-no memory but what a row's lookups have won, and no arrays.
+no memory and no arrays.
 """
 
 from __future__ import annotations

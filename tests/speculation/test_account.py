@@ -209,7 +209,7 @@ def test_rows_that_join_and_leave_keep_the_bound(rounds: list[tuple[list[bool], 
             assert late[i] <= CONSTANTS.credit + CONSTANTS.earn * elapsed[i] + ROUNDING
 
 
-@pytest.mark.parametrize("wrong", [{"credit": -1.0}, {"earn": float("nan")}, {"cap": 1.0}, {"hope": 1.5}])
+@pytest.mark.parametrize("wrong", [{"credit": -1.0}, {"earn": float("nan")}, {"cap": 1.0}, {"fade": 1.5}])
 def test_constants_check_themselves(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Constants(**wrong)
