@@ -30,7 +30,7 @@ class Constants:
     # next one's share. Without it a head that is never right costs 2.4 % in every row, with it less than 2 %
     hope: float = 0.25
     # plain rounds: what a lookup's draft may be expected to lose before lookups have gained, and half as much when they have lost. Without
-    # it four rows on a CPU that know nothing yet are 3 % slower
+    # it four rows are up to 3 % slower in the simulation while nothing is known yet
     caution: float = 0.5
 
     # --- choosing: what a draft must be expected to gain

@@ -339,13 +339,15 @@ def width_of(curve: dict[int, float], confidences: Sequence[float], acceptance: 
     return found[0].submission.length if found else 0
 
 
-# A first token that costs 1.6 tokens' time and seven more that cost nothing: together they pay, the first alone never does.
+# A first token that costs 1.6 tokens' time and seven more that cost nothing: several together pay, the first alone never does.
 STEP = {1: 1.0, 2: 2.6, 9: 2.6}
 
 
 def test_under_rejection_the_controllers_cut_does_not_look_ahead() -> None:
-    assert width_of(STEP, [0.99] * 8, "match") > 0
-    assert width_of(STEP, [0.99] * 8, "rejection") == 0
+    """By the first confidence alone: a sure one promises a part that crosses the step, whatever comes behind it."""
+    assert width_of(STEP, [0.35, *[0.99] * 7], "match") > 0
+    assert width_of(STEP, [0.35, *[0.99] * 7], "rejection") == 0
+    assert width_of(STEP, [0.99, *[0.01] * 7], "rejection") >= 2
 
 
 @pytest.mark.parametrize("known", [1, 2, 3, 4, 5, 7])
