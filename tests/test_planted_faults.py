@@ -584,13 +584,6 @@ FAULTS = (
         f"{_PROPOSALS}::test_ids_are_the_lists_and_the_texts_own",
     ),
     Fault(
-        "a history that was cut is not looked at again",
-        "drafters/proposals.py",
-        "if text is None or len(history) < text.num_seen:",
-        "if text is None:",
-        f"{_PROPOSALS}::test_a_growing_text_brings_its_latest_tokens",
-    ),
-    Fault(
         "places among the rows are taken for ids",
         "sampling/sampler.py",
         "return places.astype(mx.int32) if ids is None else ids[places]",
