@@ -166,10 +166,7 @@ class Attention(nn.Module):
         q = self.q_norm(query).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, length, s.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, s.kv_heads, -1).transpose(1, 2)
-        dims = int(s.head_dim * s.rotary_fraction)
-        rates = s.rope_theta ** (-torch.arange(0, dims, 2, device=x.device).float() / dims)
-        angles = torch.arange(offset, offset + length, device=x.device).float()[:, None] * rates
-        angles = torch.cat([angles, angles], -1)
+        angles = self.angles_of(length, offset, x.device)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         share = s.heads // s.kv_heads
         k = rotate(k, cos, sin).repeat_interleave(share, 1)
@@ -179,6 +176,14 @@ class Attention(nn.Module):
             v.to(q.dtype).repeat_interleave(share, 1),
             gate.reshape(batch, length, -1),
         )
+
+    def angles_of(self, length: int, offset: int, device: torch.device) -> Tensor:
+        """Radians (length, rotary dims), or of a shape that goes with (B, H, length, rotary dims)."""
+        s = self.s
+        dims = int(s.head_dim * s.rotary_fraction)
+        rates = s.rope_theta ** (-torch.arange(0, dims, 2, device=device).float() / dims)
+        angles = torch.arange(offset, offset + length, device=device).float()[:, None] * rates
+        return torch.cat([angles, angles], -1)
 
     def join(self, out: Tensor, gate: Tensor) -> Tensor:
         batch, _, length, _ = out.shape

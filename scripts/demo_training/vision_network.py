@@ -105,21 +105,12 @@ class Merger(nn.Module):
 
 
 class Turned(Attention):
-    """Attention whose positions have three axes: `angles` (B, T, rotary dims) are set before a forward."""
+    """Attention whose positions have three axes: `angles` (1, T, rotary dims) are set before a forward."""
 
     angles: Tensor
 
-    def project(self, x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        batch, length, _ = x.shape
-        s = self.s
-        query, gate = self.q_proj(x).view(batch, length, s.heads, 2 * s.head_dim).chunk(2, -1)
-        q = self.q_norm(query).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(batch, length, s.kv_heads, -1)).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, s.kv_heads, -1).transpose(1, 2)
-        cos, sin = self.angles.cos()[:, None], self.angles.sin()[:, None]
-        share = s.heads // s.kv_heads
-        k = rotate(k, cos, sin).repeat_interleave(share, 1)
-        return rotate(q, cos, sin), k, v.repeat_interleave(share, 1), gate.reshape(batch, length, -1)
+    def angles_of(self, length: int, offset: int, device: torch.device) -> Tensor:
+        return self.angles
 
 
 class Reader(nn.Module):
