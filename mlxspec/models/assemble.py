@@ -39,7 +39,7 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 from mlxspec.models.vision.base import Vision
-from mlxspec.models.vision.blueprint import blueprint
+from mlxspec.models.vision.blueprint import blueprint, may_see
 from mlxspec.models.vision.settings import image_settings
 from mlxspec.platform import device
 
@@ -152,9 +152,8 @@ def assemble_lazily(
 def _vision(config: Mapping[str, Any], folder: Path, weights: Weights, model: Trunk) -> Vision:
     """Raises ModelError where the model reads no images."""
     if not any(map(is_of_vision, weights)):
-        raise ModelError(
-            "This model reads no images: its folder holds no tensors of a vision tower, which conversions by mlx-lm drop."
-        )
+        dropped = ", which conversions by mlx-lm drop" if may_see(config) else ""
+        raise ModelError(f"This model reads no images: its folder holds no vision tower{dropped}.")
     plan = blueprint(config, image_settings(folder), model.hidden_size)
     tower: Any = plan.tower
     num = sum(v.size for _, v in tree_flatten(tower.parameters()))

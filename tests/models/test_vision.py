@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+import tiny
 import tiny_vision
 from mlx.utils import tree_flatten
 from tiny_vision import END, FAMILIES, IMAGE, START, Arrays
@@ -297,10 +298,15 @@ def test_a_folder_without_settings_reads_text(tmp_path: Path) -> None:
     assert np.array_equal(rows(tiny_vision.load(tmp_path, mx.float32)), rows(loaded("qwen-64")))
 
 
+def test_a_model_that_never_had_a_tower(tmp_path: Path) -> None:
+    made = tiny_vision.load(tiny.write_text_only(tmp_path, tiny.SHAPES["tied"]), mx.float32)
+    assert made.no_images == "This model reads no images: its folder holds no vision tower."
+
+
 def test_a_conversion_without_a_tower_reads_text(tmp_path: Path) -> None:
     def only_text(arrays: Arrays) -> Arrays:
         return {k: v for k, v in arrays.items() if ".visual." not in k}
 
     made = tiny_vision.load(FAMILIES["qwen-64"].write(tmp_path, only_text), mx.float32)
-    assert "its folder holds no tensors of a vision tower" in made.no_images
+    assert "its folder holds no vision tower, which conversions by mlx-lm drop." in made.no_images
     assert made.notices == ()

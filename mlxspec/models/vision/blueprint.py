@@ -48,6 +48,11 @@ def blueprint(config: Mapping[str, Any], settings: Mapping[str, Any], hidden_siz
     return make(config, vision, settings, hidden_size)
 
 
+def may_see(config: Mapping[str, Any]) -> bool:
+    """Whether models of this type are published with a vision tower, which a folder may lack all the same."""
+    return config.get("model_type") in _FAMILIES
+
+
 def _qwen(
     config: Mapping[str, Any], vision: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
 ) -> Blueprint:
