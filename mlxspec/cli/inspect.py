@@ -81,7 +81,7 @@ def _images(tower: Tower) -> str:
     if not tower.present:
         return f"none: {tower.advice}"
     most = f", at most {tower.max_tokens}" if tower.max_tokens != tower.square_tokens else ""
-    return f"{count(tower.parameters)}, {amount(tower.bytes)}; 1024 x 1024 pixels take {tower.square_tokens} tokens{most}"
+    return f"a tower of {count(tower.parameters)}, {amount(tower.bytes)}; 1024 x 1024 pixels take {tower.square_tokens} tokens{most}"
 
 
 def _proposing(drafter: Usable) -> str:
