@@ -80,6 +80,13 @@ FAULTS = (
         f"{_STREAMS}[ollama]",
     ),
     Fault(
+        "an answer may end before its grammar has begun",
+        "sampling/constraints.py",
+        "return mask if self._is_grammar_on(state) else _both(mask, self._all_but_ends)",
+        "return mask",
+        f"{_WORDS}::test_an_answer_does_not_end_before_its_grammar_has_begun",
+    ),
+    Fault(
         "all calls of a stream have one place",
         "server/chat.py",
         "number = self._blocks.calls.index(block)",

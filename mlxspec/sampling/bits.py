@@ -26,6 +26,14 @@ def only(tokens: Iterable[int], vocab_size: int) -> Bits:
     return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
+def all_but(tokens: Iterable[int], vocab_size: int) -> Bits:
+    """The set of all tokens but these."""
+    flags = np.zeros(num_words(vocab_size) * 32, np.uint8)
+    flags[:vocab_size] = 1
+    flags[list(tokens)] = 0
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
 def holds(bits: Bits, token: int) -> bool:
     return bool(bits[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
 

@@ -54,6 +54,8 @@ class Constraints:
         if grammar and start.phase == "waiting":
             start = ThinkingState("done")
         self._state = _State(start, START)
+        # an answer whose grammar has not begun is not complete
+        self._all_but_ends = bitsets.all_but(ends, self._size) if grammar else None
         self._looked: tuple[list[int], list[Bits | None]] | None = (
             None  # the draft last looked along, and what was seen
         )
@@ -145,22 +147,29 @@ class Constraints:
         return state.thinking.phase == "done"
 
     def _own_mask(self, state: _State) -> Bits | None:
-        """What forced tokens and forbidden words leave."""
+        """What forced tokens and forbidden words leave, and where a grammar waits for the end of thinking all but the end tokens."""
         forced = self._thinking.forced(state.thinking) if self._thinking else []
         if forced:
             return bitsets.only(forced[:1], self._size)
-        return self._words.mask(state.words) if self._words else None
+        mask = self._words.mask(state.words) if self._words else None
+        return mask if self._is_grammar_on(state) else _both(mask, self._all_but_ends)
 
     def _mask(self, state: _State) -> Bits | None:
         mask = self._own_mask(state)
         if self._grammar is None or not self._is_grammar_on(state):
             return mask
-        allowed = self._grammar.mask()
-        return allowed if mask is None else np.bitwise_and(mask, allowed)
+        return _both(mask, self._grammar.mask())
 
     def _step(self, state: _State, token: int) -> _State:
         thinking = self._thinking.step(state.thinking, token) if self._thinking else state.thinking
         return _State(thinking, self._words.step(state.words, token) if self._words else START)
+
+
+def _both(one: Bits | None, other: Bits | None) -> Bits | None:
+    """What both allow; None allows anything."""
+    if one is None or other is None:
+        return other if one is None else one
+    return np.bitwise_and(one, other)
 
 
 @dataclass(frozen=True, kw_only=True)

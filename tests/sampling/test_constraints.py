@@ -33,6 +33,9 @@ def ids(text: str) -> list[int]:
     return [ord(c) - 32 for c in text]
 
 
+ALL_BUT_END = "".join(chr(32 + i) for i in range(VOCAB) if i != EOS)
+
+
 def make(prompt: str = "x", **params) -> Constraints:
     found = MAKER.make(SamplingParams(**params), ids(prompt))
     assert found is not None
@@ -310,12 +313,22 @@ def test_a_grammar_begins_behind_thinking() -> None:
     c = make("<think>", json_schema=SCHEMA, thinking_budget=30)
     assert c.forced() == []
     masks = c.masks(ids('ab</think>{"x'))
-    assert masks[:10] == [None] * 10
+    assert all(letters(mask) == ALL_BUT_END for mask in masks[:10])
     assert letters(masks[10]) == "{"
     assert c.validate(ids('ab</think>{"x')) == 12
     said = run(c, "ab</think>")
     assert said == "ab</think>"
     assert "".join(chr(32 + t) for t in c.forced()) == '{"name": "ab'
+
+
+def test_an_answer_does_not_end_before_its_grammar_has_begun() -> None:
+    c = make("<think>", regex="a+", bad_words=("cc",))
+    assert c.validate([*ids("bc"), EOS, *ids("b")]) == 2
+    assert letters(c.masks(ids("bc"))[2]) == ALL_BUT_END.replace("c", "")
+    assert run(c, "b</think>") == "b</think>"
+    assert letters(c.masks(ids("a"))[1]) == "a$"
+    free = make("<think>", thinking_budget=30)
+    assert free.masks([*ids("b"), EOS]) == [None] * 3
 
 
 @given(text=st.text(st.sampled_from("ab</think>"), max_size=40), budget=st.integers(0, 12))

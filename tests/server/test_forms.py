@@ -118,7 +118,7 @@ def check(served: Served, s: Scenario) -> None:
     for form in forms_of(s):
         assert ask(served, form, s) == wanted, (form.name, s)
         assert ask_streamed(served, form, s) == wanted, (form.name, s)
-    if s.tool not in (None, "auto") and s.thinks is False and wanted.reason != "length" and not s.stop:
+    if s.tool not in (None, "auto") and wanted.reason != "length" and not s.stop:
         assert wanted.reason == "tool_calls"
 
 
