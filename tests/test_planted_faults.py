@@ -773,6 +773,13 @@ FAULTS = (
         f"{_DISK}::test_a_full_disk_costs_the_piece_and_is_told",
     ),
     Fault(
+        "a reading that goes wrong never ends",
+        "engine/prefix_disk/mover.py",
+        "        except Exception as error:\n            self._miss(reading)\n",
+        "        except ZeroDivisionError as error:\n            self._miss(reading)\n",
+        f"{_DISK}::test_whatever_goes_wrong_while_a_piece_is_read_is_a_miss",
+    ),
+    Fault(
         "a state is used behind which a drafter could not begin",
         "engine/prefix_disk/plan.py",
         "        if sources is None:\n            return None\n        keys",

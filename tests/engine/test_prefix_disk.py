@@ -60,6 +60,7 @@ def found(made: PrefixDisk, tokens: list[int], known: int = 0) -> Hit | None:
     if fetch is None:
         return None
     while not fetch.is_done and not fetch.has_failed:
+        fetch.wait(1.0)
         fetch.take(1)
     return fetch.hit() if fetch.is_done else found(made, tokens, known)
 
@@ -363,6 +364,22 @@ def test_what_cannot_be_copied_costs_the_text_alone(tmp_path: Path, monkeypatch,
     assert "could not be copied (ValueError: no such dtype)" in caplog.text
     keep(made, store, [2] * 9)
     assert check(found(made, [2] * 9), [2] * 9) == 9
+
+
+def test_whatever_goes_wrong_while_a_piece_is_read_is_a_miss(tmp_path: Path, monkeypatch, caplog) -> None:
+    """A row waits for each reading, so each ends."""
+
+    def fails(key: str) -> None:
+        raise MemoryError("no room")
+
+    made = disk(tmp_path)
+    keep(made, PrefixStore(PLENTY), [1] * 9)
+    monkeypatch.setattr(made._mover.folder, "read", fails)
+    fetch = made.fetch([1] * 9, 0, PLENTY)
+    assert fetch is not None
+    assert fetch.has_failed
+    assert made.stats.num_missed == 1
+    assert "could not be read (MemoryError: no room)" in caplog.text
 
 
 def test_a_text_that_leaves_memory_half_way_leaves_no_end(tmp_path: Path, monkeypatch) -> None:

@@ -180,17 +180,26 @@ class Mover:
             self._waiting = None
 
     def _read(self, reading: Reading) -> None:
-        for key in reading.keys:
-            found = self.folder.read(key)
-            if found is None:
-                self.stats.num_missed += 1
-                reading.fail()
-                return
-            self.stats.num_read += 1
-            self.stats.bytes_read += _size(found[1])
-            if not reading.put(*found):
-                return
-        self.folder.use(reading.keys)
+        """Whatever goes wrong fails the reading: a row waits for it."""
+        try:
+            for key in reading.keys:
+                found = self.folder.read(key)
+                if found is None:
+                    self._miss(reading)
+                    return
+                self.stats.num_read += 1
+                self.stats.bytes_read += _size(found[1])
+                if not reading.put(*found):
+                    return
+            self.folder.use(reading.keys)
+        except Exception as error:
+            self._miss(reading)
+            why = f"{type(error).__name__}: {error}"
+            _log.warning("A piece of the prefix store on disk could not be read (%s).", why)
+
+    def _miss(self, reading: Reading) -> None:
+        self.stats.num_missed += 1
+        reading.fail()
 
     def _write(self, label: Label, tensors: Mapping[str, Stored]) -> None:
         if self.folder.write(label, tensors):
