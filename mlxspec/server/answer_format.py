@@ -36,10 +36,20 @@ def answer_format(body: Mapping[str, Any]) -> AnswerFormat | None:
     if structured is not None:
         found += _named(structured, _STRUCTURED, "structured_outputs.")
     if len(found) > 1:
-        raise BadField(
-            found[1].field, f"{found[1].field} and {found[0].field} both say what the answer looks like."
-        )
+        raise _both(found[1].field, found[0].field)
     return found[0] if found else None
+
+
+def only_format(own: AnswerFormat, shared: AnswerFormat | None, under: str = "") -> AnswerFormat:
+    """`own`, which an API's own field asks for. shared: what one of the fields of all APIs asks for, which stand below `under`. Raises
+    BadField where both are there."""
+    if shared is not None:
+        raise _both(under + shared.field, own.field)
+    return own
+
+
+def _both(one: str, other: str) -> BadField:
+    return BadField(one, f"{one} and {other} both say what the answer looks like.")
 
 
 def _of_response_format(wanted: Mapping[str, Any] | None) -> list[AnswerFormat]:

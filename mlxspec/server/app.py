@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +35,8 @@ from mlxspec.server.ollama_api import (
     OllamaProtocol,
     context_notice,
     ollama_chat_request,
+    ollama_model,
+    ollama_name,
     ollama_prompt_request,
     options_of,
     raw_body,
@@ -90,7 +91,7 @@ class Server:
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
             "/apply-template": self._apply_template,
-            "/chat/completions/input_tokens": self._input_tokens,
+            "/chat/completions/input_tokens": self._count_chat_tokens,
             "/completion": self._native,
             "/messages": self._messages,
             "/messages/count_tokens": self._count_message_tokens,
@@ -156,13 +157,7 @@ class Server:
 
     async def _count_message_tokens(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, COUNT_TOKENS, MESSAGES_REFUSED, MESSAGES_HARMLESS)
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-
-            def counted() -> str:
-                tokens = request_parsing.rendered(messages_request(body), loaded.engine)[1]
-                return encode({"input_tokens": len(tokens)})
-
-            await reply.encoded(await self._prepare(asked, counted))
+        await self._tell(asked, reply, lambda e: {"input_tokens": _count(messages_request(body), e)})
 
     async def _responses(self, asked: Asked, reply: Reply) -> None:
         body, notices = await self._checked(asked, RESPONSES, RESPONSES_REFUSED, RESPONSES_HARMLESS)
@@ -201,7 +196,7 @@ class Server:
         is_chat: bool,
     ) -> None:
         """read: None for a request that asks for nothing but the model."""
-        async with self.models.use(self.models.resolve(_ollama_name(body, self.models.names))) as loaded:
+        async with self.models.use(self.models.resolve(ollama_name(body, self.models.names))) as loaded:
             if read is None:
                 await reply.json(OllamaProtocol(loaded.name, is_chat=is_chat).loaded())
                 return
@@ -234,17 +229,17 @@ class Server:
         return await asked.off_loop(check) if asked.is_large else check()
 
     async def _ollama_tags(self, asked: Asked, reply: Reply) -> None:
-        await reply.json({"models": [_ollama_model(n, self.models.created) for n in self.models.names]})
+        await reply.json({"models": [ollama_model(n, self.models.created) for n in self.models.names]})
 
     async def _ollama_show(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, OLLAMA_SHOW)
         given = {"model": body.get("model") or body.get("name")}
-        name = self.models.resolve(_ollama_name(given, self.models.names))
+        name = self.models.resolve(ollama_name(given, self.models.names))
         facts = self.models.facts(name)
         length = {"mlxspec.context_length": facts["n_ctx"]} if facts else {}
         await reply.json(
             {
-                **_ollama_model(name, self.models.created),
+                **ollama_model(name, self.models.created),
                 "capabilities": facts.get("capabilities", ["completion"]),
                 "model_info": {"general.architecture": "mlxspec", **length},
                 "modelfile": "",
@@ -271,14 +266,8 @@ class Server:
     async def _count_response_tokens(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, RESPONSES, RESPONSES_REFUSED, RESPONSES_HARMLESS)
         earlier = self._earlier(body)
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-
-            def counted() -> str:
-                request = responses_request(body, () if earlier is None else earlier.items)
-                tokens = request_parsing.rendered(request, loaded.engine)[1]
-                return encode({"object": "response.input_tokens", "input_tokens": len(tokens)})
-
-            await reply.encoded(await self._prepare(asked, counted))
+        read = partial(responses_request, body, () if earlier is None else earlier.items)
+        await self._tell(asked, reply, lambda engine: _input_tokens(_count(read(), engine)))
 
     async def _stored_response(self, asked: Asked, reply: Reply) -> None:
         await reply.json(self._stored.get(asked.request.path_params["name"]).response)
@@ -436,23 +425,24 @@ class Server:
 
     async def _tokenize(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, schemas.TOKENIZE)
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            await reply.encoded(await self._prepare(asked, lambda: encode(_tokenized(body, loaded.engine))))
+        await self._tell(asked, reply, partial(_tokenized, body))
 
     async def _detokenize(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, schemas.DETOKENIZE)
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            await reply.encoded(await self._prepare(asked, lambda: encode(_detokenized(body, loaded.engine))))
+        await self._tell(asked, reply, partial(_detokenized, body))
 
     async def _apply_template(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            await reply.encoded(await self._prepare(asked, lambda: encode(_applied(body, loaded.engine))))
+        await self._tell(asked, reply, partial(_applied, body))
 
-    async def _input_tokens(self, asked: Asked, reply: Reply) -> None:
+    async def _count_chat_tokens(self, asked: Asked, reply: Reply) -> None:
         body, _ = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        await self._tell(asked, reply, lambda engine: _input_tokens(_count(chat_request(body), engine)))
+
+    async def _tell(self, asked: Asked, reply: Reply, found: Callable[[Engine], Mapping[str, Any]]) -> None:
+        """Answer with what `found` says about the model that is asked for."""
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            await reply.encoded(await self._prepare(asked, lambda: encode(_counted(body, loaded.engine))))
+            await reply.encoded(await self._prepare(asked, lambda: encode(found(loaded.engine))))
 
     async def _models(self, asked: Asked, reply: Reply) -> None:
         names = self.models.names
@@ -531,34 +521,6 @@ def _ignored(path: str) -> str:
     return f"{path} is no field of this request and was ignored"
 
 
-def _ollama_name(body: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The model that is asked for: Ollama's clients add a tag to names that have none."""
-    asked = body.get("model")
-    return asked.removesuffix(":latest") if asked is not None and asked not in names else asked
-
-
-def _ollama_model(name: str, created: int) -> dict[str, Any]:
-    """A model as Ollama lists it. What is not known of it is empty; the digest is that of its name."""
-    when = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
-    details = {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": when,
-        "size": 0,
-        "digest": digest,
-        "details": details,
-    }
-
-
 def _echo(job: request_parsing.Job, loaded: Loaded) -> list[str]:
     tokenizer = loaded.engine.tokenizer
     return [tokenizer.decode(ask.prompt) if tokenizer else "" for ask in job.asks]
@@ -584,9 +546,13 @@ def _applied(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     return {"prompt": request_parsing.rendered(chat_request(body), engine)[0]}
 
 
-def _counted(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
-    tokens = request_parsing.rendered(chat_request(body), engine)[1]
-    return {"object": "response.input_tokens", "input_tokens": len(tokens)}
+def _count(request: ChatRequest, engine: Engine) -> int:
+    """Tokens of the prompt that a conversation becomes. Raises MlxspecErrors."""
+    return len(request_parsing.rendered(request, engine)[1])
+
+
+def _input_tokens(num: int) -> dict[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": num}
 
 
 def _detokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:

@@ -67,3 +67,9 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("reasoning_effort") == "none":
         found.setdefault("enable_thinking", False)
     return found
+
+
+def check_same(body: Mapping[str, Any], name: str, value: Any, other: str) -> None:
+    """Raises BadField where the field `name` says something else than the field `other`, whose value is given."""
+    if body.get(name) not in (None, value):
+        raise BadField(name, f"{name} and {other} contradict each other.")

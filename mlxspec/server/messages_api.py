@@ -16,14 +16,22 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlxspec.server.answer_format import AnswerFormat, answer_format
-from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore, Blocks
-from mlxspec.server.chat_request import ChatRequest, ToolChoice, goes_on_with, template_variables
+from mlxspec.server.answer_format import AnswerFormat, answer_format, only_format
+from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore
+from mlxspec.server.chat_request import (
+    ChatRequest,
+    ToolChoice,
+    check_same,
+    goes_on_with,
+    template_variables,
+)
 from mlxspec.server.error_forms import anthropic_error
 from mlxspec.server.errors import ApiError, BadField
-from mlxspec.server.job_run import Delta, End, Progress, Update
-from mlxspec.server.protocol import NAMED_EVENTS, AnswerProtocol
-from mlxspec.server.usage import Extras, drafting, progress, timings
+from mlxspec.server.job_run import End, Progress, Update
+from mlxspec.server.protocol import NAMED_EVENTS
+from mlxspec.server.single_answer import SingleAnswer
+from mlxspec.server.template_messages import TemplateMessages, function_tool, joined
+from mlxspec.server.usage import Extras, progress
 
 # The API's clients send a thinking block back only if it is signed. This one says who wrote it, and proves nothing.
 SIGNATURE = "mlxspec"
@@ -64,76 +72,49 @@ def messages_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def _conversation(body: Mapping[str, Any], notices: list[str]) -> list[dict[str, Any]]:
-    parts = _parts(body.get("system") or "")
-    texts = [t for t in map(without_volatile, parts) if t]
-    if any(without_volatile(p) != p for p in parts):
+    system = body.get("system") or ""
+    parts = [system] if isinstance(system, str) else [part["text"] for part in system]
+    texts = [without_volatile(part) for part in parts]
+    if texts != parts:
         notices.append("a header that changes with each request was left out of system")
-    out = [{"role": "system", "content": "\n".join(texts)}] if texts else []
-    names: dict[str, str] = {}  # call id -> tool
-    is_new = True  # a message of another role than the last has begun
-    role = ""
+    out = TemplateMessages()
     for i, message in enumerate(body["messages"]):
         path = f"messages[{i}]"
         if message["role"] == "system":
             notices.append(f"{path} of the role system was given to the model as the user's")
-        now = "assistant" if message["role"] == "assistant" else "user"
-        is_new = now != role
-        role = now
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if now == "assistant":
-            if is_new:
-                out.append({"role": "assistant", "content": ""})
-            _add_assistant(out[-1], blocks, names, path)
-            if not set(out[-1]) - {"role", "content"} and not out[-1]["content"]:
-                raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
-        else:
-            _add_user(out, blocks, names, path)
-    return out
+        add = _add_assistant if message["role"] == "assistant" else _add_user
+        add(out, blocks, path)
+    return out.behind("\n".join(t for t in texts if t))
 
 
-def _parts(content: Any) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
-
-
-def _add_assistant(
-    message: dict[str, Any], blocks: Sequence[Mapping[str, Any]], names: dict[str, str], path: str
-) -> None:
+def _add_assistant(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str) -> None:
     for j, block in enumerate(blocks):
         if block["type"] == "text":
-            message["content"] += block["text"]
+            out.assistant()["content"] += block["text"]
         elif block["type"] == "thinking":
-            if block["thinking"]:
-                message["reasoning_content"] = message.get("reasoning_content", "") + block["thinking"]
+            out.think(block["thinking"])
         elif block["type"] == "tool_use":
-            names[block["id"]] = block["name"]
-            function = {"name": block["name"], "arguments": dict(block["input"])}
-            call = {"id": block["id"], "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
+            out.call(block["id"], block["name"], dict(block["input"]))
         elif block["type"] == "tool_result":
             raise BadField(f"{path}.content[{j}]", f"{path}.content[{j}]: a tool_result is the user's.")
+    message = out.assistant()
+    if not message["content"] and set(message) == {"role", "content"}:
+        raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
 
 
-def _add_user(
-    out: list[dict[str, Any]], blocks: Sequence[Mapping[str, Any]], names: Mapping[str, str], path: str
-) -> None:
+def _add_user(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str) -> None:
     for j, block in enumerate(blocks):
         place = f"{path}.content[{j}]"
         if block["type"] == "text":
-            if out and out[-1]["role"] == "user":
-                out[-1]["content"] += "\n" + block["text"]
-            else:
-                out.append({"role": "user", "content": block["text"]})
+            out.user(block["text"])
         elif block["type"] == "tool_result":
-            called = block["tool_use_id"]
-            if called not in names:
-                raise BadField(
-                    f"{place}.tool_use_id", f"{place}.tool_use_id names no tool_use of an earlier message."
-                )
-            text = "\n".join(_parts(block.get("content") or ""))
+            text = joined(block.get("content") or "")
             if block.get("is_error") and not text:
                 text = "The tool failed."
-            out.append({"role": "tool", "tool_call_id": called, "name": names[called], "content": text})
+            called = "tool_use of an earlier message"
+            out.result(block["tool_use_id"], text, f"{place}.tool_use_id", called)
         else:
             raise BadField(place, f"{place}: a block of the type {block['type']} is the assistant's.")
     if not blocks:
@@ -151,10 +132,10 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
             continue
         if "input_schema" not in tool:
             raise BadField(f"tools[{i}].input_schema", f"tools[{i}].input_schema is missing.")
-        function = {"name": tool["name"], "parameters": tool["input_schema"]}
-        if tool.get("description") is not None:
-            function["description"] = tool["description"]
-        out.append({"type": "function", "function": function})
+        found = function_tool(
+            tool["name"], parameters=tool["input_schema"], description=tool.get("description")
+        )
+        out.append(found)
     return out
 
 
@@ -167,17 +148,15 @@ def _tool_choice(given: Mapping[str, Any] | None, body: Mapping[str, Any]) -> To
 
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises BadField where `thinking` and the field of the other APIs contradict each other."""
+    """Variables of the chat template. Raises BadField."""
     found = template_variables(body)
     effort = (body.get("output_config") or {}).get("effort")
     if effort is not None:
         found.setdefault("reasoning_effort", effort)
     kind = (body.get("thinking") or {}).get("type")
     if kind is not None:
-        thinks = kind != "disabled"
-        if body.get("enable_thinking") not in (None, thinks):
-            raise BadField("thinking", "thinking and enable_thinking contradict each other.")
-        found["enable_thinking"] = thinks
+        found["enable_thinking"] = kind != "disabled"
+        check_same(body, "enable_thinking", found["enable_thinking"], "thinking")
     return found
 
 
@@ -185,24 +164,20 @@ def _thinking_budget(body: Mapping[str, Any]) -> dict[str, Any]:
     budget = (body.get("thinking") or {}).get("budget_tokens")
     if budget is None:
         return {}
-    if body.get("thinking_budget") not in (None, budget):
-        raise BadField("thinking_budget", "thinking_budget and thinking.budget_tokens contradict each other.")
+    check_same(body, "thinking_budget", budget, "thinking.budget_tokens")
     return {"thinking_budget": budget}
 
 
 def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    found = answer_format(body)
+    """Raises BadField."""
     wanted = (body.get("output_config") or {}).get("format")
     if wanted is None:
-        return found
-    if found is not None:
-        raise BadField(
-            found.field, f"{found.field} and output_config.format both say what the answer looks like."
-        )
-    return AnswerFormat(field="output_config.format", kind="json_schema", value=wanted["schema"])
+        return answer_format(body)
+    own = AnswerFormat(field="output_config.format", kind="json_schema", value=wanted["schema"])
+    return only_format(own, answer_format(body))
 
 
-class MessagesProtocol(AnswerProtocol):
+class MessagesProtocol(SingleAnswer):
     """One message. Its stream is: message_start; for each block content_block_start, content_block_delta, content_block_stop;
     message_delta; message_stop. A ping may stand anywhere between the first and the last.
 
@@ -221,65 +196,27 @@ class MessagesProtocol(AnswerProtocol):
         notices: Sequence[str] = (),
         shows_thinking: bool = True,
     ) -> None:
+        super().__init__(extras=extras, notices=notices, call_prefix="toolu_")
         self._head: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
             "model": model,
         }
-        self._wanted, self._notices = extras or Extras(), tuple(notices)
         self._shows_thinking = shows_thinking
-        self._blocks = Blocks("toolu_")
         self._has_begun = False
-        self._end: End | None = None
 
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
         if not self._has_begun:
             self._has_begun = True
             yield from self._begin(update)
-        if isinstance(update, Progress):
-            if self._wanted.progress:
-                yield {"type": "ping", "prompt_progress": progress(update)}
-        elif isinstance(update, Delta):
-            for place, piece in enumerate(update.pieces):
-                beside = self._wanted.beside(update, place)
-                for event in self._blocks.push([piece]):
-                    yield from self._event(event, beside)
-        else:
-            for event in self._blocks.close():
-                yield from self._event(event, {})
-            yield {
-                "type": "message_delta",
-                "delta": _stopped(update),
-                "usage": _usage(update),
-                **self._extras(update),
-            }
-            yield {"type": "message_stop"}
+        yield from super().chunks(update)
 
     def pause(self) -> dict[str, Any] | None:
         return {"type": "ping"} if self._has_begun else None
 
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         yield anthropic_error(error)
-
-    def take(self, update: Update) -> None:
-        if isinstance(update, Delta):
-            for _ in self._blocks.push(update.pieces):
-                pass
-        elif isinstance(update, End):
-            self._end = update
-
-    def whole(self) -> dict[str, Any]:
-        end = self._end
-        if end is None:
-            raise RuntimeError("an answer that is whole has ended")
-        return {
-            **self._head,
-            "content": [self._content(block) for block in self._blocks.all],
-            **_stopped(end),
-            "usage": _usage(end),
-            **self._extras(end),
-        }
 
     def _begin(self, update: Update) -> Iterator[dict[str, Any]]:
         if isinstance(update, Progress):
@@ -297,7 +234,23 @@ class MessagesProtocol(AnswerProtocol):
         yield {"type": "message_start", "message": message}
         yield {"type": "ping"}
 
-    def _event(self, event: BlockEvent, timed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        return {"type": "ping", "prompt_progress": progress(update)}
+
+    def _ended(self, end: End) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_delta", "delta": _stopped(end), "usage": _usage(end), **self._extras(end)}
+        yield {"type": "message_stop"}
+
+    def _whole(self, end: End) -> dict[str, Any]:
+        return {
+            **self._head,
+            "content": [self._content(block) for block in self._blocks.all],
+            **_stopped(end),
+            "usage": _usage(end),
+            **self._extras(end),
+        }
+
+    def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         block = event.block
         head = {"index": block.number}
         if isinstance(event, BlockBegin):
@@ -315,7 +268,7 @@ class MessagesProtocol(AnswerProtocol):
                 "thinking": {"type": "thinking_delta", "thinking": event.text},
                 "call": {"type": "input_json_delta", "partial_json": event.text},
             }[block.kind]
-            yield {"type": "content_block_delta", **head, "delta": delta, **timed}
+            yield {"type": "content_block_delta", **head, "delta": delta, **beside}
         else:
             if block.kind == "thinking":
                 delta = {"type": "signature_delta", "signature": SIGNATURE}
@@ -329,9 +282,6 @@ class MessagesProtocol(AnswerProtocol):
             shown = block.text if self._shows_thinking else ""
             return {"type": "thinking", "thinking": shown, "signature": SIGNATURE}
         return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": block.arguments()}
-
-    def _extras(self, end: End) -> dict[str, Any]:
-        return {"timings": timings([end.stats]), "mlxspec": drafting([end.stats], self._notices)}
 
 
 def shows_thinking(body: Mapping[str, Any]) -> bool:

@@ -14,53 +14,34 @@ from mlxspec.server.schemas import (
     Schema,
     flag,
     maybe,
+    of_kind,
     one_of_kinds,
 )
 
-_TEXT_BLOCK: Schema = {
-    "type": "object",
-    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": TEXT},
-    "required": ["type", "text"],
-}
-_TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": one_of_kinds(_TEXT_BLOCK)}]}
+_ID: Schema = {"type": "string", "maxLength": 200}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
-_TOOL_USE: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["tool_use"]},
-        "id": {"type": "string", "maxLength": 200},
-        "name": _NAME,
-        "input": {"type": "object"},
-    },
-    "required": ["type", "id", "name", "input"],
-}
-_TOOL_RESULT: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["tool_result"]},
-        "tool_use_id": {"type": "string", "maxLength": 200},
-        "content": maybe(_TEXTS),
-        "is_error": flag(),
-    },
-    "required": ["type", "tool_use_id"],
-}
-_THINKING: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["thinking"]},
-        "thinking": TEXT,
-        "signature": maybe({"type": "string", "description": "not read"}),
-    },
-    "required": ["type", "thinking"],
-}
-_REDACTED: Schema = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["redacted_thinking"]},
-        "data": {"type": "string", "description": "not read: nothing here can decrypt it"},
-    },
-    "required": ["type"],
-}
+_TEXT_BLOCK = of_kind("text", {"text": TEXT}, "type", "text")
+_TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": one_of_kinds(_TEXT_BLOCK)}]}
+_TOOL_USE = of_kind(
+    "tool_use", {"id": _ID, "name": _NAME, "input": {"type": "object"}}, "type", "id", "name", "input"
+)
+_TOOL_RESULT = of_kind(
+    "tool_result",
+    {"tool_use_id": _ID, "content": maybe(_TEXTS), "is_error": flag()},
+    "type",
+    "tool_use_id",
+)
+_THINKING = of_kind(
+    "thinking",
+    {"thinking": TEXT, "signature": maybe({"type": "string", "description": "not read"})},
+    "type",
+    "thinking",
+)
+_REDACTED = of_kind(
+    "redacted_thinking",
+    {"data": {"type": "string", "description": "not read: nothing here can decrypt it"}},
+    "type",
+)
 _BLOCKS: Schema = {
     "type": "array",
     "items": one_of_kinds(_TEXT_BLOCK, _TOOL_USE, _TOOL_RESULT, _THINKING, _REDACTED),
@@ -90,57 +71,24 @@ _TOOL: Schema = {
     },
     "required": ["name"],
 }
-_PARALLEL = flag()
-_TOOL_CHOICE: Schema = one_of_kinds(
-    *(
-        {
-            "type": "object",
-            "properties": {
-                "type": {"type": "string", "enum": [kind]},
-                **({"name": _NAME} if kind == "tool" else {}),
-                **({} if kind == "none" else {"disable_parallel_tool_use": _PARALLEL}),
-            },
-            "required": ["type", "name"] if kind == "tool" else ["type"],
-        }
-        for kind in ("auto", "any", "tool", "none")
-    )
+_ALONE: dict[str, Schema] = {"disable_parallel_tool_use": flag()}
+_TOOL_CHOICE = one_of_kinds(
+    of_kind("auto", _ALONE, "type"),
+    of_kind("any", _ALONE, "type"),
+    of_kind("tool", {"name": _NAME, **_ALONE}, "type", "name"),
+    of_kind("none", None, "type"),
 )
 _DISPLAY = maybe({"type": "string", "enum": ["summarized", "omitted"]})
-_THINKING_CONFIG: Schema = one_of_kinds(
-    {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string", "enum": ["enabled"]},
-            "budget_tokens": COMMON["thinking_budget"],
-            "display": _DISPLAY,
-        },
-        "required": ["type"],
-    },
-    {
-        "type": "object",
-        "properties": {"type": {"type": "string", "enum": ["adaptive"]}, "display": _DISPLAY},
-        "required": ["type"],
-    },
-    {
-        "type": "object",
-        "properties": {"type": {"type": "string", "enum": ["disabled"]}},
-        "required": ["type"],
-    },
+_THINKING_CONFIG = one_of_kinds(
+    of_kind("enabled", {"budget_tokens": COMMON["thinking_budget"], "display": _DISPLAY}, "type"),
+    of_kind("adaptive", {"display": _DISPLAY}, "type"),
+    of_kind("disabled", None, "type"),
 )
 _OUTPUT: Schema = {
     "type": "object",
     "properties": {
         "effort": TEMPLATE_FIELDS["reasoning_effort"],
-        "format": maybe(
-            {
-                "type": "object",
-                "properties": {
-                    "type": {"type": "string", "enum": ["json_schema"]},
-                    "schema": {"type": "object"},
-                },
-                "required": ["type", "schema"],
-            }
-        ),
+        "format": maybe(of_kind("json_schema", {"schema": {"type": "object"}}, "type", "schema")),
     },
 }
 _ELSEWHERE = ("n", "n_cmpl", "n_predict", "stop", "stream_options")

@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
-from mlxspec.server.blocks import Block, BlockEnd, BlockEvent, BlockMore, Blocks
-from mlxspec.server.chat_request import ChatRequest, goes_on_with, template_variables
+from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format, only_format
+from mlxspec.server.blocks import Block, BlockEnd, BlockEvent, BlockMore
+from mlxspec.server.chat_request import ChatRequest, check_same, goes_on_with, template_variables
 from mlxspec.server.error_forms import ollama_error
 from mlxspec.server.errors import ApiError, BadField
-from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import normalize
-from mlxspec.server.protocol import LINES, AnswerProtocol
-from mlxspec.server.usage import Extras, drafting, progress, timings
+from mlxspec.server.protocol import LINES
+from mlxspec.server.single_answer import SingleAnswer
+from mlxspec.server.usage import Extras, progress
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
 
 _NANO = 10**9
+
+
+def ollama_name(body: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The model that is asked for: Ollama's clients add a tag to names that have none."""
+    asked = body.get("model")
+    return asked.removesuffix(":latest") if asked is not None and asked not in names else asked
+
+
+def ollama_model(name: str, created: int) -> dict[str, Any]:
+    """A model as Ollama lists it. What is not known of it is empty; the digest is that of its name."""
+    when = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
+    details = {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": when,
+        "size": 0,
+        "digest": digest,
+        "details": details,
+    }
 
 
 def ollama_chat_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -97,23 +127,21 @@ def _template(body: Mapping[str, Any]) -> dict[str, Any]:
     think = body.get("think")
     if think is None:
         return found
-    if body.get("enable_thinking") not in (None, think is not False):
-        raise BadField("think", "think and enable_thinking contradict each other.")
     found["enable_thinking"] = think is not False
+    check_same(body, "enable_thinking", found["enable_thinking"], "think")
     return found if isinstance(think, bool) else {**found, "reasoning_effort": think}
 
 
 def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    found = answer_format(body.get("options") or {})
-    wanted = body.get("format")
-    if not wanted and not isinstance(wanted, dict):
-        return found
-    if found is not None:
-        raise BadField("format", f"options.{found.field} and format both say what the answer looks like.")
-    return AnswerFormat(field="format", kind="json_schema", value=ANY_OBJECT if wanted == "json" else wanted)
+    """Raises BadField."""
+    shared, wanted = answer_format(body.get("options") or {}), body.get("format")
+    if wanted is None or wanted == "":
+        return shared
+    own = AnswerFormat(field="format", kind="json_schema", value=ANY_OBJECT if wanted == "json" else wanted)
+    return only_format(own, shared, "options.")
 
 
-class OllamaProtocol(AnswerProtocol):
+class OllamaProtocol(SingleAnswer):
     """One answer. Its stream is objects with pieces of text or thinking or a whole call, and a last one with `done` true and what it
     took.
 
@@ -126,59 +154,40 @@ class OllamaProtocol(AnswerProtocol):
     def __init__(
         self, model: str, *, is_chat: bool, extras: Extras | None = None, notices: Sequence[str] = ()
     ) -> None:
+        super().__init__(extras=extras, notices=notices)
         self._model, self._is_chat = model, is_chat
-        self._wanted, self._notices = extras or Extras(), tuple(notices)
-        self._blocks = Blocks()
         self._started = time.monotonic()
-        self._end: End | None = None
-
-    def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
-        if isinstance(update, Progress):
-            if self._wanted.progress:
-                yield self._object("", done=False) | {"prompt_progress": progress(update)}
-        elif isinstance(update, Delta):
-            for place, piece in enumerate(update.pieces):
-                beside = self._wanted.beside(update, place)
-                for event in self._blocks.push([piece]):
-                    yield from self._event(event, beside)
-        else:
-            for event in self._blocks.close():
-                yield from self._event(event, {})
-            yield self._object("", done=True) | self._last(update)
 
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         yield ollama_error(error)
-
-    def take(self, update: Update) -> None:
-        if isinstance(update, Delta):
-            for _ in self._blocks.push(update.pieces):
-                pass
-        elif isinstance(update, End):
-            self._end = update
-
-    def whole(self) -> dict[str, Any]:
-        if self._end is None:
-            raise RuntimeError("an answer that is whole has ended")
-        blocks = self._blocks
-        found = self._object(
-            blocks.text("text"), thinking=blocks.text("thinking"), calls=blocks.calls, done=True
-        )
-        return found | self._last(self._end)
 
     def loaded(self) -> dict[str, Any]:
         """The answer to a request that asks for nothing but the model."""
         return self._object("", done=True) | {"done_reason": "load"}
 
-    def _event(self, event: BlockEvent, timed: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        return self._object("", done=False) | {"prompt_progress": progress(update)}
+
+    def _ended(self, end: End) -> Iterator[dict[str, Any]]:
+        yield self._object("", done=True) | self._last(end)
+
+    def _whole(self, end: End) -> dict[str, Any]:
+        blocks = self._blocks
+        found = self._object(
+            blocks.text("text"), thinking=blocks.text("thinking"), calls=blocks.calls, done=True
+        )
+        return found | self._last(end)
+
+    def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         block = event.block
         if block.kind == "call":
             if isinstance(event, BlockEnd):
                 yield self._object("", calls=[block], done=False)
         elif isinstance(event, BlockMore):
             if block.kind == "text":
-                yield self._object(event.text, done=False) | timed
+                yield self._object(event.text, done=False) | dict(beside)
             else:
-                yield self._object("", thinking=event.text, done=False) | timed
+                yield self._object("", thinking=event.text, done=False) | dict(beside)
 
     def _object(
         self, text: str, *, thinking: str = "", calls: Sequence[Block] = (), done: bool
@@ -206,6 +215,5 @@ class OllamaProtocol(AnswerProtocol):
             "prompt_eval_duration": int(stats.prefill_seconds * _NANO),
             "eval_count": stats.num_generated,
             "eval_duration": int(stats.decode_seconds * _NANO),
-            "timings": timings([stats]),
-            "mlxspec": drafting([stats], self._notices),
+            **self._extras(end),
         }

@@ -18,15 +18,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.parsers.pieces import Reasoning
-from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
-from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore, Blocks
-from mlxspec.server.chat_request import ChatRequest, ToolChoice, goes_on_with, template_variables
+from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format, only_format
+from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore
+from mlxspec.server.chat_request import (
+    ChatRequest,
+    ToolChoice,
+    check_same,
+    goes_on_with,
+    template_variables,
+)
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages import arguments_of
-from mlxspec.server.protocol import NAMED_EVENTS, AnswerProtocol
+from mlxspec.server.protocol import NAMED_EVENTS
+from mlxspec.server.single_answer import SingleAnswer
 from mlxspec.server.stored_responses import StoredResponse, StoredResponses, size_of
-from mlxspec.server.usage import Extras, drafting, progress, timings
+from mlxspec.server.template_messages import TemplateMessages, function_tool, joined
+from mlxspec.server.usage import Extras, progress
 
 if TYPE_CHECKING:
     from mlxspec.config import SamplingParams
@@ -89,64 +97,32 @@ def _conversation(
     items: Sequence[Mapping[str, Any]], num_earlier: int, instructions: str | None, notices: list[str]
 ) -> list[dict[str, Any]]:
     system = [instructions] if instructions else []
-    out: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # call id -> tool
+    out = TemplateMessages()
     for i, item in enumerate(items):
         path = f"input[{i - num_earlier}]"
         kind = item.get("type") or "message"
         if kind == "message":
-            role, text = item["role"], _text(item["content"])
-            if role in ("system", "developer") and not out:
+            role, text = item["role"], joined(item["content"])
+            is_system = role in ("system", "developer")
+            if is_system and not out.messages:
                 system += [text] if text else []
-                continue
-            if role in ("system", "developer"):
-                notices.append(f"{path} of the role {role} was given to the model as the user's")
-            if role == "assistant":
-                _assistant(out)["content"] += text
-            elif out and out[-1]["role"] == "user":
-                out[-1]["content"] += "\n" + text
+            elif role == "assistant":
+                out.assistant()["content"] += text
             else:
-                out.append({"role": "user", "content": text})
+                if is_system:
+                    notices.append(f"{path} of the role {role} was given to the model as the user's")
+                out.user(text)
         elif kind == "reasoning":
             thought = "".join(part["text"] for part in item.get("content") or ())
-            thought = thought or unsealed(item.get("encrypted_content"))
-            if thought:
-                message = _assistant(out)
-                message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        elif kind in ("function_call", "custom_tool_call"):
-            names[item["call_id"]] = item["name"]
-            arguments = (
-                arguments_of(item["arguments"]) if kind == "function_call" else {"input": item["input"]}
-            )
-            function = {"name": item["name"], "arguments": arguments}
-            call = {"id": item["call_id"], "type": "function", "function": function}
-            _assistant(out).setdefault("tool_calls", []).append(call)
+            out.think(thought or unsealed(item.get("encrypted_content")))
+        elif kind == "function_call":
+            out.call(item["call_id"], item["name"], arguments_of(item["arguments"]))
+        elif kind == "custom_tool_call":
+            out.call(item["call_id"], item["name"], {"input": item["input"]})
         else:
-            called = item["call_id"]
-            if called not in names:
-                raise BadField(f"{path}.call_id", f"{path}.call_id names no call of an earlier item.")
-            out.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": called,
-                    "name": names[called],
-                    "content": _text(item["output"]),
-                }
-            )
-    return [*([{"role": "system", "content": "\n\n".join(system)}] if system else []), *out]
-
-
-def _assistant(out: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message of the assistant's at the end, which is made where there is none."""
-    if not out or out[-1]["role"] != "assistant":
-        out.append({"role": "assistant", "content": ""})
-    return out[-1]
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text", part.get("refusal", "")) for part in content)
+            called = "call of an earlier item"
+            out.result(item["call_id"], joined(item["output"]), f"{path}.call_id", called)
+    return out.behind("\n\n".join(system))
 
 
 def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
@@ -161,23 +137,18 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
             continue
         if "name" not in tool:
             raise BadField(f"tools[{i}].name", f"tools[{i}].name is missing.")
-        function: dict[str, Any] = {"name": tool["name"]}
-        about = tool.get("description") or ""
+        about, parameters = tool.get("description") or "", tool.get("parameters")
         if kind == "custom":
             form = tool.get("format") or {}
             if form.get("definition"):
                 about += f"\nThe input follows this {form.get('syntax') or ''} grammar:\n{form['definition']}"
                 notices.append(f"tools[{i}].format is told to the model and not enforced")
-            function["parameters"] = {
+            parameters = {
                 "type": "object",
                 "properties": {"input": {"type": "string"}},
                 "required": ["input"],
             }
-        elif tool.get("parameters") is not None:
-            function["parameters"] = tool["parameters"]
-        if about:
-            function["description"] = about.strip()
-        out.append({"type": "function", "function": function})
+        out.append(function_tool(tool["name"], parameters=parameters, description=about.strip() or None))
     return out
 
 
@@ -191,22 +162,22 @@ def _tool_choice(given: Any, body: Mapping[str, Any]) -> ToolChoice | None:
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
     effort = (body.get("reasoning") or {}).get("effort")
-    if effort is not None and body.get("reasoning_effort") not in (None, effort):
-        raise BadField("reasoning_effort", "reasoning_effort and reasoning.effort contradict each other.")
-    return template_variables(body if effort is None else {**body, "reasoning_effort": effort})
+    if effort is None:
+        return template_variables(body)
+    check_same(body, "reasoning_effort", effort, "reasoning.effort")
+    return template_variables({**body, "reasoning_effort": effort})
 
 
 def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    found = answer_format(body)
+    """Raises BadField."""
     wanted = (body.get("text") or {}).get("format")
     if wanted is None or wanted["type"] == "text":
-        return found
-    if found is not None:
-        raise BadField(found.field, f"{found.field} and text.format both say what the answer looks like.")
-    return AnswerFormat(field="text.format", kind="json_schema", value=wanted.get("schema", ANY_OBJECT))
+        return answer_format(body)
+    own = AnswerFormat(field="text.format", kind="json_schema", value=wanted.get("schema", ANY_OBJECT))
+    return only_format(own, answer_format(body))
 
 
-class ResponsesProtocol(AnswerProtocol):
+class ResponsesProtocol(SingleAnswer):
     """One response. Each event of its stream has the next `sequence_number`: response.created, response.in_progress; for each item
     output_item.added, its parts, output_item.done; response.completed or response.incomplete, or error and response.failed.
 
@@ -226,14 +197,12 @@ class ResponsesProtocol(AnswerProtocol):
         earlier: StoredResponse | None = None,
         store: StoredResponses | None = None,
     ) -> None:
-        self._body, self._wanted, self._notices = body, Extras.of(body), tuple(notices)
-        self._earlier, self._store = earlier, store
+        super().__init__(extras=Extras.of(body), notices=notices)
+        self._body, self._earlier, self._store = body, earlier, store
         self._is_sealed = _SEALED in (body.get("include") or ())
         self._custom = {t.get("name") for t in body.get("tools") or () if t["type"] == "custom"}
-        self._blocks = Blocks()
-        self._ids: list[str] = []  # of the items, by block
+        self._ids: dict[int, str] = {}  # of the items, by block
         self._num_events = self._num_thinking = 0
-        self._end: End | None = None
         self._head: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(24)}",
             "object": "response",
@@ -260,22 +229,12 @@ class ResponsesProtocol(AnswerProtocol):
             yield self._event(f"response.{kind}", response=self._response("in_progress"))
 
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
-        if isinstance(update, Progress):
-            if self._wanted.progress:
-                response = self._response("in_progress") | {"prompt_progress": progress(update)}
-                yield self._event("response.in_progress", response=response)
-        elif isinstance(update, Delta):
-            self._count_thinking(update)
-            for place, piece in enumerate(update.pieces):
-                beside = self._wanted.beside(update, place)
-                for event in self._blocks.push([piece]):
-                    yield from self._written(event, beside)
-        else:
-            self._end = update
-            for event in self._blocks.close():
-                yield from self._written(event, {})
-            response = self._finished(update)
-            yield self._event(f"response.{response['status']}", response=response)
+        self._count_thinking(update)
+        yield from super().chunks(update)
+
+    def take(self, update: Update) -> None:
+        self._count_thinking(update)
+        super().take(update)
 
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         code = error.code or error.kind
@@ -283,18 +242,13 @@ class ResponsesProtocol(AnswerProtocol):
         response = self._response("failed") | {"error": {"code": code, "message": str(error)}}
         yield self._event("response.failed", response=response)
 
-    def take(self, update: Update) -> None:
-        if isinstance(update, Delta):
-            self._count_thinking(update)
-            for event in self._blocks.push(update.pieces):
-                self._name(event)
-        elif isinstance(update, End):
-            self._end = update
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        response = self._response("in_progress") | {"prompt_progress": progress(update)}
+        return self._event("response.in_progress", response=response)
 
-    def whole(self) -> dict[str, Any]:
-        if self._end is None:
-            raise RuntimeError("an answer that is whole has ended")
-        return self._finished(self._end)
+    def _ended(self, end: End) -> Iterator[dict[str, Any]]:
+        response = self._whole(end)
+        yield self._event(f"response.{response['status']}", response=response)
 
     # --- the response
 
@@ -308,7 +262,7 @@ class ResponsesProtocol(AnswerProtocol):
             "usage": None,
         }
 
-    def _finished(self, end: End) -> dict[str, Any]:
+    def _whole(self, end: End) -> dict[str, Any]:
         """The response at its end, which is kept where it is to be."""
         output = [self._item(block) for block in self._blocks.all]
         is_cut = end.reason == "length"
@@ -316,8 +270,7 @@ class ResponsesProtocol(AnswerProtocol):
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": self._usage(end),
-            "timings": timings([end.stats]),
-            "mlxspec": drafting([end.stats], self._notices),
+            **self._extras(end),
         }
         if self._store is not None:
             new = [*input_items(self._body), *output]
@@ -339,33 +292,35 @@ class ResponsesProtocol(AnswerProtocol):
             "total_tokens": stats.num_prompt + stats.num_generated,
         }
 
-    def _count_thinking(self, update: Delta) -> None:
+    def _count_thinking(self, update: Update) -> None:
         """Tokens that gave nothing but thinking."""
+        if not isinstance(update, Delta):
+            return
         is_thinking = self._blocks.is_thinking if not update.pieces else False
         if is_thinking or (update.pieces and all(isinstance(p, Reasoning) for p in update.pieces)):
             self._num_thinking += len(update.tokens)
 
     # --- its items
 
-    def _name(self, event: BlockEvent) -> None:
-        if isinstance(event, BlockBegin):
-            prefix = "ctc_" if self._is_custom(event.block) else _PREFIXES[event.block.kind]
-            self._ids.append(f"{prefix}{secrets.token_hex(24)}")
+    def _id(self, block: Block) -> str:
+        """Of the item that a block is, drawn when it is first asked for."""
+        if block.number not in self._ids:
+            prefix = "ctc_" if self._is_custom(block) else _PREFIXES[block.kind]
+            self._ids[block.number] = f"{prefix}{secrets.token_hex(24)}"
+        return self._ids[block.number]
 
     def _is_custom(self, block: Block) -> bool:
         return block.kind == "call" and block.name in self._custom
 
     def _status(self, block: Block) -> str:
-        """Of an item: the last one of an answer that was cut is incomplete."""
-        if self._end is None:
-            return "completed" if block is not self._blocks.all[-1] else "in_progress"
-        is_last = block is self._blocks.all[-1]
-        return "incomplete" if is_last and self._end.reason == "length" else "completed"
+        """Of an item that is written no more: the last one of an answer that was cut is incomplete."""
+        is_cut = self._end is not None and self._end.reason == "length"
+        return "incomplete" if is_cut and block is self._blocks.all[-1] else "completed"
 
     def _item(self, block: Block, *, is_new: bool = False) -> dict[str, Any]:
-        """As it is now. is_new: as it was when it began."""
+        """As it is at its end. is_new: as it was when it began."""
         status = "in_progress" if is_new else self._status(block)
-        head = {"id": self._ids[block.number], "status": status}
+        head = {"id": self._id(block), "status": status}
         if block.kind == "text":
             content: list[dict[str, Any]] = [] if is_new else [_output_text(block.text)]
             return {**head, "type": "message", "role": "assistant", "content": content}
@@ -381,10 +336,9 @@ class ResponsesProtocol(AnswerProtocol):
             return {**head, "type": "custom_tool_call", "input": "" if is_new else _custom_input(block)}
         return {**head, "type": "function_call", "arguments": "" if is_new else block.text}
 
-    def _written(self, event: BlockEvent, timed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        self._name(event)
+    def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         block = event.block
-        place: dict[str, Any] = {"output_index": block.number, "item_id": self._ids[block.number]}
+        place: dict[str, Any] = {"output_index": block.number, "item_id": self._id(block)}
         part: dict[str, Any] = {**place, "content_index": 0}
         name = {"text": "output_text", "thinking": "reasoning_text", "call": "function_call_arguments"}[
             block.kind
@@ -398,7 +352,7 @@ class ResponsesProtocol(AnswerProtocol):
         elif isinstance(event, BlockMore):
             if not self._is_custom(block):
                 where = place if block.kind == "call" else part
-                yield self._event(f"response.{name}.delta", **where, delta=event.text, **more, **timed)
+                yield self._event(f"response.{name}.delta", **where, delta=event.text, **more, **beside)
         else:
             if self._is_custom(block):
                 given = _custom_input(block)
@@ -410,8 +364,6 @@ class ResponsesProtocol(AnswerProtocol):
                 yield self._event(f"response.{name}.done", **part, text=block.text, **more)
                 yield self._event("response.content_part.done", **part, part=_part(block, block.text))
             item = self._item(block)
-            if item["status"] == "in_progress":
-                item["status"] = "completed"
             yield self._event("response.output_item.done", output_index=block.number, item=item)
 
     def _event(self, kind: str, **members: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mlxspec.server.schemas import (
     Schema,
     flag,
     maybe,
+    of_kind,
     one_of_kinds,
 )
 
@@ -22,19 +23,11 @@ _CALL_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
 
 
-def _kind(kind: str, properties: dict[str, Schema], *required: str) -> Schema:
-    return {
-        "type": "object",
-        "properties": {"type": {"type": "string", "enum": [kind]}, **properties},
-        "required": list(required),
-    }
-
-
 _PARTS: Schema = {
     "type": "array",
     "items": one_of_kinds(
-        *(_kind(kind, {"text": TEXT}, "type", "text") for kind in ("input_text", "output_text", "text")),
-        _kind("refusal", {"refusal": TEXT}, "type", "refusal"),
+        *(of_kind(kind, {"text": TEXT}, "type", "text") for kind in ("input_text", "output_text", "text")),
+        of_kind("refusal", {"refusal": TEXT}, "type", "refusal"),
     ),
 }
 _CONTENT: Schema = {"anyOf": [TEXT, _PARTS]}
@@ -48,7 +41,7 @@ _THOUGHTS: Schema = {
     },
 }
 _ITEM: Schema = one_of_kinds(
-    _kind(
+    of_kind(
         "message",
         {
             **_STATED,
@@ -58,7 +51,7 @@ _ITEM: Schema = one_of_kinds(
         "role",
         "content",
     ),
-    _kind(
+    of_kind(
         "function_call",
         {**_STATED, "call_id": _CALL_ID, "name": _NAME, "arguments": TEXT},
         "type",
@@ -66,14 +59,14 @@ _ITEM: Schema = one_of_kinds(
         "name",
         "arguments",
     ),
-    _kind(
+    of_kind(
         "function_call_output",
         {**_STATED, "call_id": _CALL_ID, "output": _CONTENT},
         "type",
         "call_id",
         "output",
     ),
-    _kind(
+    of_kind(
         "reasoning",
         {
             **_STATED,
@@ -83,7 +76,7 @@ _ITEM: Schema = one_of_kinds(
         },
         "type",
     ),
-    _kind(
+    of_kind(
         "custom_tool_call",
         {**_STATED, "call_id": _CALL_ID, "name": _NAME, "input": TEXT},
         "type",
@@ -91,7 +84,7 @@ _ITEM: Schema = one_of_kinds(
         "name",
         "input",
     ),
-    _kind(
+    of_kind(
         "custom_tool_call_output",
         {**_STATED, "call_id": _CALL_ID, "output": _CONTENT},
         "type",
@@ -129,7 +122,7 @@ _TOOL: Schema = {
 _TOOL_CHOICE: Schema = {
     "anyOf": [
         {"type": "string", "enum": ["none", "auto", "required"]},
-        *(_kind(kind, {"name": _NAME}, "type", "name") for kind in ("function", "custom")),
+        *(of_kind(kind, {"name": _NAME}, "type", "name") for kind in ("function", "custom")),
     ],
     "discriminator": {"propertyName": "type"},
 }
@@ -142,9 +135,9 @@ _TEXT: Schema = {
     "properties": {
         "format": maybe(
             one_of_kinds(
-                _kind("text", {}, "type"),
-                _kind("json_object", {}, "type"),
-                _kind(
+                of_kind("text", None, "type"),
+                of_kind("json_object", None, "type"),
+                of_kind(
                     "json_schema",
                     {
                         "name": _ID,

@@ -1,6 +1,6 @@
 """JSON schemas of the requests that this server takes. check.py checks with them, and /openapi.json publishes them.
 
-Knows shapes and ranges. What fields mean is jobs.py's; what becomes of fields that are not described here is fields.py's.
+Knows shapes and ranges. What fields mean is request_parsing.py's; what becomes of fields that are not described here is fields.py's.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ def _limit(low: int, text: str) -> Schema:
 
 def flag(text: str = "") -> Schema:
     return maybe({"type": "boolean", **({"description": text} if text else {})})
+
+
+def of_kind(kind: str, properties: dict[str, Schema] | None = None, *required: str) -> Schema:
+    """An object whose `type` is this."""
+    return {
+        "type": "object",
+        "properties": {"type": {"type": "string", "enum": [kind]}, **(properties or {})},
+        "required": list(required),
+    }
 
 
 def one_of_kinds(*branches: Schema, default: str | None = None) -> Schema:

@@ -135,7 +135,7 @@ BAD: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"tool_choice": {"type": "some"}}, "tool_choice.type", "tool_choice.type must be one of auto, any, tool, none."),
     ({"thinking": {"type": "between_tools"}}, "thinking.type",
      "thinking.type must be one of enabled, adaptive, disabled."),
-    ({"thinking": {"type": "disabled"}, "enable_thinking": True}, "thinking", "contradict each other"),
+    ({"thinking": {"type": "disabled"}, "enable_thinking": True}, "enable_thinking", "contradict each other"),
     ({"regex": "a", "output_config": {"format": {"type": "json_schema", "schema": {}}}}, "regex",
      "regex and output_config.format both say what the answer looks like."),
     ({"n": 2}, "n", "n cannot be honoured: an answer of this API is one message."),

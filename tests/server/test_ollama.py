@@ -94,7 +94,7 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
      "options.mirostat cannot be honoured: this server has no such sampler."),
     ("/api/chat", {"messages": MESSAGES, "options": {"max_tokens": 1}}, "options.max_tokens cannot be honoured: use num_predict."),
     ("/api/chat", {"messages": MESSAGES, "think": "much"}, "think must be one of low, medium, high, max."),
-    ("/api/chat", {"messages": MESSAGES, "think": True, "enable_thinking": False}, "think and enable_thinking contradict each other."),
+    ("/api/chat", {"messages": MESSAGES, "think": True, "enable_thinking": False}, "enable_thinking and think contradict each other."),
     ("/api/chat", {"messages": MESSAGES, "format": {"type": "object"}, "options": {"regex": "a"}},
      "options.regex and format both say what the answer looks like."),
     ("/api/chat", {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice cannot be honoured"),

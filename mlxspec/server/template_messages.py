@@ -1,0 +1,75 @@
+"""Puts the blocks or items of an API together to messages as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxspec.server.errors import BadField
+
+
+class TemplateMessages:
+    """`messages`: so far, without the system's. Neighbouring texts of one role are one message; a tool's result is one of its own."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}  # call id -> tool
+
+    def user(self, text: str) -> None:
+        """The user says a text, on a line of its own."""
+        if self._is_last("user"):
+            self.messages[-1]["content"] += "\n" + text
+        else:
+            self.messages.append({"role": "user", "content": text})
+
+    def assistant(self) -> dict[str, Any]:
+        """The message of the assistant's at the end, which is made where there is none."""
+        if not self._is_last("assistant"):
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+    def think(self, text: str) -> None:
+        """The assistant thinks a text, which may be empty."""
+        if text:
+            message = self.assistant()
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+
+    def call(self, call_id: str, name: str, arguments: Mapping[str, Any] | str) -> None:
+        """The assistant calls a tool."""
+        self._names[call_id] = name
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.assistant().setdefault("tool_calls", []).append(call)
+
+    def result(self, call_id: str, text: str, path: str, called: str) -> None:
+        """A tool answers a call. path: the field with the call's id; called: what the API calls a call. Raises BadField for an unknown
+        one."""
+        name = self._names.get(call_id)
+        if name is None:
+            raise BadField(path, f"{path} names no {called}.")
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+
+    def behind(self, system: str) -> list[dict[str, Any]]:
+        """All messages, the system's first; an empty one is left out."""
+        return [*([{"role": "system", "content": system}] if system else []), *self.messages]
+
+    def _is_last(self, role: str) -> bool:
+        return bool(self.messages) and self.messages[-1]["role"] == role
+
+
+def function_tool(
+    name: str, *, parameters: Mapping[str, Any] | None = None, description: str | None = None
+) -> dict[str, Any]:
+    """A tool in OpenAI's nested form."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """A text, or the texts of parts, each on a line of its own."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text", part.get("refusal", "")) for part in content)
