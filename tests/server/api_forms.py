@@ -5,13 +5,14 @@ A scenario is a chat that all APIs can ask for. The prompts that it becomes are 
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 from dataclasses import dataclass
 from typing import Any
 
-from tests.server.serving import Served
-from tests.server.stream_grammar import MessagesGrammar, OllamaGrammar, ResponsesGrammar, Said, named_events
+from tests.server.serving import LONG, Served
+from tests.server.stream_grammar import ChatGrammar, MessagesGrammar, OllamaGrammar, ResponsesGrammar
 
 TOOL_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -94,6 +95,7 @@ def _parsed(arguments: str) -> Any:
 class ChatForm:
     """OpenAI's chat completions."""
 
+    grammar = ChatGrammar
     name, path = "chat", "/v1/chat/completions"
 
     def body(self, s: Scenario) -> dict[str, Any]:
@@ -138,51 +140,21 @@ class ChatForm:
     def stream_body(self, s: Scenario) -> dict[str, Any]:
         return {**self.body(s), "stream": True, "stream_options": {"include_usage": True}}
 
-    def streamed(self, data: bytes) -> tuple[Said, Result]:
-        said = Said()
-        reason = usage = None
-        for block in data.decode().split("\n\n"):
-            if not block or block.startswith(": "):
-                continue
-            assert not said.is_done
-            assert block.startswith("data: ")
-            if block == "data: [DONE]":
-                said.is_done = True
-                continue
-            chunk = json.loads(block[6:])
-            if not chunk["choices"]:
-                assert reason is not None
-                usage = chunk["usage"]
-                continue
-            assert reason is None
-            (choice,) = chunk["choices"]
-            delta = choice["delta"]
-            said.text += delta.get("content") or ""
-            said.thinking += delta.get("reasoning_content", "")
-            for call in delta.get("tool_calls", ()):
-                if "id" in call:
-                    assert call["index"] == len(said.calls)
-                    said.calls.append((call["function"]["name"], ""))
-                assert call["index"] == len(said.calls) - 1
-                name, arguments = said.calls[-1]
-                said.calls[-1] = (name, arguments + call["function"]["arguments"])
-            reason = choice["finish_reason"]
-        assert said.is_done
-        assert reason is not None
-        assert usage is not None
-        return said, Result(
+    def streamed(self, said: ChatGrammar) -> Result:
+        return Result(
             text=said.text,
             thinking=said.thinking,
             calls=tuple((n, _parsed(a)) for n, a in said.calls),
-            reason=reason,
-            num_prompt=usage["prompt_tokens"],
-            num_generated=usage["completion_tokens"],
+            reason=said.reason or "",
+            num_prompt=said.usage["prompt_tokens"],
+            num_generated=said.usage["completion_tokens"],
         )
 
 
 class MessagesForm:
     """Anthropic's Messages."""
 
+    grammar = MessagesGrammar
     name, path = "messages", "/v1/messages"
     _REASONS = {  # noqa: RUF012
         "end_turn": "stop",
@@ -235,17 +207,13 @@ class MessagesForm:
     def stream_body(self, s: Scenario) -> dict[str, Any]:
         return {**self.body(s), "stream": True}
 
-    def streamed(self, data: bytes) -> tuple[Said, Result]:
-        grammar = MessagesGrammar()
-        for event, found in named_events(data):
-            grammar.feed(event, found)
-        grammar.finish()
-        usage = grammar.usage
-        return grammar, Result(
-            text=grammar.text,
-            thinking=grammar.thinking,
-            calls=tuple((n, _parsed(a)) for n, a in grammar.calls),
-            reason=self._REASONS[grammar.stop_reason or ""],
+    def streamed(self, said: MessagesGrammar) -> Result:
+        usage = said.usage
+        return Result(
+            text=said.text,
+            thinking=said.thinking,
+            calls=tuple((n, _parsed(a)) for n, a in said.calls),
+            reason=self._REASONS[said.stop_reason or ""],
             num_prompt=usage["input_tokens"] + usage["cache_read_input_tokens"],
             num_generated=usage["output_tokens"],
         )
@@ -254,6 +222,7 @@ class MessagesForm:
 class ResponsesForm:
     """OpenAI's Responses."""
 
+    grammar = ResponsesGrammar
     name, path = "responses", "/v1/responses"
 
     def body(self, s: Scenario) -> dict[str, Any]:
@@ -313,14 +282,10 @@ class ResponsesForm:
     def stream_body(self, s: Scenario) -> dict[str, Any]:
         return {**self.body(s), "stream": True}
 
-    def streamed(self, data: bytes) -> tuple[Said, Result]:
-        grammar = ResponsesGrammar()
-        for event, found in named_events(data):
-            grammar.feed(event, found)
-        grammar.finish()
-        result = self.whole(grammar.response)
-        assert (grammar.text, grammar.thinking) == (result.text, result.thinking)
-        return grammar, result
+    def streamed(self, said: ResponsesGrammar) -> Result:
+        result = self.whole(said.response)
+        assert (said.text, said.thinking) == (result.text, result.thinking)
+        return result
 
 
 def _is_object(arguments: str) -> bool:
@@ -333,6 +298,7 @@ def _is_object(arguments: str) -> bool:
 class OllamaForm:
     """Ollama's chat, which has no field for the choice of a tool."""
 
+    grammar = OllamaGrammar
     name, path = "ollama", "/api/chat"
 
     def body(self, s: Scenario) -> dict[str, Any]:
@@ -378,14 +344,9 @@ class OllamaForm:
     def stream_body(self, s: Scenario) -> dict[str, Any]:
         return self.body(s)
 
-    def streamed(self, data: bytes) -> tuple[Said, Result]:
-        grammar = OllamaGrammar()
-        assert data.endswith(b"\n")
-        for line in data.decode().removesuffix("\n").split("\n"):
-            grammar.feed(json.loads(line))
-        grammar.finish()
-        message = {"content": grammar.text, "thinking": grammar.thinking, "tool_calls": grammar.tool_calls}
-        return grammar, self.whole({**grammar.last, "message": message})
+    def streamed(self, said: OllamaGrammar) -> Result:
+        message = {"content": said.text, "thinking": said.thinking, "tool_calls": said.tool_calls}
+        return self.whole({**said.last, "message": message})
 
 
 FORMS: tuple[Any, ...] = (ChatForm(), MessagesForm(), ResponsesForm(), OllamaForm())
@@ -405,4 +366,39 @@ def ask(served: Served, form: Any, s: Scenario) -> Result:
 def ask_streamed(served: Served, form: Any, s: Scenario) -> Result:
     status, _, data = served.ask("POST", form.path, form.stream_body(s))
     assert status == 200, (form.name, s, data)
-    return form.streamed(data)[1]
+    return streamed(form, data)
+
+
+def streamed(form: Any, data: bytes) -> Result:
+    """What a whole stream said, which follows the API's grammar."""
+    said = form.grammar()
+    said.read(data)
+    said.finish()
+    result: Result = form.streamed(said)
+    return result
+
+
+def leave(served: Served, form: Any, s: Scenario, num_bytes: int) -> None:
+    """Ask for a stream, read so many bytes, and go away. What came is the beginning of a stream that follows the grammar."""
+    data = json.dumps(form.stream_body(s)).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=LONG)
+    try:
+        connection.request("POST", form.path, data, {"Content-Type": "application/json"})
+        if num_bytes:
+            with connection.getresponse() as response:
+                assert response.status == 200, (form.name, s)
+                form.grammar().read(response.read(num_bytes), is_cut=True)
+    finally:
+        connection.close()
+
+
+def expire(served: Served, form: Any, s: Scenario, seconds: float) -> None:
+    """Ask for a stream that gets so little time. It follows the grammar to its end, or to the error in place of it."""
+    body = form.stream_body(s)
+    body.get("options", body)["timeout"] = seconds
+    status, _, data = served.ask("POST", form.path, body)
+    assert status in (200, 408), (form.name, s, data)
+    if status == 200:
+        said = form.grammar()
+        said.read(data)
+        assert said.state == "end"

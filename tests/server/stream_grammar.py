@@ -1,7 +1,7 @@
 """The public grammar of each API's stream, as a state machine: what may follow what, and how the pieces add up to the whole answer.
 
-Each class takes the objects of one stream, in order, with `feed`, raises AssertionError at the first that may not stand there, and is
-asked with `finish` whether the stream may end. `text`, `thinking`, `calls`: what the stream said.
+Each class takes a stream's bytes with `read`, raises AssertionError at the first event that may not stand there, and is asked with `finish`
+whether the stream may end. `text`, `thinking`, `calls`: what the stream said.
 """
 
 from __future__ import annotations
@@ -14,11 +14,97 @@ from typing import Any
 class Said:
     """What a stream says in the end. calls: (name, arguments as JSON text)."""
 
+    SEPARATOR = b"\n\n"  # behind each event
+
     def __init__(self) -> None:
         self.text = self.thinking = ""
         self.calls: list[tuple[str, str]] = []
         self.ids: list[str] = []
+        self.state = "start"  # "end" behind the last event, or behind an error
         self.is_done = False
+
+    def read(self, data: bytes, *, is_cut: bool = False) -> None:
+        """All events of a stream. is_cut: it may break off anywhere; an event that is not whole is left out."""
+        whole, _, rest = data.rpartition(self.SEPARATOR)
+        assert is_cut or not rest, rest
+        for event in whole.split(self.SEPARATOR) if whole else ():
+            if not event.startswith(b": "):  # a comment
+                self._read(event.decode())
+
+    def _read(self, event: str) -> None:
+        """One event."""
+        lines = event.split("\n")
+        assert len(lines) == 2, event
+        assert lines[0].startswith("event: "), event
+        assert lines[1].startswith("data: "), event
+        self.feed(lines[0][7:], json.loads(lines[1][6:]))
+
+    def feed(self, event: str, found: dict[str, Any]) -> None:
+        """One event with a name."""
+        raise NotImplementedError
+
+
+class ChatGrammar(Said):
+    """OpenAI's chat completions with usage: a chunk with the role, chunks with text, reasoning or calls, one with the reason, one with the
+    usage, and [DONE]; or an error in place of the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason: str | None = None
+        self.usage: dict[str, Any] = {}
+        self.head: tuple[Any, ...] = ()
+
+    def _read(self, event: str) -> None:
+        assert event.startswith("data: ")
+        assert self.state != "end", event
+        if event == "data: [DONE]":
+            assert self.state == "used"
+            self.state, self.is_done = "end", True
+            return
+        chunk = json.loads(event[6:])
+        if "error" in chunk:
+            assert set(chunk["error"]) >= {"message", "type", "param", "code"}
+            self.state = "end"
+            return
+        assert chunk["object"] == "chat.completion.chunk"
+        head = tuple(chunk[name] for name in ("id", "created", "model", "system_fingerprint"))
+        assert self.head in ((), head)
+        self.head = head
+        if not chunk["choices"]:
+            assert self.state == "ended"
+            self.usage, self.state = chunk["usage"], "used"
+            return
+        assert chunk["usage"] is None
+        (choice,) = chunk["choices"]
+        self._delta(choice["delta"])
+        if choice["finish_reason"] is not None:
+            assert choice["finish_reason"] in ("stop", "length", "tool_calls")
+            self.reason, self.state = choice["finish_reason"], "ended"
+
+    def _delta(self, delta: dict[str, Any]) -> None:
+        if self.state == "start":
+            assert delta == {"role": "assistant", "content": ""}
+            self.state = "open"
+            return
+        assert self.state == "open"
+        assert "role" not in delta
+        self.text += delta.get("content") or ""
+        self.thinking += delta.get("reasoning_content", "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(self.calls)
+                assert call["id"] not in self.ids
+                assert call["type"] == "function"
+                self.ids.append(call["id"])
+                self.calls.append((call["function"]["name"], ""))
+            assert call["index"] == len(self.calls) - 1
+            name, arguments = self.calls[-1]
+            self.calls[-1] = (name, arguments + call["function"]["arguments"])
+
+    def finish(self) -> None:
+        assert self.is_done, self.state
+        if self.reason == "tool_calls":
+            assert all(isinstance(json.loads(arguments or "{}"), dict) for _, arguments in self.calls)
 
 
 class MessagesGrammar(Said):
@@ -32,7 +118,6 @@ class MessagesGrammar(Said):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = "start"
         self.num_blocks = 0
         self.kind = ""
         self.is_signed = False
@@ -141,7 +226,6 @@ class ResponsesGrammar(Said):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = "start"
         self.num_events = 0
         self.items: list[dict[str, Any]] = []
         self.item: dict[str, Any] = {}
@@ -265,16 +349,19 @@ class ResponsesGrammar(Said):
 class OllamaGrammar(Said):
     """Ollama's lines: objects with a piece of the answer each, and a last one that is done; or one with an error. tool_calls: as sent."""
 
+    SEPARATOR = b"\n"
+
     def __init__(self) -> None:
         super().__init__()
         self.tool_calls: list[dict[str, Any]] = []
         self.last: dict[str, Any] = {}
 
-    def feed(self, found: dict[str, Any]) -> None:
-        assert not self.is_done
+    def _read(self, event: str) -> None:
+        assert self.state != "end"
+        found = json.loads(event)
         if "error" in found:
             assert isinstance(found["error"], str)
-            self.is_done = True
+            self.state = "end"
             return
         assert found["model"]
         assert datetime.datetime.fromisoformat(found["created_at"]).tzinfo is not None
@@ -290,7 +377,7 @@ class OllamaGrammar(Said):
             assert not message["content"]
             assert found["done_reason"] in ("stop", "length")
             assert found["total_duration"] >= 0
-            self.last, self.is_done = found, True
+            self.last, self.state, self.is_done = found, "end", True
         else:
             assert message["content"] or message.get("thinking") or message.get("tool_calls")
             assert "done_reason" not in found

@@ -261,8 +261,7 @@ def test_pings_come_while_nothing_else_does_and_errors_end_a_stream() -> None:
     failed = list(protocol.failed(ApiError("Busy.", status=503)))
     found = [*begun, protocol.pause(), *failed]
     grammar = MessagesGrammar()
-    for event, value in named_events(b"".join(map(protocol.wire.frame, found))):
-        grammar.feed(event, value)
+    grammar.read(b"".join(map(protocol.wire.frame, found)))
     assert failed[0]["error"] == {"type": "overloaded_error", "message": "Busy.", "param": None, "code": None}
     assert grammar.state == "end"
 

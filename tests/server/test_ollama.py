@@ -151,7 +151,6 @@ def test_errors_end_a_stream_with_a_line() -> None:
     from mlxspec.server.errors import ApiError
     from mlxspec.server.ollama_api import OllamaProtocol
 
-    grammar = OllamaGrammar()
-    for found in OllamaProtocol("m", is_chat=True).failed(ApiError("Busy.", status=503)):
-        grammar.feed(found)
-    grammar.finish()
+    grammar, protocol = OllamaGrammar(), OllamaProtocol("m", is_chat=True)
+    grammar.read(b"".join(map(protocol.wire.frame, protocol.failed(ApiError("Busy.", status=503)))))
+    assert grammar.state == "end"

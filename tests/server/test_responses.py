@@ -16,7 +16,7 @@ from mlxspec.server.job_run import Delta, End
 from mlxspec.server.responses_api import ResponsesProtocol, responses_request, sealed, unsealed
 from mlxspec.server.stored_responses import StoredResponses
 from tests.server.serving import LONG, QUESTION, Served
-from tests.server.stream_grammar import ResponsesGrammar, named_events
+from tests.server.stream_grammar import ResponsesGrammar
 from tests.server.test_sdk import SCHEMA, TOOLS
 
 openai = pytest.importorskip("openai", reason="the openai package is not installed")
@@ -225,8 +225,7 @@ def test_a_custom_tool_is_called_with_its_text() -> None:
         data += b"".join(map(protocol.wire.frame, protocol.chunks(update)))
         whole.take(update)
     grammar = ResponsesGrammar()
-    for event, found in named_events(data):
-        grammar.feed(event, found)
+    grammar.read(data)
     grammar.finish()
     (item,) = grammar.items
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
@@ -251,8 +250,7 @@ def test_what_codex_sends(thinker: Served) -> None:
         status, _, data = thinker.ask("POST", "/v1/responses", body)
         assert status == 200, data
         grammar = ResponsesGrammar()
-        for event, found in named_events(data):
-            grammar.feed(event, found)
+        grammar.read(data)
         grammar.finish()
         said.append(grammar)
         for item in grammar.items:
@@ -315,8 +313,7 @@ def test_an_error_ends_a_stream_as_the_api_says() -> None:
     protocol = ResponsesProtocol("m", {"input": "x"}, SamplingParams())
     found = [*protocol.begin(), *protocol.failed(ApiError("Busy.", status=503, code="queue_full"))]
     grammar = ResponsesGrammar()
-    for event, value in named_events(b"".join(map(protocol.wire.frame, found))):
-        grammar.feed(event, value)
+    grammar.read(b"".join(map(protocol.wire.frame, found)))
     assert grammar.state == "end"
     assert found[-1]["response"]["error"] == {"code": "queue_full", "message": "Busy."}
 
