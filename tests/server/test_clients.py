@@ -1,15 +1,14 @@
-"""Other people's clients: litellm, and the `openai` package of JavaScript in node and in a browser."""
+"""Other people's clients: litellm and openai-agents, and packages of JavaScript in node and in a browser."""
 
 from __future__ import annotations
 
-import asyncio
+import importlib.util
 import json
-import os
 import queue
 import shutil
 import subprocess
+import sys
 import threading
-import warnings
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,103 +20,34 @@ from tests.server.serving import QUESTION, Served
 from tests.server.test_sdk import SCHEMA, TOOLS
 
 OPENAI = "openai@>=5 <8"
+PACKAGES = ("litellm", "mcp", "openai-agents")  # litellm needs mcp for tools
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_litellm(demo: Served) -> None:
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        litellm = pytest.importorskip("litellm", reason="litellm is not installed")
-        pytest.importorskip("mcp", reason="litellm needs the mcp package for tools")
-
-        def ask(**more: Any) -> Any:
-            given = {"max_tokens": 100, "messages": MESSAGES, **more}
-            return litellm.completion(model="openai/demo", api_base=demo.base, api_key="none", **given)
-
-        whole = ask(max_tokens=20)
-        assert whole.choices[0].message.content
-        assert whole.usage.completion_tokens == 20
-        streamed = list(ask(max_tokens=20, stream=True, stream_options={"include_usage": True}))
-        text = "".join(c.choices[0].delta.content or "" for c in streamed if c.choices)
-        assert text == whole.choices[0].message.content
-        called = ask(tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False)
-        (call,) = called.choices[0].message.tool_calls
-        assert set(json.loads(call.function.arguments)) == {"name", "full", "kind"}
-        form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
-        assert set(json.loads(ask(response_format=form).choices[0].message.content)) == set(
-            SCHEMA["properties"]
-        )
-        logprobs = ask(max_tokens=3, logprobs=True, top_logprobs=2).choices[0].logprobs
-        assert len(logprobs["content"] if isinstance(logprobs, dict) else logprobs.content) == 3
-        again = [{"role": "assistant", "content": "x", "reasoning_content": "because"}, MESSAGES[0]]
-        assert ask(messages=[*MESSAGES, *again], max_tokens=2).choices[0].message.content
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with litellm and openai-agents, by a virtual environment of their own unless they are installed here."""
+    if all(importlib.util.find_spec(name) for name in ("litellm", "mcp", "agents")):
+        return sys.executable
+    folder = tmp_path_factory.mktemp("clients")
+    found = str(folder / "bin" / "python")
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [found, "-m", "pip", "install", "--quiet", *PACKAGES],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            pytest.skip(f"{' '.join(PACKAGES)} cannot be installed: {done.stderr[-200:]}")
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("model", "suffix"), [("anthropic/demo", ""), ("openai/responses/demo", "/v1"), ("ollama_chat/demo", "")]
-)
-def test_litellm_over_the_other_forms(demo: Served, model: str, suffix: str) -> None:
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        litellm = pytest.importorskip("litellm", reason="litellm is not installed")
-        pytest.importorskip("mcp", reason="litellm needs the mcp package for tools")
-        base = demo.base.removesuffix("/v1") + suffix
-
-        def ask(**more: Any) -> Any:
-            given = {"max_tokens": 20, "messages": MESSAGES, **more}
-            return litellm.completion(model=model, api_base=base, api_key="none", **given)
-
-        whole = ask()
-        assert whole.choices[0].message.content
-        assert whole.usage.completion_tokens == 20
-        text = "".join(c.choices[0].delta.content or "" for c in ask(stream=True) if c.choices)
-        assert text == whole.choices[0].message.content
-        if not model.startswith("ollama"):  # that API cannot ask for a call
-            called = ask(tools=TOOLS[:1], tool_choice="required", max_tokens=150)
-            assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_an_agent_of_openai_agents_calls_its_tool(demo: Served) -> None:
-    """Over Responses: the tool is run, and its result goes back."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        agents = pytest.importorskip("agents", reason="openai-agents is not installed")
-        import openai
-
-        asked: list[str] = []
-
-        def look_up(name: str) -> str:
-            """Look up a function."""
-            asked.append(name)
-            return "Joins paths."
-
-        async def run() -> Any:
-            async with openai.AsyncOpenAI(base_url=demo.base, api_key="none", max_retries=0) as client:
-                agent = agents.Agent(
-                    name="helper",
-                    instructions="Answer shortly.",
-                    model=agents.OpenAIResponsesModel(model="demo", openai_client=client),
-                    model_settings=agents.ModelSettings(
-                        max_tokens=120, tool_choice="required", parallel_tool_calls=False
-                    ),
-                    tools=[agents.function_tool(look_up)],
-                )
-                return await agents.Runner.run(agent, QUESTION, max_turns=4)
-
-        agents.set_tracing_disabled(True)
-        result = asyncio.run(run())
-        assert len(asked) == 1
-        kinds = [type(item).__name__ for item in result.new_items]
-        assert kinds[:2] == ["ToolCallItem", "ToolCallOutputItem"]
-        assert isinstance(result.final_output, str)
+@pytest.mark.parametrize("script", ["client_litellm.py", "client_agents.py"])
+def test_python(demo: Served, python: str, script: str) -> None:
+    given = json.dumps({"messages": MESSAGES, "tools": TOOLS[:1], "schema": SCHEMA})
+    command = [python, str(Path(__file__).with_name(script)), demo.base, given]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["all of it works"]), ran.stdout + ran.stderr
 
 
 def install(folder: Path, *packages: str) -> None:
