@@ -12,7 +12,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.errors import ModelError
 from mlxspec.models.registry import architecture
+from mlxspec.models.vision.blueprint import blueprint
 from mlxspec.platform import device
 
 DEFAULT_CONTEXT = 8192
@@ -82,12 +84,17 @@ def expected(
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
-    in_memory, quantized = file_bytes, bool(config.get("quantization") or config.get("quantization_config"))
+    in_memory, tower, quantized = (
+        file_bytes,
+        0,
+        bool(config.get("quantization") or config.get("quantization_config")),
+    )
     if device.has_gpu():
         model.set_dtype(mx.bfloat16)
     else:
         values = bytes_of(model)  # float32
-        in_memory = values if not quantized or device.floats_fit(values) else file_bytes
+        if not quantized or device.floats_fit(values):
+            in_memory, tower = values, _tower_bytes(config, parsed.hidden_size)
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
     return MemoryEstimate(
         context=context,
@@ -97,4 +104,13 @@ def expected(
         state=state_bytes(model, context, rows),
         drafter_state=0,
         machine=machine_memory(),
+        vision=tower,
     )
+
+
+def _tower_bytes(config: dict[str, Any], hidden_size: int) -> int:
+    """Of a vision tower in float32; 0 where config.json describes none that can be used."""
+    try:
+        return bytes_of(blueprint(config, {}, hidden_size).tower)
+    except ModelError:
+        return 0

@@ -14,11 +14,13 @@ import tiny_vision
 from mlx.utils import tree_flatten
 from vision_figures import picture
 
+from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.checkpoints.inspect import InspectReport, inspect
 from mlxspec.checkpoints.quantize import Format
 from mlxspec.loading.vision_weights import is_of_vision
 from mlxspec.loading.weights import read_folder
+from mlxspec.platform import device
 
 Q8 = Format(bits=8, group_size=32)
 
@@ -94,3 +96,16 @@ def test_inspect_counts_the_tower(name: str) -> None:
     assert parts == sum(on_disk.values())
     prepared = loaded.vision.preprocessor.prepare(picture(1024, 1024))
     assert report.vision.square_tokens == prepared.tokens <= report.vision.max_tokens
+
+
+@pytest.mark.parametrize("name", ["qwen-64", "gemma3"])
+def test_memory_is_told_before_a_download(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU weights become float32; on a GPU the tower is among the bytes of the files."""
+    folder = source(name)
+    config, there = json.loads((folder / "config.json").read_text()), looked_at(folder).memory
+    told = memory.expected(config, 10**6, context=there.context)
+    assert told.vision == there.vision > 0
+    assert memory.expected(config | {"vision_config": {}}, 10**6).vision == 0
+    monkeypatch.setattr(device, "backend", lambda: "cuda")
+    on_gpu = memory.expected(config, 10**6)
+    assert (on_gpu.weights, on_gpu.vision) == (10**6, 0)
