@@ -175,19 +175,35 @@ def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
         assert curve.seconds(width) / curve.seconds(1) == pytest.approx(0.9 + 0.1 * width, rel=0.05)
 
 
-@pytest.mark.parametrize("where", range(8))
-@pytest.mark.parametrize("stalls", [1, 2])
+@pytest.mark.parametrize(
+    ("seconds", "stalls", "where"),
+    [
+        (0.1, 2, 0),
+        *(
+            pytest.param(seconds, stalls, where, marks=pytest.mark.slow)
+            for seconds in (0.1, 3.0)
+            for stalls in (1, 2)
+            for where in (0, 1, 3, 5)
+        ),
+    ],
+)
 def test_a_stall_is_not_kept_for_the_next_process(
-    where: int, stalls: int, clock: Clock, parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: int,
+    stalls: int,
+    seconds: float,
+    clock: Clock,
+    parts: tuple,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The machine stops for three seconds in some drafts of the calibration, which eats its time."""
+    """The machine stops for a while in some drafts of the calibration, which eats its time."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     clock.plain, calls, propose = 0.01, 0, Mtp.propose
 
     def stalled(self: Mtp, asks, sampler) -> list:
         nonlocal calls
         made = propose(self, asks, sampler)
-        clock.spent += 3.0 * (where <= calls < where + stalls)
+        clock.spent += seconds * (where <= calls < where + stalls)
         calls += 1
         return made
 
