@@ -48,9 +48,10 @@ class Snapshot(NamedTuple):
 class ModelCache:
     """B rows of a model's caches.
 
-    lengths: committed tokens a row. A forward is either of facts (prefill: every token will stand) or of drafts (any prefix of each
-    row may stand). `kept` counts tokens of the forward, so the verified last token is one of them. stood: the part of the last forward
-    that recurrent layers have not applied yet; None when nothing is deferred.
+    lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and its
+    index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of facts (prefill: every token will
+    stand) or of drafts (any prefix of each row may stand). `kept` counts tokens of the forward, so the verified last token is one of them.
+    stood: the part of the last forward that recurrent layers have not applied yet; None when nothing is deferred.
 
     A commit may be unread: how much stands is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
     numbers, until the host has read them and `settle`s. In between one forward may begin, and forks may run on; nothing else may happen.
@@ -70,6 +71,7 @@ class ModelCache:
         self.layers = list(layers)
         self.rollback, self.defers = rollback, defers
         self.lengths = [0] * num_rows
+        self.shifts = [0] * num_rows
         self.exact: mx.array | None = None
         # of the unread commit: its forward, and the lengths before it
         self._unread: tuple[FlatRows, list[int]] | None = None
@@ -115,7 +117,11 @@ class ModelCache:
         self._require_alive()
         self._family["writer"] = id(self)
         self.pending, self.pending_facts = rows, facts
-        return Places(rows, self.lengths, self.exact)
+        return Places(rows, self.lengths, self.exact, self.shifts)
+
+    def shift(self, row: int, num: int) -> None:
+        """From the next forward on, text of this row has rotary positions that lie `num` behind its indices."""
+        self.shifts[row] = num
 
     def commit(self, kept: Sequence[int] | mx.array | None = None) -> None:
         """End the transaction and keep the first kept[r] tokens of each row; None keeps all. kept may be an array (B,) int32 of numbers
@@ -199,6 +205,7 @@ class ModelCache:
         self._require_alive()
         twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0, self.rollback)
         twin.lengths, twin.stood, twin.exact = list(self.lengths), self.stood, self.exact
+        twin.shifts = list(self.shifts)
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
         return twin
@@ -220,6 +227,7 @@ class ModelCache:
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.join(theirs)  # type: ignore[arg-type]
         self.lengths += other.lengths
+        self.shifts += other.shifts
         self._family["writer"] = id(self)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -231,6 +239,7 @@ class ModelCache:
         for layer in self.layers:
             layer.select(rows)
         self.lengths = [self.lengths[r] for r in rows]
+        self.shifts = [self.shifts[r] for r in rows]
         self._family["writer"] = id(self)
 
     def truncate(self, row: int, length: int) -> None:

@@ -20,10 +20,18 @@ class Places:
     """Row r's new tokens come after its first lengths[r] tokens.
 
     exact: (B,) int32, those numbers themselves where the host has only bounds (exact[r] <= lengths[r]); None where lengths are exact.
+    shifts: by row, what is added to a token's index where its rotary position is wanted; None where no row has any.
     """
 
-    def __init__(self, rows: FlatRows, lengths: Sequence[int], exact: mx.array | None = None) -> None:
+    def __init__(
+        self,
+        rows: FlatRows,
+        lengths: Sequence[int],
+        exact: mx.array | None = None,
+        shifts: Sequence[int] | None = None,
+    ) -> None:
         self.rows, self.lengths, self.exact = rows, list(lengths), exact
+        self.shifts = list(shifts) if shifts is not None and any(shifts) else None
         self._causal: dict[int, mx.array | None] = {}
 
     @cached_property
@@ -40,10 +48,14 @@ class Places:
 
     @cached_property
     def turns(self) -> mx.array:
-        """(N, 1, 1): the same as angles want it, float32 where the host knows it."""
-        if self.exact is not None:
+        """(N, 1, 1): the tokens' rotary positions, which are their indices but for the rows' shifts. float32 where the host knows them."""
+        if self.exact is not None and self.shifts is None:
             return self.positions[:, None, None]
-        pieces = [np.arange(n, n + w) for n, w in zip(self.lengths, self.rows.widths, strict=True)]
+        if self.exact is not None:
+            added = np.repeat(np.asarray(self.shifts, np.int32), self.rows.widths)
+            return (self.positions + mx.array(added))[:, None, None]
+        firsts = [n + s for n, s in zip(self.lengths, self.shifts or [0] * len(self.lengths), strict=True)]
+        pieces = [np.arange(n, n + w) for n, w in zip(firsts, self.rows.widths, strict=True)]
         return mx.array(np.concatenate(pieces).astype(np.float32)[:, None, None])
 
     @cached_property

@@ -6,18 +6,20 @@ Knows the engine's requests and chat format; knows no stream of answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mlxspec.cli.images import Picture, content
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.errors import ConfigError, MlxspecError
 from mlxspec.events import Event, FinishEvent, PrefillEvent
 
 if TYPE_CHECKING:
+    from mlxspec.engine.api import Prompt
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.request import Request
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 def has_template(engine: Engine) -> bool:
@@ -25,12 +27,21 @@ def has_template(engine: Engine) -> bool:
     return engine.tokenizer is not None and engine.tokenizer.template is not None
 
 
-def encode(engine: Engine, text: str, *, system: str | None = None, plain: bool = False) -> list[int]:
-    """Token ids of one prompt: in the model's chat format where it has one, as it stands where not, or where `plain` says so.
+def encode(
+    engine: Engine,
+    text: str,
+    *,
+    system: str | None = None,
+    plain: bool = False,
+    pictures: Sequence[Picture] = (),
+) -> Prompt:
+    """One prompt: in the model's chat format where it has one, as it stands where not, or where `plain` says so.
 
-    Raises ConfigError for a system prompt that has nowhere to go.
+    Raises ConfigError for a system prompt or images that have nowhere to go.
     """
     if plain or not has_template(engine):
+        if pictures:
+            raise ConfigError("Images have no place in a prompt without a chat template.")
         if system is not None:
             raise ConfigError(
                 f"{engine.name} has no chat template, so there is no place for a system prompt."
@@ -38,10 +49,10 @@ def encode(engine: Engine, text: str, *, system: str | None = None, plain: bool 
         if engine.tokenizer is None:
             raise ConfigError(f"{engine.name} has no tokenizer.")
         return engine.tokenizer.encode(text)
-    messages = [{"role": "user", "content": text}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content(text, pictures)}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return engine.chat_prompt(messages)
+    return engine.chat_input(messages)
 
 
 def follow(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> Iterator[Event]:

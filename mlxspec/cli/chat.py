@@ -17,6 +17,7 @@ from mlxspec.cli import chat_commands, header, line_editor, options, saved, stat
 from mlxspec.cli.chat_commands import Session
 from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.generate import INTERRUPTED, STATS, SYSTEM, add_prompts, read_prompts
+from mlxspec.cli.images import pasted
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.keys import no_echo
 from mlxspec.cli.line_editor import LineEditor, PlainReader, Typed
@@ -149,9 +150,27 @@ def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
 def _take(session: Session, line: Typed) -> bool:
     """Obey a command or answer a line; returns whether Ctrl-C stopped the answer."""
     text = line.text
-    if line.may_command and text.startswith("/") and not text.startswith("//"):
+    if (
+        line.may_command
+        and text.startswith("/")
+        and not text.startswith("//")
+        and not _is_pasted(session, text)
+    ):
         return chat_commands.obey(session, text)
+    if line.may_command and session.talk.engine.vision is not None:
+        text, names = pasted(text)
+        for name in names:
+            session.talk.show(name)
+        if names and not text:
+            return chat_commands.obey(session, "/image")
     return _turn(session, text[1:] if line.may_command and text.startswith("//") else text)
+
+
+def _is_pasted(session: Session, text: str) -> bool:
+    """Whether what begins with a slash is the path of an image."""
+    if session.talk.engine.vision is None or text[1:].partition(" ")[0] in chat_commands.COMMANDS:
+        return False
+    return bool(pasted(text)[1])
 
 
 def _piped_lines() -> Iterator[Typed]:

@@ -179,12 +179,30 @@ def _retry(session: Session, rest: str) -> None:
         session.stopped = session.ask(session, question)
     except BaseException:
         if len(talk.turns) < len(before):
-            talk.turns = before
+            talk.turns, talk.pictures = before, []
         raise
+
+
+def _image(session: Session, rest: str) -> None:
+    talk = session.talk
+    if rest == "-":
+        talk.pictures = []
+    elif rest:
+        talk.show(_unquoted(rest))
+    names = ", ".join(Path(p.path).name for p in talk.pictures)
+    terminal.note(f"With the next question: {names}." if names else "No image goes with the next question.")
+
+
+def _unquoted(rest: str) -> str:
+    """A path as terminals paste it, too."""
+    if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "'\"":
+        return rest[1:-1]
+    return rest if Path(rest).expanduser().exists() else rest.replace("\\ ", " ")
 
 
 def _undo(session: Session, rest: str) -> None:
     question = terminal.sentence(session.talk.undo())
+    session.talk.pictures = []
     terminal.note(f"Taken back: {question if len(question) <= 60 else question[:57] + '...'}")
 
 
@@ -282,6 +300,7 @@ _ROWS: tuple[
     ("help", "", "this list", _help, _named()),
     ("retry", "", "ask the last question again", _retry, _named()),
     ("undo", "", "take the last question and its answer back", _undo, _named()),
+    ("image", "[FILE]", "an image for the next question; - takes it away", _image, _named("path")),
     ("copy", "", "put the last answer on the clipboard", _copy, _named()),
     ("clear", "", "forget the conversation (the system prompt stays)", _clear, _named()),
     (

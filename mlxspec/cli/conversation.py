@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxspec.cli.answer import Message, follow
+from mlxspec.cli.images import Picture, content, read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
 from mlxspec.cli.stats_line import Finished, PlainRounds, finished
 from mlxspec.config import MAX_CONTEXT, SamplingParams
+from mlxspec.engine.image_prompt import PromptWithImages, split_images
 from mlxspec.errors import ConfigError
 from mlxspec.events import TokensEvent
 from mlxspec.parsers.formats import detect
@@ -40,7 +42,8 @@ class Conversation:
     """Turns held with one engine. `system` stands before all of them and may change at any time; `spec` says who drafts.
 
     thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
-    of SamplingParams. A max_tokens of MAX_CONTEXT in params lets answers end at the context.
+    of SamplingParams. pictures: images that go with the next question; those of a turn are in its message, under "images". A max_tokens of
+    MAX_CONTEXT in params lets answers end at the context.
     """
 
     engine: Engine
@@ -50,6 +53,7 @@ class Conversation:
     thinking: bool | None = None
     recommended: Mapping[str, Any] = field(default_factory=dict)
     turns: list[Message] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
     answers: list[Finished] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +65,10 @@ class Conversation:
 
         Raises ConfigError or ContextOverflowError before the first piece; the conversation is as it was then.
         """
-        turns = [*self.turns, {"role": "user", "content": text}]
+        asked: dict[str, Any] = {"role": "user", "content": text}
+        if self.pictures:
+            asked["images"] = list(self.pictures)
+        turns = [*self.turns, asked]
         form = detect(_template(self.engine).source)
         params = self.params if form.thinking is None else replace(self.params, thinking_tags=form.thinking)
         prompt = self._prompt(turns)
@@ -82,7 +89,7 @@ class Conversation:
                 answer = {"role": "assistant", "content": "".join(parts[False])}
                 if parts[True]:
                     answer["reasoning_content"] = "".join(parts[True])
-                self.turns = [*turns, answer]
+                self.turns, self.pictures = [*turns, answer], []
                 self.answers.append(finished(request, self._plain.speed(request.stats)))
 
     def _room(self, num_prompt: int) -> int:
@@ -94,17 +101,17 @@ class Conversation:
 
     def _messages(self, turns: Sequence[Message]) -> list[Message]:
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*before, *turns]
+        return [*before, *map(_with_images, turns)]
 
     @property
     def _options(self) -> dict[str, Any]:
         return {} if self.thinking is None else {"enable_thinking": self.thinking}
 
-    def _prompt(self, turns: Sequence[Message]) -> list[int]:
-        return self.engine.chat_prompt(self._messages(turns), **self._options)
+    def _prompt(self, turns: Sequence[Message]) -> list[int] | PromptWithImages:
+        return self.engine.chat_input(self._messages(turns), **self._options)
 
     def _rendered(self, turns: Sequence[Message]) -> str:
-        return _template(self.engine).render(self._messages(turns), **self._options)
+        return _template(self.engine).render(split_images(self._messages(turns))[0], **self._options)
 
     def think(self, wanted: bool) -> None:
         """Tell the template to let the model think or not. Raises ConfigError where it has no such switch."""
@@ -139,16 +146,22 @@ class Conversation:
         self.spec = spec
 
     def undo(self) -> str:
-        """Take the last question and its answer back; returns the question. Raises ConfigError where there is none."""
+        """Take the last question and its answer back; returns the question, whose images go with the next one. Raises ConfigError where
+        there is none."""
         if not self.turns:
             raise ConfigError("There is no turn to take back.")
-        question = self.turns[-2]["content"]
+        question = str(self.turns[-2]["content"])
+        self.pictures = list(self.turns[-2].get("images", ()))
         self.turns = self.turns[:-2]
         return question
 
+    def show(self, name: str) -> None:
+        """An image goes with the next question. Raises ConfigError, ImageError."""
+        self.pictures = [*self.pictures, read_picture(name, self.engine)]
+
     def clear(self) -> None:
-        """Forget all turns; system prompt, drafters and statistics stay."""
-        self.turns = []
+        """Forget all turns and images; system prompt, drafters and statistics stay."""
+        self.turns, self.pictures = [], []
 
     def go_on_with(self, engine: Engine, recommended: Mapping[str, Any]) -> None:
         """The same conversation with another model and what that one recommends, where the last recommendation was not changed; statistics
@@ -167,17 +180,37 @@ class Conversation:
         self._plain = PlainRounds(engine)
 
     def saved(self) -> Saved:
-        return Saved(model=self.engine.name, system=self.system, messages=[dict(t) for t in self.turns])
+        return Saved(model=self.engine.name, system=self.system, messages=[_named(t) for t in self.turns])
 
     def restore(self, saved: Saved) -> None:
         """Take up a saved conversation instead of this one. Raises ConfigError where the template refuses it; nothing has changed then."""
         before = self.system, self.turns
-        self.system, self.turns = saved.system, list(saved.messages)
+        turns = [
+            {**m, "images": [read_picture(name, self.engine) for name in m["images"]]} if "images" in m else m
+            for m in saved.messages
+        ]
+        self.system, self.turns = saved.system, turns
         try:
             self._prompt([*self.turns, {"role": "user", "content": "x"}])
         except BaseException:
             self.system, self.turns = before
             raise
+
+
+def _with_images(message: Message) -> Message:
+    """As chat templates and the engine read it."""
+    if "images" not in message:
+        return message
+    given = content(str(message["content"]), message["images"])
+    return {**{k: v for k, v in message.items() if k != "images"}, "content": given}
+
+
+def _named(message: Message) -> dict[str, Any]:
+    """With the paths of its images in their place."""
+    found = dict(message)
+    if "images" in found:
+        found["images"] = [picture.path for picture in found["images"]]
+    return found
 
 
 def _kept(pieces: Sequence[Part], parts: dict[bool, list[str]]) -> Iterator[Piece]:

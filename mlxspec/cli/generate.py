@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.answer import encode, follow
+from mlxspec.cli.images import read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
@@ -44,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         parser,
         SYSTEM,
+        ("--image", list, "FILE", "an image that the prompt is about; given again: one more image"),
         ("--ignore-chat-template", bool, "", "continue the prompt as it stands instead of answering it"),
         ("--json", bool, "", "one JSON object an answer, on a line of its own"),
         ("--show-draft", bool, "", "colour what was drafted and stood (on a terminal)"),
@@ -61,9 +63,15 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     if not prompts:
         raise ConfigError('There is no prompt: `mlxspec generate "TEXT"`, or pipe one in.')
+    if args.image and (args.ignore_chat_template or len(prompts) > 1):
+        raise ConfigError("--image goes with one prompt that the chat template is applied to.")
     system = None if args.system is None else terminal.checked(args.system, "--system")
     engine = options.load_engine(args, spec)
-    encoded = [encode(engine, text, system=system, plain=args.ignore_chat_template) for text in prompts]
+    pictures = [read_picture(name, engine) for name in args.image or ()]
+    encoded = [
+        encode(engine, text, system=system, plain=args.ignore_chat_template, pictures=pictures)
+        for text in prompts
+    ]
     plain = stats_line.PlainRounds(engine)
     requests = [engine.submit(tokens, params) for tokens in encoded]
     with Interrupt() as interrupt:

@@ -176,6 +176,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--max-context", int, "N", "tokens of context (default: the model's)"),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
         ("--adapter", str, "DIR", "LoRA layers as mlx-lm's training writes them, folded into the weights"),
+        ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
         ("--exact", bool, "", "only rounds with the very bits of plain steps here; may cost all drafting"),
         ("--rollback", ROLLBACKS, "NAME", f"how rejected drafts are undone: {_UNDO}", EngineConfig.rollback),
     )
@@ -329,6 +330,7 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
             config=config,
             dtype=args.dtype,
             adapter=args.adapter,
+            images=not args.no_images,
         )
     own = engine.model.max_context
     if config.max_context is not None and config.max_context > own:

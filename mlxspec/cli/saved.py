@@ -3,7 +3,8 @@
     {"format": "mlxspec-conversation", "version": 1, "model": "...", "system": null or "...",
      "messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "...", "reasoning_content": "..."}]}
 
-Conversations at a terminal are kept in the cache folder by themselves, the newest KEPT of them. Knows files and messages; knows no engine.
+A question may have "images", the paths of its images. Conversations at a terminal are kept in the cache folder by themselves, the newest
+KEPT of them. Knows files and messages; knows no engine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Saved:
 
     model: str
     system: str | None
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]]
 
 
 def save(path: Path, saved: Saved) -> None:
@@ -100,16 +101,22 @@ def load(path: Path) -> Saved:
     return Saved(model=model, system=system, messages=[_message(m, i, path) for i, m in enumerate(messages)])
 
 
-def _message(found: Any, index: int, path: Path) -> dict[str, str]:
+def _message(found: Any, index: int, path: Path) -> dict[str, Any]:
     allowed = {"role", "content", "reasoning_content"}
     if (
         not isinstance(found, dict)
         or found.get("role") != _ROLES[index % 2]
         or not _is_text(found.get("content"))
-        or not all(k in allowed and _is_text(v) for k, v in found.items())
+        or not all(
+            (k in allowed and _is_text(v)) or (k == "images" and _are_texts(v)) for k, v in found.items()
+        )
     ):
         raise ConfigError(f"{path} is damaged: message {index + 1} is no message of the {_ROLES[index % 2]}.")
     return dict(found)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_text(value: Any) -> bool:

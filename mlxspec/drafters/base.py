@@ -24,7 +24,12 @@ import mlx.nn as nn
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
+
+
+class DrafterFailed(Exception):
+    """A drafter raised, gave what is not what it was asked for, or cannot draft for a row. Its text names the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +160,11 @@ class Drafter(ABC):
 
     def begin(self, row: int) -> None:  # noqa: B027
         """A new row."""
+
+    def see(self, row: int, seen: SeenImages) -> None:  # noqa: B027
+        """Told behind `begin`, before any token, where the row's prompt holds images. Image tokens are negative numbers in whatever it
+        observes of this row and in its history; they are never to be proposed. seen: gives the rows that the target takes at them.
+        Raises DrafterFailed where the row cannot be drafted for."""
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
         """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one

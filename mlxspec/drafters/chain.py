@@ -19,14 +19,15 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard, Unread
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard, Unread
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.checked import checked
 from mlxspec.drafters.forced import Forced
-from mlxspec.drafters.guarded import DrafterFailed, Guarded, guarded, reason
+from mlxspec.drafters.guarded import Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.acceptance import NOTHING, Submission
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 
@@ -62,11 +63,20 @@ class Chain:
         """Whether any drafter in use by any row wants hiddens."""
         return any(d.needs.wants_hidden for r in self._rows.values() for d in self.drafters_of(r))
 
-    def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
-        """A new row, known to its drafters from here on."""
+    def begin(
+        self,
+        row: int,
+        spec: SpecConfig,
+        sampler: RowSampler,
+        seen: SeenImages | None = None,
+    ) -> ChainRow:
+        """A new row, known to its drafters from here on. seen: the images of its prompt."""
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
         for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
+        if seen is not None:
+            for drafter in self.drafters_of(state):
+                self._guard(drafter, [state], partial(drafter.see, row, seen))
         return state
 
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> ChainRow:

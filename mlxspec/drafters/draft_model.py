@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import bytes_of
+from mlxspec.drafters.base import DrafterFailed
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import VocabularyError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import LogitsAt, Model, Output
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.image_features import HeldFeatures, ImageFeatures
+from mlxspec.models.image_rows import ImageInput, SeenImages
 from mlxspec.models.reads import Reads, reads
+from mlxspec.models.vision.base import Vision
 
 _SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows
 _SHOWN = 5
@@ -25,10 +30,19 @@ class DraftModel(ModelDrafter):
     """A small model that follows the rows and runs ahead."""
 
     name = "draft-model"
+    sees_images = True
 
-    def __init__(self, model: Model, vocab_size: int, head_rows: HeadRows | None = None) -> None:
-        """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too."""
+    def __init__(
+        self,
+        model: Model,
+        vocab_size: int,
+        head_rows: HeadRows | None = None,
+        vision: Vision | None = None,
+    ) -> None:
+        """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too. vision:
+        its own, which reads images as they are prepared for the target."""
         super().__init__(model.max_context, head_rows)
+        self._features = None if vision is None else ImageFeatures(vision.tower)
         self._model = model
         self._vocab_size = vocab_size
 
@@ -44,6 +58,11 @@ class DraftModel(ModelDrafter):
     def modules(self) -> Sequence[nn.Module] | None:
         return (self._model,) if isinstance(self._model, nn.Module) else None
 
+    def see(self, row: int, seen: SeenImages) -> None:
+        if self._features is None:
+            raise DrafterFailed("the draft model reads no images, and the prompt holds some")
+        super().see(row, SeenImages(seen.images, HeldFeatures(self._features)))
+
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._model.make_cache(num_rows)
 
@@ -54,13 +73,15 @@ class DraftModel(ModelDrafter):
         rows: FlatRows,
         cache: ModelCache,
         logits_at: LogitsAt,
+        images: ImageInput | None = None,
     ) -> Output:
         missing = self._vocab_size - self._model.vocab_size
         if missing > 0:
             # ids of the target's padding mean nothing to either, but must not be looked up behind the end
             tokens = mx.minimum(tokens, self._model.vocab_size - 1)
         wanted: LogitsAt = logits_at if self.proposals is None else "none"
-        out = self._model.forward(tokens, rows, cache, facts=True, logits_at=wanted)
+        more: dict[str, Any] = {} if images is None else {"images": images}
+        out = self._model.forward(tokens, rows, cache, facts=True, logits_at=wanted, **more)
         if self.proposals is not None:
             return self._own_head(out, rows, logits_at)
         if out.logits is None or missing == 0:

@@ -17,6 +17,7 @@ class Eagle3(Mtp):
     """needs.layers: those that the layer was trained on."""
 
     name = "eagle3"
+    turns_by_axes = False  # the layer is trained on positions that are indices
 
     def __init__(self, head: Eagle3Head, max_context: int) -> None:
         """max_context: the target's, in tokens."""

@@ -21,6 +21,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -48,6 +49,8 @@ class GemmaAssistant(ModelDrafter):
 
     name = "mtp"
     needs = Needs(hidden=True, newest=True, cache=True)
+    sees_images = True  # in the target's keys and values
+    turns_by_axes = False
 
     def __init__(
         self, assistant: Gemma4Assistant, max_context: int, head_rows: HeadRows | None = None
@@ -145,6 +148,7 @@ class GemmaAssistant(ModelDrafter):
         rows: FlatRows,
         cache: ModelCache,
         logits_at: LogitsAt,
+        images: ImageInput | None = None,
     ) -> Output:
         if hidden is None or not isinstance(cache, _Borrowed):
             raise ValueError("an assistant needs the newest hidden, and its target's keys and values")

@@ -14,18 +14,15 @@ import mlx.core as mx
 from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import MAX_DRAFT, shown
-from mlxspec.drafters.base import Ask, Draft, Drafter, Heard, Needs, Unread
+from mlxspec.drafters.base import Ask, Draft, Drafter, DrafterFailed, Heard, Needs, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import ConfigError
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.sampler import BatchSampler
 
 T = TypeVar("T")
 _EXITS = (KeyboardInterrupt, SystemExit)  # what ends the process is not a drafter's failure
 _MOST_WORDS = 300  # characters of a drafter's error that a notice shows
-
-
-class DrafterFailed(Exception):
-    """A drafter raised, or gave what is not what it was asked for. Its text names the reason."""
 
 
 class History(Sequence[int]):
@@ -112,6 +109,9 @@ class Guarded(Drafter):
 
     def begin(self, row: int) -> None:
         self._call(lambda: self._drafter.begin(row))
+
+    def see(self, row: int, seen: SeenImages) -> None:
+        self._call(lambda: self._drafter.see(row, seen))
 
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         self._call(lambda: self._drafter.observe(row, list(tokens), _copy(hidden)))

@@ -14,11 +14,12 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Heard
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
 from mlxspec.drafters.proposals import Proposals
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.image_rows import ImageInput, RowPiece, SeenImages, image_input
 from mlxspec.models.reads import Reads
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
@@ -63,6 +64,9 @@ class ModelDrafter(Drafter):
     are never run, and cell i belongs to token i + skips. head_rows: the rows of the language-model head that proposals come from, besides
     those of tokens that a text holds itself; None: the whole head.
 
+    sees_images: whether `_forward` takes images. A drafter that does not ends for rows with images. turns_by_axes: whether its rotary
+    positions are the target's, and not indices.
+
     uses_whole_head: propose from the whole head all the same, to compare the two; changed between rows only.
 
     is_warm: whether no forward has compiled anything since somebody set it to True: what a draft took is then what the next one of its
@@ -70,6 +74,8 @@ class ModelDrafter(Drafter):
     """
 
     skips: ClassVar[int] = 0
+    sees_images: ClassVar[bool] = False
+    turns_by_axes: ClassVar[bool] = True
 
     def __init__(self, max_context: int, head_rows: HeadRows | None = None) -> None:
         self.max_context = max_context
@@ -80,6 +86,7 @@ class ModelDrafter(Drafter):
         self._rows: dict[int, _Row] = {}
         self.is_warm = True
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
+        self._seen: dict[int, SeenImages] = {}  # of rows with images
 
     @property
     def proposals(self) -> Proposals | None:
@@ -111,8 +118,10 @@ class ModelDrafter(Drafter):
         rows: FlatRows,
         cache: ModelCache,
         logits_at: LogitsAt,
+        images: ImageInput | None = None,
     ) -> Output:
-        """Run tokens (N,) as facts and leave the transaction open. Logits are of the tokens `ids`, where those are not all."""
+        """Run tokens (N,) as facts and leave the transaction open. Logits are of the tokens `ids`, where those are not all. images: given
+        where `sees_images` says so and some of the tokens are image tokens."""
 
     def _own_head(self, out: Output, rows: FlatRows, logits_at: LogitsAt) -> Output:
         """The Output of a forward without logits, with those that are proposed from: of each active row's last token."""
@@ -123,6 +132,11 @@ class ModelDrafter(Drafter):
 
     def begin(self, row: int) -> None:
         self._add(row, self._make_cache(1))
+
+    def see(self, row: int, seen: SeenImages) -> None:
+        if not self.sees_images:
+            raise DrafterFailed("it sees no images, and the prompt has some")
+        self._seen[row] = seen
 
     def _add(self, row: int, cache: ModelCache) -> None:
         if self._cache is None:
@@ -195,11 +209,15 @@ class ModelDrafter(Drafter):
             self._give_up(row, "the prefix store has let go of what it needs to go on behind this beginning")
             return
         if state is not None:
+            seen = self._seen.get(row)
             self.close(row)
             cache = self._make_cache(1)
             cache.restore(_of_cells(state, self.skips))
             self._add(row, cache)
             self._rows[row].num_skipped = self.skips
+            if seen is not None:
+                self._seen[row] = seen
+                self._turn(row)
         for begin in range(known, len(tokens), QUEUE_AT_MOST):
             end = min(begin + QUEUE_AT_MOST, len(tokens))
             given = None if hidden is None else hidden[begin - known : end - known]
@@ -211,6 +229,7 @@ class ModelDrafter(Drafter):
         self._ended.pop(row, None)
         if self.reduced is not None:
             self.reduced.forget(row)
+        self._seen.pop(row, None)
         if self._rows.pop(row, None) is None:
             return
         place = self._order.index(row)
@@ -235,6 +254,18 @@ class ModelDrafter(Drafter):
     def _give_up(self, row: int, why: str) -> None:
         self.close(row)
         self._ended[row] = why
+
+    def _ids(self, row: int, tokens: list[int]) -> list[int]:
+        """As the embedding looks them up."""
+        seen = self._seen.get(row)
+        return tokens if seen is None else seen.images.ids(tokens)
+
+    def _turn(self, row: int) -> None:
+        """Positions behind what the row's cache holds are the target's."""
+        seen = self._seen.get(row)
+        if seen is not None and self._cache is not None and self.turns_by_axes:
+            place = self._order.index(row)
+            self._cache.shift(place, seen.images.shift(self._cache.lengths[place]))
 
     def _length(self, row: int) -> int:
         """Tokens of the row that have been run or skipped."""
@@ -324,6 +355,12 @@ class ModelDrafter(Drafter):
         rows = FlatRows(widths)
         flat = [t for name in self._order if name in work for t in work[name][0]]
         hiddens = [h for name in self._order if name in work for h in work[name][1]]
+        more: dict[str, ImageInput] = {}
+        if any(name in self._seen for name in work):
+            flat = [t for name in self._order if name in work for t in self._ids(name, work[name][0])]
+            pieces = map(RowPiece, map(self._seen.get, self._order), cache.lengths, widths)
+            images = image_input(list(pieces), skips=self.skips, axes=self.turns_by_axes)
+            more = {} if images is None else {"images": images}
         try:
             out = self._forward(
                 mx.array(np.asarray(flat, np.int32)),
@@ -331,11 +368,14 @@ class ModelDrafter(Drafter):
                 rows,
                 cache,
                 logits_at,
+                **more,
             )
         except BaseException:
             cache.abort()
             raise
         cache.commit()
+        for name in work:
+            self._turn(name)
         self.is_warm = self.is_warm and out.is_warm
         self._last_rows = rows
         return cache, out

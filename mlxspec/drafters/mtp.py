@@ -25,6 +25,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
@@ -44,6 +45,7 @@ class Mtp(ModelDrafter):
     name = "mtp"
     needs = Needs(hidden=True)
     skips = 1
+    sees_images = True
 
     def __init__(
         self, head: Qwen35Mtp | Eagle3Head, max_context: int, head_rows: HeadRows | None = None
@@ -163,9 +165,10 @@ class Mtp(ModelDrafter):
         rows: FlatRows,
         cache: ModelCache,
         logits_at: LogitsAt,
+        images: ImageInput | None = None,
     ) -> Output:
         if hidden is None:
             raise ValueError("the MTP head needs the hidden of every token")
         wanted: LogitsAt = logits_at if self.proposals is None else "none"
-        out = self._head.forward(tokens, hidden, rows, cache, logits_at=wanted)
+        out = self._head.forward(tokens, hidden, rows, cache, logits_at=wanted, images=images)
         return self._own_head(out, rows, logits_at)

@@ -14,6 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 import mlx.core as mx
 
 from mlxspec.drafters.base import Ask, Draft, Drafter
+from mlxspec.drafters.ngram_images import TextOnly
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.sampler import BatchSampler
 
 Tag = TypeVar("Tag")
@@ -42,18 +44,23 @@ class NgramDrafter(Drafter):
     def __init__(self, make_row: Callable[[], NgramRow]) -> None:
         self._make_row = make_row
         self._rows: dict[int, NgramRow] = {}
+        self._text = TextOnly()
 
     def begin(self, row: int) -> None:
         self._rows[row] = self._make_row()
 
+    def see(self, row: int, seen: SeenImages) -> None:
+        self._text.see(row)
+
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        self._rows[row].extend(tokens)
+        self._rows[row].extend(self._text.tokens(row, tokens))
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        return [self._rows[ask.row].draft(ask.limit) for ask in asks]
+        return [self._text.draft(ask.row, self._rows[ask.row].draft(ask.limit)) for ask in asks]
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+        self._text.close(row)
 
     @property
     def nbytes(self) -> int:

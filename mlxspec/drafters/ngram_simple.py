@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.ngram_images import TextOnly
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.sampler import BatchSampler
 
 _BACKING_AT_MOST = 40  # tokens: a place that would have said so many right is sure enough
@@ -80,19 +82,24 @@ class NgramSimple(Drafter):
     def __init__(self, n: int, m: int) -> None:
         self.n, self.m = n, m
         self._rows: dict[int, NgramIndex] = {}
+        self._text = TextOnly()
 
     def begin(self, row: int) -> None:
         self._rows[row] = NgramIndex(self.n)
 
+    def see(self, row: int, seen: SeenImages) -> None:
+        self._text.see(row)
+
     def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        self._rows[row].extend(tokens)
+        self._rows[row].extend(self._text.tokens(row, tokens))
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         drafts = []
         for ask in asks:
             index = self._rows[ask.row]
             tokens = index.find(min(ask.limit, self.m))
-            drafts.append(Draft(len(tokens), tokens, backing=index.backing) if tokens else NO_DRAFT)
+            draft = Draft(len(tokens), tokens, backing=index.backing) if tokens else NO_DRAFT
+            drafts.append(self._text.draft(ask.row, draft))
         return drafts
 
     def may_draft(self, row: int) -> bool:
@@ -100,6 +107,7 @@ class NgramSimple(Drafter):
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+        self._text.close(row)
 
     @property
     def nbytes(self) -> int:

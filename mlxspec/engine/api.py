@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 from mlxspec.config import SamplingParams, SpecConfig, shown
+from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import RequestStats
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, ImageError
 from mlxspec.events import Event, FinishReason, TokenLogprob
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.vision.base import Vision
 
-Prompt = str | Sequence[int]
-Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
+Prompt = str | Sequence[int] | PromptWithImages
+Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]
 Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]  # a string is what the user says first
 Conversations = list[str] | tuple[str, ...] | Sequence[Sequence[Message]]
@@ -54,10 +56,13 @@ class Result:
 
 
 class EngineApi(ABC):
-    """The half of an engine that callers meet. Attributes: tokenizer (None: token ids only), name."""
+    """The half of an engine that callers meet. Attributes: tokenizer (None: token ids only), name, vision (None: text only, and
+    no_images says why)."""
 
     tokenizer: Tokenizer | None
     name: str
+    vision: Vision | None
+    no_images: str
 
     def __init__(self) -> None:
         self._inboxes: dict[
@@ -151,25 +156,40 @@ class EngineApi(ABC):
         decode together, a list of Results in order.
 
         messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
-        are system, user, assistant and tool. params: one for all conversations, or one each. template: what the model's chat template takes
-        besides (enable_thinking=False, say). Raises ConfigError without a template, and for what is no conversation.
+        are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and
+        {"type": "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or
+        one each. template: what the model's chat template takes besides (enable_thinking=False, say). Raises ConfigError without a
+        template, and for what is no conversation.
         """
         asked, single = conversations(messages)
         if stream:
             if not single or isinstance(params, Sequence):
                 raise ConfigError("One conversation is streamed at a time.")
-            return self.stream(self.chat_prompt(asked[0], **template), params, spec=spec)
-        prompts = [self.chat_prompt(each, **template) for each in asked]
+            return self.stream(self.chat_input(asked[0], **template), params, spec=spec)
+        prompts: Prompts = [self.chat_input(each, **template) for each in asked]
         results = self.generate(prompts, params, spec=spec)
         return results[0] if single else results
 
     def chat_prompt(self, messages: Conversation, **options: Any) -> list[int]:
-        """Token ids of one conversation, as `chat` takes it, in the model's chat format. Raises ConfigError without a template, and for a
-        message that is none."""
+        """Token ids of one conversation without images, as `chat` takes it, in the model's chat format. Raises ConfigError without a
+        template, for a message that is none, and for images: `chat_input` is for those."""
+        found = self.chat_input(messages, **options)
+        if isinstance(found, PromptWithImages):
+            raise ConfigError("A conversation with images is more than token ids; use chat_input.")
+        return found
+
+    def chat_input(self, messages: Conversation, **options: Any) -> list[int] | PromptWithImages:
+        """One conversation, as `chat` takes it, in the model's chat format: token ids, with the images where it holds some. Raises
+        ConfigError without a template and for a message that is none, ImageError for an image that cannot be used."""
         if self.tokenizer is None or self.tokenizer.template is None:
             raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
-        messages = checked_messages(messages)
-        return self.tokenizer.encode(self.tokenizer.template.render(messages, **options), special=False)
+        messages, sources = split_images(checked_messages(messages))
+        if sources and self.vision is None:
+            raise ImageError(self.no_images)
+        text = self.tokenizer.template.render(messages, **options)
+        if sources and self.vision is not None:
+            return prepared_prompt(text, sources, self.vision, self.tokenizer)
+        return self.tokenizer.encode(text, special=False)
 
     # --- what the other half gives
 
@@ -228,10 +248,10 @@ def paired(
     prompts: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None
 ) -> tuple[list[tuple[Any, Any]], bool]:
     """Each prompt with its parameters, and whether it was one prompt rather than a list. Raises ConfigError where that cannot be told."""
-    if not isinstance(prompts, Sequence) or len(prompts) == 0:
+    if not isinstance(prompts, PromptWithImages) and (not isinstance(prompts, Sequence) or len(prompts) == 0):
         raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
-    single = isinstance(prompts, (str, bytes)) or isinstance(prompts[0], int)
-    several: Sequence[Any] = [prompts] if single else prompts
+    single = isinstance(prompts, (str, bytes, PromptWithImages)) or isinstance(prompts[0], int)
+    several: Any = [prompts] if single else prompts
     each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
     if len(each) != len(several):
         raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")

@@ -162,7 +162,8 @@ class AsyncEngine:
         single: bool,
     ) -> Any:
         engine = await self.ready()
-        results = await self.generate([engine.chat_prompt(m, **template) for m in asked], params, spec=spec)
+        prompts: Prompts = [engine.chat_input(m, **template) for m in asked]
+        results = await self.generate(prompts, params, spec=spec)
         return results[0] if single else results
 
     async def _chat_events(
@@ -172,7 +173,7 @@ class AsyncEngine:
         spec: SpecConfig | None,
         template: dict[str, Any],
     ) -> AsyncIterator[Event]:
-        prompt = (await self.ready()).chat_prompt(messages, **template)
+        prompt = (await self.ready()).chat_input(messages, **template)
         async with self.stream(prompt, params, spec=spec) as events:
             async for event in events:
                 yield event

@@ -30,7 +30,8 @@ from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.api import EngineApi, Prompt, Result
-from mlxspec.engine.memory import EngineMemory
+from mlxspec.engine.image_prompt import NO_IMAGES
+from mlxspec.engine.memory import EngineMemory, default_budget
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix import NEAR, Prefix, stride_of
@@ -47,7 +48,9 @@ from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
+from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
 from mlxspec.models.layers import add_alike
+from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
 from mlxspec.policy.calibrate import guessed_costs
 from mlxspec.policy.controller import Controller
@@ -55,6 +58,9 @@ from mlxspec.policy.cost import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
 
+_FEATURE_SHARE = (
+    32  # one part in so many of the memory budget, at most, is for rows of images that no request has
+)
 _DISK_SECONDS = 0.01  # between two looks for what comes from the disk
 _BEHIND_SECONDS = 0.2  # behind an answer, for what waits for the disk
 
@@ -63,7 +69,8 @@ class Engine(EngineApi):
     """A loaded model with its drafters.
 
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default
-    for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store).
+    for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
+    (None: text only, no_images says why), features (rows of images that the tower has computed).
     """
 
     def __init__(
@@ -76,7 +83,10 @@ class Engine(EngineApi):
         config: EngineConfig | None = None,
         name: str = "model",
         notices: Sequence[str] = (),
+        vision: Vision | None = None,
+        no_images: str = NO_IMAGES,
     ) -> None:
+        """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why."""
         super().__init__()
         self._is_stepping = False
         device.keep_heap()
@@ -90,8 +100,18 @@ class Engine(EngineApi):
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
+        self.vision, self.no_images = vision, no_images
+        most = (self.config.memory_budget or default_budget()) // _FEATURE_SHARE
+        self.features = None if vision is None else ImageFeatures(vision.tower, min(FEATURE_BYTES, most))
         self._request_factory = RequestFactory(
-            tokenizer, model.vocab_size, self.max_context, self.chain.drafters, self.spec
+            tokenizer,
+            model.vocab_size,
+            self.max_context,
+            self.chain.drafters,
+            self.spec,
+            vision=vision,
+            features=self.features,
+            no_images=no_images,
         )
         num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
         by_steps = self.config.exact or model.dtype != mx.float32  # see by_tape
@@ -105,7 +125,8 @@ class Engine(EngineApi):
         self._queue, self._turns = Queue(self.config.max_waiting), Turns()
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
-        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify)
+        images = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
+        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images)
         disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR)
         budget, stride = self.memory.prefix_budget, stride_of(model.make_cache(0))
         self.prefix = Prefix(budget, stride=stride, disk=disk)
@@ -173,6 +194,7 @@ class Engine(EngineApi):
         for request in self._requests():
             self.cancel(request.number)
         self._model, self.chain, self._cache = None, Chain(()), None
+        self._request_factory.features = self.features = None
         self.drafting = Drafting(self.chain)
         self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
         self.prefix.close()
@@ -303,7 +325,7 @@ class Engine(EngineApi):
             self._queue.remove(request)
             try:
                 if request.spec.drafters:
-                    begun = self.drafting.begin(request.number, request.spec, request.sampler)
+                    begun = self.drafting.begin(request.number, request.spec, request.sampler, request.seen)
                     request.stats.notices = begun.notices
                 prefill = Prefill(request, self.model, self.drafting, self.prefix, self._rollback)
                 request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
@@ -328,7 +350,10 @@ class Engine(EngineApi):
     def _unpark(self, request: Request) -> None:
         """Its row goes on where it was."""
         cache = self.model.make_cache(1, self._rollback)
-        cache.restore(self._parked.pop(request))
+        kept = self._parked.pop(request)
+        cache.restore(kept)
+        if request.seen is not None:
+            cache.shift(0, request.seen.images.shift(kept.length))
         self._join(request, cache)
 
     def _join(self, request: Request, cache: ModelCache) -> None:
@@ -351,11 +376,25 @@ class Engine(EngineApi):
             end = prefill.next_end(chunk)
             if left < chunk and end - prefill.num_done > left:
                 break
+            if self._look(prefill, end):
+                left = min(left, chunk - 1)
+                self._turns.took()
+                break
             left -= end - prefill.num_done
             self._turns.took()
             self._read(prefill, end)
             ready = [p for p in ready if p in self._prefills]
         return left < chunk
+
+    def _look(self, prefill: Prefill, end: int) -> bool:
+        """Whether an image of the prompt has gone through the tower: one counts as a chunk, whatever its size."""
+        try:
+            return prefill.look(end)
+        except Exception as error:
+            prefill.request.fail(error)
+            self._prefills.remove(prefill)
+            self._leave(prefill.request)
+            return True
 
     def _arrived(self) -> list[Prefill]:
         """Prompts that can be read: nothing of them is still on its way from the disk. Waits a little for that where there is nothing else

@@ -47,6 +47,7 @@ from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
 from mlxspec.policy.calibrate import allowance, kept_costs
 
@@ -65,6 +66,7 @@ def load(
     max_context: int | None = None,
     dtype: str | None = None,
     adapter: str | None = None,
+    images: bool = True,
 ) -> Engine:
     """Load a model and its drafters.
 
@@ -76,7 +78,7 @@ def load(
     list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto"
     and spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which
     keeps the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into
-    the model's weights.
+    the model's weights. images: load the vision tower of a model that has one.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -112,10 +114,11 @@ def load(
             _DTYPES.get(dtype or ""),
             adapter=adapter,
             draft_bits=spec.draft_bits,
+            images=folder.path if images else None,
         )
         tokenizer = _tokenizer(folder.path, target)
         names = _names(asked, target, beside, tuple(own), is_named=is_named)
-        modules: list[nn.Module] = [target.model]
+        modules: list[nn.Module] = [target.model, *_towers(target)]
         notices = list(target.notices)
         made = [
             own[name]
@@ -142,6 +145,8 @@ def load(
             *_head_passed_over(asked, names, target),
             *_ends_out_of_reach(tokenizer, target),
         ],
+        vision=target.vision,
+        no_images=target.no_images,
     )
     device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
     if names and engine.spec.policy == "auto":
@@ -289,16 +294,43 @@ def _drafter(
         return _eagle3(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
     if name == "draft-model" and beside is not None:
         small = assemble_lazily(
-            beside.config(), beside.read, _DTYPES.get(dtype or ""), beside=bytes_of(*modules)
+            beside.config(),
+            beside.read,
+            _DTYPES.get(dtype or ""),
+            beside=bytes_of(*modules),
+            images=None if target.vision is None else beside.path,
         )
         notices += [f"Of the draft model: {notice}" for notice in small.notices]
+        vision = _draft_vision(small, target, notices)
+        modules += _towers(small) if vision is not None else []
         check_vocabularies(
             tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size
         )
         modules.append(small.model)
         rows = _head_rows(name, small.model, target, tokenizer, spec, modules, notices)
-        return DraftModel(small.model, target.model.vocab_size, rows)
+        return DraftModel(small.model, target.model.vocab_size, rows, vision)
     raise ConfigError(f"The drafter {name} cannot be made.")
+
+
+def _towers(made: Assembled) -> list[nn.Module]:
+    """The module that reads images, where there is one."""
+    tower = None if made.vision is None else made.vision.tower
+    return [tower] if isinstance(tower, nn.Module) else []
+
+
+def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vision | None:
+    """What a draft model has for images. They are prepared once, so its settings must be the target's."""
+    if target.vision is None:
+        return None
+    if small.vision is None:
+        notices.append("The draft model reads no images, so it does not draft for prompts that hold some.")
+        return None
+    if small.vision.preprocessor != target.vision.preprocessor or small.vision.prompt != target.vision.prompt:
+        notices.append(
+            "The draft model prepares images otherwise than the model, so it does not draft for prompts that hold some."
+        )
+        return None
+    return small.vision
 
 
 def _eagle3(

@@ -32,12 +32,20 @@ class EngineMemory:
     """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row; full_chunk: tokens of prompts
     that are read at once where memory allows it."""
 
-    def __init__(self, model: Model, drafters: Iterable[Drafter], config: EngineConfig, verify: int) -> None:
-        """Raises MemoryBudgetError where the weights alone do not fit: no request ever would."""
+    def __init__(
+        self,
+        model: Model,
+        drafters: Iterable[Drafter],
+        config: EngineConfig,
+        verify: int,
+        vision: int = 0,
+    ) -> None:
+        """vision: bytes of a vision tower and of the rows that are kept of images. Raises MemoryBudgetError where the weights
+        alone do not fit: no request ever would."""
         self._model, self._drafters, self._verify = model, tuple(drafters), verify
         self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
-        self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters)
+        self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters) + vision
         self.budget = check_weights(self.weights, config.memory_budget)
         left = self.budget - self.weights
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
@@ -60,8 +68,11 @@ class EngineMemory:
         return sum(nbytes for nbytes, _ in self._reserved.values())
 
     def needed(self, request: Request) -> int:
-        """Of a row for all tokens the request may come to have, its drafters' and what it keeps on the host included."""
-        return self._row(_most_tokens(request), request.spec) + request.host_bytes
+        """Of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
+        found = self._row(_most_tokens(request), request.spec) + request.host_bytes
+        if request.seen is not None:  # the rows of its images
+            found += request.seen.images.num_tokens * self._model.hidden_size * self._model.dtype.size
+        return found
 
     def most_tokens(self, spec: SpecConfig) -> int:
         """The longest row that has room alone, beside all that the prefix store may take; 0 where none has."""

@@ -23,6 +23,7 @@ from mlxspec.engine.sample_round import choose
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Model
+from mlxspec.models.image_rows import RowPiece, image_input
 from mlxspec.platform import device
 from mlxspec.policy.drafting import Drafting
 
@@ -44,7 +45,8 @@ class Prefill:
         """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
         self.request = request
         self._model, self._drafting, self._prefix = model, drafting, prefix
-        self._stops = prefix.stops(request.marks, len(request.prompt))
+        stops = prefix.stops(request.marks, len(request.prompt))
+        self._stops = stops if request.seen is None else request.seen.images.edges(stops)
         self.cache = model.make_cache(1, rollback)
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
@@ -66,6 +68,7 @@ class Prefill:
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             self.carry, self.num_done = hit.hidden, hit.length
+            self._turn()
             if self.is_done:
                 self._logits = self._model.head(drafting.chain.streams.final(hit.hidden))
 
@@ -111,7 +114,30 @@ class Prefill:
         """Where the next piece ends, at most `chunk` tokens on."""
         at = bisect_right(self._stops, self.num_done)
         grid = (self.num_done // chunk + 1) * chunk
-        return min([grid, *self._stops[at : at + 1], len(self.request.prompt)])
+        end = min([grid, *self._stops[at : at + 1], len(self.request.prompt)])
+        return end if self.request.seen is None else self.request.seen.images.edge(self.num_done, end)
+
+    def look(self, end: int) -> bool:
+        """Run the tower over the next image that is to be read up to `end` and whose rows are not there; whether there was one."""
+        seen = self.request.seen
+        if seen is None:
+            return False
+        started = time.perf_counter()
+        for _, prepared in seen.images.within(self.num_done, end):
+            if not seen.has(prepared):
+                device.prefill_threads()
+                try:
+                    seen.tower(prepared)
+                finally:
+                    device.decode_threads()
+                    self.request.stats.prefill_seconds += time.perf_counter() - started
+                return True
+        return False
+
+    def _turn(self) -> None:
+        """Positions behind what is in the cache."""
+        if self.request.seen is not None:
+            self.cache.shift(0, self.request.seen.images.shift(self.num_done))
 
     def advance(self, end: int) -> list[Event]:
         """Read the prompt up to `end`, tell the drafters of it, and keep what later prompts may go on from."""
@@ -139,13 +165,18 @@ class Prefill:
         request, drafting = self.request, self._drafting
         piece = request.prompt[self.num_done : end]
         last = end == len(request.prompt)
-        tokens = mx.array(np.asarray(piece, np.int32))
+        looked_up, more = piece, {}
+        if request.seen is not None:
+            looked_up = request.seen.images.ids(piece)
+            images = image_input([RowPiece(request.seen, self.num_done, len(piece))])
+            more = {} if images is None else {"images": images}
+        tokens = mx.array(np.asarray(looked_up, np.int32))
         rows = FlatRows((len(piece),))
         try:
             with device.idle():
                 logits_at: LogitsAt = "last" if last else "none"
                 out = self._model.forward(
-                    tokens, rows, self.cache, facts=True, logits_at=logits_at, taps=self._layers
+                    tokens, rows, self.cache, facts=True, logits_at=logits_at, taps=self._layers, **more
                 )
         except BaseException:
             self.cache.abort()
@@ -161,6 +192,7 @@ class Prefill:
             drafting.observe(request.number, piece, before)
         self.carry, self._logits = hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
+        self._turn()
         request.stats.num_read += len(piece)
 
     def keep(self) -> None:
@@ -175,7 +207,7 @@ class Prefill:
             raise ValueError("the prompt has not been read yet")
         started = time.perf_counter()
         request, drafting = self.request, self._drafting
-        place = mx.array(request.prompt[-1:], mx.int32)
+        place = mx.array(request.ids(request.prompt[-1:]), mx.int32)
         choice = choose([request], [Proposal()], FlatRows((1,)), place, self._logits)
         mx.eval(choice.arrays)
         first = int(choice.sampled.item())

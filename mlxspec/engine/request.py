@@ -14,6 +14,7 @@ from mlxspec.engine.text import AnswerText
 from mlxspec.errors import GrammarError, MlxspecError
 from mlxspec.events import FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.sampler import RowSampler
@@ -30,7 +31,8 @@ class Request:
     of the answer. client: whose it is, for the order of requests. failure: the exception behind `error`, where there was one. tail:
     hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
     sampled from, None where nobody will need that. shows_layers: whether forwards over it give the residual streams that drafters of the
-    engine need, beside the final hidden: H is then the width of `Streams`.
+    engine need, beside the final hidden: H is then the width of `Streams`. seen: the images of the prompt, None where there are none;
+    their tokens are keys in prompt and history (models/image_rows.py).
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Request:
         deadline: float | None = None,
         compiled: Compiled | None = None,
         client: str = "",
+        seen: SeenImages | None = None,
     ) -> None:
-        """deadline: seconds from now. compiled: of params, where that has been done. Raises ConfigError and GrammarError for what cannot be
-        honoured."""
+        """prompt: with keys for image tokens. deadline: seconds from now. compiled: of params, where that has been done. Raises
+        ConfigError and GrammarError for what cannot be honoured."""
         self.number = number
         self.prompt = list(prompt)
         self.history = list(prompt)
@@ -62,14 +65,15 @@ class Request:
             if deadline is None
             else (time.monotonic() + deadline, f"{deadline:g} seconds were not enough.")
         )
+        self.seen = seen
         self.maker = maker or ConstraintMaker(tokenizer, vocab_size)
         self.client = client
         compiled = compiled or self.maker.compile(params)
         self._compiled_bytes = compiled.nbytes
-        self.constraints = self.maker.make(params, prompt, compiled)
+        self.constraints = self.maker.make(params, self.ids(self.prompt), compiled)
         self.sampler = RowSampler(
             params,
-            prompt,
+            self.prompt if seen is None else [t for t in self.prompt if t >= 0],  # no penalty counts images
             vocab_size,
             drafts_by=spec.drafts_by,
             keeps_drafts=spec.acceptance == "rejection",
@@ -90,15 +94,21 @@ class Request:
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
         self._eos = frozenset() if params.ignore_eos or tokenizer is None else tokenizer.eos_ids
 
+    def ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Tokens of its text under the vocabulary's ids, those of images too."""
+        return tokens if self.seen is None else self.seen.images.shown(tokens)
+
     @property
     def num_generated(self) -> int:
         return len(self.history) - len(self.prompt)
 
     @property
     def host_bytes(self) -> int:
-        """No more than it takes beside arrays: what was compiled for it, and its tokens on the host."""
+        """No more than it takes beside arrays: what was compiled for it, its tokens and its images' pixels on the host."""
         most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
-        return self._compiled_bytes + most * TOKEN_BYTES
+        return (
+            self._compiled_bytes + most * TOKEN_BYTES + (0 if self.seen is None else self.seen.images.nbytes)
+        )
 
     @property
     def room(self) -> int:

@@ -11,9 +11,13 @@ from dataclasses import replace
 
 from mlxspec.config import SamplingParams, SpecConfig, check_number, shown
 from mlxspec.engine.api import Prompt
+from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages
 from mlxspec.engine.request import Request
-from mlxspec.errors import ConfigError, ContextOverflowError
+from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.image_features import HeldFeatures, ImageFeatures
+from mlxspec.models.image_rows import ImageSpan, RowImages, SeenImages
+from mlxspec.models.vision.base import Vision
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 
 LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds
@@ -30,8 +34,14 @@ class RequestFactory:
         max_context: int,
         drafters: Iterable[str],
         spec: SpecConfig,
+        *,
+        vision: Vision | None = None,
+        features: ImageFeatures | None = None,
+        no_images: str = NO_IMAGES,
     ) -> None:
-        """Raises ConfigError for a spec of drafters that were not loaded."""
+        """vision, features: of a model that reads images; no_images: why it reads none. Raises ConfigError for a spec of
+        drafters that were not loaded."""
+        self._vision, self.features, self._no_images = vision, features, no_images
         self.tokenizer = tokenizer
         self.vocab_size, self.max_context = vocab_size, max_context
         self._drafters, self._spec = tuple(drafters), spec
@@ -62,10 +72,16 @@ class RequestFactory:
             raise ConfigError("Without a tokenizer there are no stop strings.")
         if deadline is not None:
             check_number("deadline", deadline, 0, LONGEST_DEADLINE)
-        tokens = self._tokens(prompt)
+        seen = None
+        if isinstance(prompt, PromptWithImages):
+            tokens = self._tokens(prompt.tokens)
+            seen = self._seen(prompt)
+        else:
+            tokens = self._tokens(prompt)
         if len(tokens) >= self.max_context:
             raise ContextOverflowError(len(tokens), self.max_context)
         places = self._marks(tokens, marks)
+        tokens = tokens if seen is None else seen.images.keyed(tokens)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         return Request(
             number,
@@ -80,7 +96,22 @@ class RequestFactory:
             deadline=deadline,
             compiled=compiled,
             client=client,
+            seen=seen,
         )
+
+    def _seen(self, prompt: PromptWithImages) -> SeenImages:
+        """Raises ImageError where the model reads no images."""
+        if self._vision is None or self.features is None:
+            raise ImageError(self._no_images)
+        spans = map(ImageSpan, prompt.spans, prompt.images)
+        images = RowImages(
+            list(spans),
+            len(prompt.tokens),
+            self._vision.prompt,
+            self._vision.bidirectional,
+        )
+        held = HeldFeatures(self.features)
+        return SeenImages(images, held, held.__contains__)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         """Checked ids of a prompt."""

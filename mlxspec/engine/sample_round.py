@@ -120,7 +120,8 @@ def _processed(
         piece = logits[start:end]
         if request.params.logits_processors:
             drafts = tokens[start + 1 : end]
-            piece, failure = process(request.params.logits_processors, request.history, drafts, piece)
+            known = request.ids(request.history)
+            piece, failure = process(request.params.logits_processors, known, drafts, piece)
             if failure is not None:
                 failed[i] = failure
         parts.append(piece)

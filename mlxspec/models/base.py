@@ -15,6 +15,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.image_rows import ImageInput
 
 LogitsAt = Literal["all", "last", "none"]
 
@@ -66,10 +67,12 @@ class Model(Protocol):
         facts: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
+        images: ImageInput | None = None,
     ) -> Output:
         """Run `tokens` (N,) int32 behind the committed tokens of every row of `cache` and leave the transaction open.
 
-        The caller commits or aborts. `facts`: all tokens will stand, so states may be advanced directly (prefill).
+        The caller commits or aborts. `facts`: all tokens will stand, so states may be advanced directly (prefill). images: given where
+        some of the tokens are image tokens, never else; then all are facts.
         """
         ...
 

@@ -34,6 +34,7 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
 from mlxspec.models.full_attention import attend_in_places
+from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import FusedLinear, Rotary, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
@@ -407,14 +408,17 @@ class Eagle3Head(nn.Module):
         *,
         facts: bool = True,
         logits_at: LogitsAt = "last",
+        images: ImageInput | None = None,
     ) -> Output:
         """tokens (N,) int32 with g (N, H), or with the output of the step before; leaves the transaction open. facts: as in models.base.
-        logits (rows, R); hidden (N, H) is what the next step takes."""
+        images: of these the rows replace embeddings, and positions stay indices. logits (rows, R); hidden (N, H) is what the next
+        step takes."""
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         cos, sin = self._rotary.table(places.turns)
-        residual, (q, k, v) = self._runners.get("before", self._before, rows)(
-            self._embed(tokens), hidden, cos, sin
-        )
+        embedded = self._embed(tokens)
+        if images is not None:
+            embedded = images.placed(embedded)
+        residual, (q, k, v) = self._runners.get("before", self._before, rows)(embedded, hidden, cos, sin)
         device.start(residual, num_launches=_OF_A_CELL)
         attended = attend_in_places(q, k, v, places, cache.attention(0), self._config.head_dim**-0.5)
         out = self._runners.get("after", self._after, rows)(residual, attended)

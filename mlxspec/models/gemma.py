@@ -26,6 +26,7 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.gemma_layers import GemmaDecoderLayer
+from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
@@ -104,12 +105,16 @@ class Gemma(TextModel):
         facts: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
+        images: ImageInput | None = None,
     ) -> Output:
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         angles = {shape: rotary.table(places.turns) for shape, rotary in self._rotaries.items()}
         c = self.config
         prepare = self._runners.get("prepare", self._prepare, rows)
-        x, own_inputs = prepare(self.embed(tokens), self._embed_per_layer(tokens))
+        embedded = self.embed(tokens)
+        if images is not None:
+            embedded = images.placed(embedded)
+        x, own_inputs = prepare(embedded, self._embed_per_layer(tokens))
         attended, found = None, {}
         views: dict[int, Sequence[View]] = {}
         for i, shape in enumerate(c.layers):
@@ -121,7 +126,8 @@ class Gemma(TextModel):
                 layer = cache.attention(len(views))
                 views[i] = layer.append(projected[1], projected[2], places)
                 source = i
-            attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window)
+            blocks = () if images is None else images.blocks_in(is_windowed=shape.window is not None)
+            attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, blocks)
             device.start(attended, num_launches=_OF_A_LAYER)
         last = len(c.layers) - 1
         x, hidden = self._between(last + 1, rows, x, attended, _at(own_inputs, last))

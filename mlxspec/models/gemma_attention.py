@@ -36,9 +36,10 @@ def attend_rows(
     rows: FlatRows,
     scale: float,
     window: int | None,
+    blocks: Sequence[tuple[range, ...]] = (),
 ) -> mx.array:
     """queries (N, Hq, D), per row keys and values (1, Hkv, n, D) that end with the row's last query -> (N, Hq * D). Those in two parts are
-    of layers without a window."""
+    of layers without a window. blocks: by row, ranges of its queries that all see each other; none: each sees what comes before it."""
     outs = []
     for r, view in enumerate(views):
         width = rows.widths[r]
@@ -47,7 +48,10 @@ def attend_rows(
         own = queries if rows.num_rows == 1 else queries[rows.starts[r] : rows.starts[r + 1]]
         # one token: the head axis and the token axis trade places without moving a byte
         own = own.reshape(1, -1, 1, queries.shape[2]) if width == 1 else own.swapaxes(0, 1)[None]
-        if isinstance(view, Tailed):
+        if blocks and blocks[r] and not isinstance(view, Tailed):
+            mask = _mask_with_blocks(width, view[0].shape[2], window, blocks[r])
+            out = attend(own, *view, scale, mask)
+        elif isinstance(view, Tailed):
             out = attend_tailed(own, *view[:4], scale, view.mask)
         elif window is None:
             out = attend(own, *view, scale)
@@ -76,6 +80,19 @@ def attend_windowed(
         mask = _mask(end - start, seen - first, window)
         outs.append(attend(block, keys[:, :, first:seen], values[:, :, first:seen], scale, mask))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+
+
+@lru_cache(maxsize=8)  # of one forward: its layers have two kinds at most
+def _mask_with_blocks(width: int, length: int, window: int | None, blocks: tuple[range, ...]) -> mx.array:
+    """(w, n) bool: which of n keys each of the w queries at their end sees, where the queries of a block see all keys of their block. A
+    window hides the keys before it there too."""
+    places = np.arange(length - width, length)
+    distance = places[:, None] - np.arange(length)[None]
+    seen = distance >= 0
+    for block in blocks:
+        first, last = length - width + block.start, length - width + block.stop
+        seen[block.start : block.stop, first:last] = True
+    return mx.array(seen if window is None else seen & (distance < window))
 
 
 @lru_cache(

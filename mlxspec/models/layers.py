@@ -223,22 +223,40 @@ def _concat_quantized(parts: Sequence[nn.Module]) -> nn.Module:
 class Rotary:
     """Angles of rotary positions, for heads in which number i pairs with i + D / 2. A pair of frequency 0 stays as it is."""
 
-    def __init__(self, frequencies: np.ndarray, amplitude: float = 1.0) -> None:
-        """frequencies (D / 2,): radians a position. amplitude: how much longer the pairs become that turn at all."""
+    def __init__(
+        self, frequencies: np.ndarray, amplitude: float = 1.0, axes: np.ndarray | None = None
+    ) -> None:
+        """frequencies (D / 2,): radians a position. amplitude: how much longer the pairs become that turn at all. axes (D / 2,): which of a
+        position's three axes each pair turns by; None: all by the first."""
+        axes = np.zeros(len(frequencies), np.int64) if axes is None else axes
+        self._axes = np.concatenate([axes, axes])
         self._cos = mx.array(np.concatenate([frequencies, frequencies]).astype(np.float32))
         self._sin = mx.array(np.concatenate([-frequencies, frequencies]).astype(np.float32))
         lengths = np.where(np.concatenate([frequencies, frequencies]) == 0, 1.0, amplitude)
         self._lengths = None if amplitude == 1 else mx.array(lengths.astype(np.float32))
 
     @classmethod
-    def of_first(cls, dims: int, theta: float, head_dim: int, scaling: Scaling = UNSCALED) -> Rotary:
-        """For heads laid out in `rotary_order`, of which `dims` numbers are turned."""
+    def of_first(
+        cls,
+        dims: int,
+        theta: float,
+        head_dim: int,
+        scaling: Scaling = UNSCALED,
+        axes: Sequence[int] | None = None,
+    ) -> Rotary:
+        """For heads laid out in `rotary_order`, of which `dims` numbers are turned. axes: of these pairs, see __init__."""
         frequencies = scaling.apply(theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims), theta)
-        return cls(np.concatenate([frequencies, np.zeros((head_dim - dims) // 2)]), scaling.amplitude)
+        num_still = (head_dim - dims) // 2
+        turned_by = None if axes is None else np.concatenate([axes, np.zeros(num_still)]).astype(np.int64)
+        return cls(np.concatenate([frequencies, np.zeros(num_still)]), scaling.amplitude, turned_by)
+
+    def spread(self, positions: np.ndarray) -> mx.array:
+        """positions (N, 3) -> (N, 1, D) float32: what `table` takes where axes differ."""
+        return mx.array(positions[:, None, self._axes].astype(np.float32))
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """positions (N,) int32, or (N, 1, 1) of any type -> what `rotate` multiplies a number and the other of its pair with, (N, 1, D)
-        float32 each; made once a forward, used by every layer."""
+        """positions (N,) int32, or (N, 1, 1) or (N, 1, D) of any type -> what `rotate` multiplies a number and the other of its pair
+        with, (N, 1, D) float32 each; made once a forward, used by every layer."""
         at = positions if positions.ndim == 3 else positions[:, None, None]
         cos, sin = _turns(at, self._cos, self._sin)
         return (cos, sin) if self._lengths is None else (cos * self._lengths, sin * self._lengths)

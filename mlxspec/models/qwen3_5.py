@@ -20,6 +20,7 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.places import Places
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback, Stood, TapeRollback
 from mlxspec.kernels import conv_qkv, gdn_round
@@ -28,8 +29,9 @@ from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import Rotary, rms_norm
-from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_config import Qwen35Config, interleaved_axes
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
@@ -79,9 +81,7 @@ class Qwen35(TextModel):
         super().__init__(Qwen35TextStack(config), config)
         self._config = config
         self._segments = Segment.cut(config.is_linear)
-        self._rotary = Rotary.of_first(
-            config.rope_dims, config.rope_theta, config.head_dim, config.rope_scaling
-        )
+        self._rotary = qwen_rotary(config)
         self._runners = Runners(self.language_model.model.layers)
 
     @property
@@ -125,14 +125,17 @@ class Qwen35(TextModel):
         facts: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
+        images: ImageInput | None = None,
     ) -> Output:
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         layers = self.language_model.model.layers
-        cos, sin = self._rotary.table(places.turns)
+        cos, sin = self._rotary.table(turns_of(self._rotary, places, images))
         layout = _pack_layout(rows, cache, indexed=not self._by_kernels(cache.rollback))
         taps = tuple(sorted(set(taps)))  # in the order in which the layers run
         step, num_launches = self._step(rows, facts, taps, cache)
         x, attended, gate = self.embed(tokens), None, None
+        if images is not None:
+            x = images.placed(x)
         found: dict[int, mx.array] = {}
         for s, segment in enumerate(self._segments):
             past = [_pack_state(cache.recurrent(i).current) for i in segment.linear]
@@ -225,6 +228,19 @@ class Qwen35(TextModel):
 
     def _end(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps)
+
+
+def qwen_rotary(c: Qwen35Config) -> Rotary:
+    """Of the model's attention layers and of its MTP head's."""
+    axes = interleaved_axes(c.rope_dims // 2, c.rope_sections)
+    return Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling, axes)
+
+
+def turns_of(rotary: Rotary, places: Places, images: ImageInput | None) -> mx.array:
+    """What `Rotary.table` takes of a forward's tokens."""
+    if images is None or images.positions is None:
+        return places.turns
+    return rotary.spread(images.positions)
 
 
 def _tail(layer: Qwen35DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:

@@ -5,7 +5,7 @@ Knows both dialects of the config (Hugging Face's `layer_types`, mlx-lm's `full_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,13 +54,16 @@ OUTER_KEYS = Keys(
     },
 )
 
+SECTIONS = 11, 11, 10  # of all published models
+
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Config:
     """Sizes in elements; is_linear[i] tells whether layer i is Gated DeltaNet (True) or full attention.
 
-    shared_expert_size: 0 where no expert is shared by all tokens. is_gated: attention has an output gate. joins_projections: a Gated
-    DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head.
+    rope_sections: how many of the rotary pairs turn by each of a position's three axes (time, height, width), interleaved as
+    `interleaved_axes` says. shared_expert_size: 0 where no expert is shared by all tokens. is_gated: attention has an output gate.
+    joins_projections: a Gated DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head.
     """
 
     vocab_size: int
@@ -88,6 +91,7 @@ class Qwen35Config:
     num_mtp_layers: int
     mtp_embeddings: bool = False  # whether the MTP head has an embedding of its own
     rope_scaling: Scaling = UNSCALED
+    rope_sections: tuple[int, int, int] = SECTIONS
     is_gated: bool = True
     joins_projections: bool = False
 
@@ -135,6 +139,7 @@ class Qwen35Config:
             rope_theta=rope.number("rope_theta"),
             rope_dims=int(head_dim * rope.number("partial_rotary_factor", 0.25)),
             rope_scaling=Scaling.of(rope.raw, max_context),
+            rope_sections=_sections(rope.raw.get("mrope_section")),
             max_context=max_context,
             tied=get.flag("tie_word_embeddings", Values(config).flag("tie_word_embeddings")),
             num_experts=num_experts,
@@ -186,6 +191,22 @@ class Qwen35Config:
         ):
             if width > WIDEST:
                 raise ModelError(f"config.json: {what} make a projection of {width} outputs.")
+
+
+def _sections(given: Any) -> tuple[int, int, int]:
+    """For text the three axes are equal, so sections that cannot be read are no reason to refuse a model."""
+    if not isinstance(given, list) or len(given) != 3 or not all(type(n) is int and n >= 0 for n in given):
+        return SECTIONS
+    return given[0], given[1], given[2]
+
+
+def interleaved_axes(num_pairs: int, sections: Sequence[int]) -> list[int]:
+    """Which axis each rotary pair turns by: height at 1, 4, 7, ..., width at 2, 5, 8, ..., as many as their sections say, else time."""
+    axes = [0] * num_pairs
+    for axis in (1, 2):
+        for i in range(axis, min(3 * sections[axis], num_pairs), 3):
+            axes[i] = axis
+    return axes
 
 
 def unknown_keys(config: Mapping[str, Any]) -> list[str]:

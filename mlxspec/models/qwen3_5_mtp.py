@@ -2,7 +2,8 @@
 
 The cell of token x_p takes the token and the target's hidden h_{p-1} (after the final norm) and predicts x_{p+1}; x_0 has no cell:
     z = fc([norm_e(embed(x_p)) ; norm_h(h_{p-1})]);  h' = norm(layer(z));  logits = head(h')
-Rotary positions count cells. They are relative, so it makes no difference that other engines count tokens.
+A cell has the rotary position of the token before x_p, so in texts without images positions count cells. At an image token the cell takes
+the image's row in place of embed(x_p).
 Further steps of one draft feed h' back in place of h. Embedding and language-model head are the target's.
 Knows its weights and its cache; knows nothing of drafts, rows' histories or acceptance.
 """
@@ -18,8 +19,9 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.layers import FusedLinear, Rotary, rms_norm
-from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.image_rows import ImageInput
+from mlxspec.models.layers import FusedLinear, rms_norm
+from mlxspec.models.qwen3_5 import Qwen35, qwen_rotary, turns_of
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
 from mlxspec.models.runners import Runners
@@ -35,9 +37,7 @@ class Qwen35Mtp(nn.Module):
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__()
         self._config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
-        self._rotary = Rotary.of_first(
-            config.rope_dims, config.rope_theta, config.head_dim, config.rope_scaling
-        )
+        self._rotary = qwen_rotary(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
@@ -75,14 +75,17 @@ class Qwen35Mtp(nn.Module):
         *,
         facts: bool = True,
         logits_at: LogitsAt = "last",
+        images: ImageInput | None = None,
     ) -> Output:
-        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. facts: as in models.base."""
+        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. facts, images: as in
+        models.base."""
         target, layer = self._target[0], self.layers[0]
         places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
-        cos, sin = self._rotary.table(places.turns)
-        x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(
-            target.embed(tokens), hidden, cos, sin
-        )
+        cos, sin = self._rotary.table(turns_of(self._rotary, places, images))
+        embedded = target.embed(tokens)
+        if images is not None:
+            embedded = images.placed(embedded)
+        x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(embedded, hidden, cos, sin)
         device.start(
             x, num_launches=_OF_THE_HEAD
         )  # so that the device need not wait until all of the forward is built

@@ -15,6 +15,7 @@ from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import Controller
@@ -35,9 +36,15 @@ class Drafting:
         """Rows that begin from now on and whose policy is auto draft as the controller chooses."""
         self.auto = Auto(self.chain, control)
 
-    def begin(self, row: int, spec: SpecConfig, sampler: RowSampler) -> ChainRow:
-        """A new row, which its options' drafters draft for."""
-        state = self.chain.begin(row, spec, sampler)
+    def begin(
+        self,
+        row: int,
+        spec: SpecConfig,
+        sampler: RowSampler,
+        seen: SeenImages | None = None,
+    ) -> ChainRow:
+        """A new row, which its options' drafters draft for. seen: as in `Chain.begin`."""
+        state = self.chain.begin(row, spec, sampler, seen)
         if self.auto is not None:
             self.auto.wake()
         follows = self.auto is not None and spec.policy == "auto"

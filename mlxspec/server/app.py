@@ -24,9 +24,9 @@ from mlxspec.server.endpoint import Asked, Endpoint, Reply, Work, encode
 from mlxspec.server.error_forms import error_body
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fairness import Gate, Lanes, check_wanted
+from mlxspec.server.images import take_images
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.llama_completion import LlamaProtocol
-from mlxspec.server.messages import refuse_media
 from mlxspec.server.messages_api import MessagesProtocol, messages_request, shows_thinking
 from mlxspec.server.messages_fields import COUNT_TOKENS, MESSAGES, MESSAGES_HARMLESS, MESSAGES_REFUSED
 from mlxspec.server.metrics import Metrics
@@ -385,8 +385,8 @@ class Server:
         """The job of a chat in any API's form. read: the form's adapter."""
 
         def make(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> request_parsing.Job:
-            job = request_parsing.chat_job(read(body), engine, defaults)
-            said = self._watch.see(client, job.asks[0].prompt)
+            job = request_parsing.chat_job(read(body), engine, defaults, self.config.limits)
+            said = self._watch.see(client, request_parsing.token_ids(job.asks[0].prompt))
             if said is not None:
                 log.line(said)
             return job
@@ -509,8 +509,7 @@ def _checked(
     harmless: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The body under the fields' own names, and what there is to say about fields that do nothing. Raises BadField."""
-    refuse_media(body.get("messages"))
-    refuse_media(body.get("input"), "input")
+    take_images(body)
     ignored = fields.review(body, schema, refused or {}, harmless)
     if body.get("stream_options") is not None and not body.get("stream"):
         raise BadField("stream_options", "stream_options needs stream to be true.")
@@ -523,7 +522,7 @@ def _ignored(path: str) -> str:
 
 def _echo(job: request_parsing.Job, loaded: Loaded) -> list[str]:
     tokenizer = loaded.engine.tokenizer
-    return [tokenizer.decode(ask.prompt) if tokenizer else "" for ask in job.asks]
+    return [tokenizer.decode(request_parsing.token_ids(ask.prompt)) if tokenizer else "" for ask in job.asks]
 
 
 def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
@@ -532,7 +531,7 @@ def _tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
     if engine.tokenizer is None:
         raise ApiError("This model has no tokenizer.")
     if body.get("messages") is not None:
-        tokens = request_parsing.rendered(chat_request(body), engine)[1]
+        tokens = request_parsing.token_ids(request_parsing.rendered(chat_request(body), engine)[1])
     else:
         special = bool(body.get("add_special"))
         tokens = engine.tokenizer.encode(body["content"], special=special, pause=check_wanted)

@@ -23,10 +23,11 @@ class ServerLimits:
     same time; one client has at most half of them. max_bodies: bytes of their bodies together. max_connections: open connections.
     header_seconds: until a connection's next request has sent its headers. body_seconds: until it has sent its body. send_seconds: how
     long a client may read nothing of an answer. prepare_seconds: until the engine gets the request. max_stored: bytes of the responses
-    that are kept for `previous_response_id`. stored_seconds: how long one is kept.
+    that are kept for `previous_response_id`. stored_seconds: how long one is kept. max_images: images of one request. max_image_pixels:
+    pixels of an image after it has been resized for the model, whatever the request asks for.
     """
 
-    max_body: int = 16 << 20
+    max_body: int = 32 << 20
     max_depth: int = 100
     max_values: int = 400_000
     max_answers: int = 128
@@ -41,6 +42,8 @@ class ServerLimits:
     prepare_seconds: float = 60.0
     max_stored: int = 32 << 20
     stored_seconds: float = 3600.0
+    max_images: int = 16
+    max_image_pixels: int = 4 << 20
 
     def __post_init__(self) -> None:
         for name, kind in KINDS.items():

@@ -10,42 +10,6 @@ from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.server.errors import BadField
 
-_MEDIA = {
-    "image": "Images",
-    "image_url": "Images",
-    "input_image": "Images",
-    "input_audio": "Sounds",
-    "audio_url": "Sounds",
-    "video_url": "Videos",
-    "input_video": "Videos",
-    "file": "Files",
-    "input_file": "Files",
-    "document": "Documents",
-    "container_upload": "Files",
-}
-
-
-def refuse_media(messages: Any, name: str = "messages") -> None:
-    """Raises BadField for the first part that is no text, by what it is. name: of the field. Takes anything: called before a body is
-    checked."""
-    for i, message in enumerate(messages if isinstance(messages, list) else ()):
-        _refuse_parts(message, f"{name}[{i}]")
-
-
-def _refuse_parts(holder: Any, path: str) -> None:
-    """Of a message or an item, or of a tool's result inside a message."""
-    for name in ("content", "output"):
-        parts = holder.get(name) if isinstance(holder, dict) else None
-        for j, part in enumerate(parts if isinstance(parts, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            place = f"{path}.{name}[{j}]"
-            if isinstance(kind, str) and kind in _MEDIA:
-                raise BadField(
-                    f"{place}.type", f"{_MEDIA[kind]} are not supported yet: {place} must be text."
-                )
-            if kind == "tool_result":
-                _refuse_parts(part, place)
-
 
 def render_calls(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from mlxspec.server.fields import OFF, Refused
 from mlxspec.server.schemas import (
     COMMON,
+    DATA_URL,
+    MAX_PIXELS,
     MAX_TOOLS,
     TEMPLATE_FIELDS,
     TEXT,
@@ -21,13 +23,25 @@ from mlxspec.server.schemas import (
 _ID: Schema = {"type": "string", "maxLength": 200}
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
 _TEXT_BLOCK = of_kind("text", {"text": TEXT}, "type", "text")
+_SOURCE: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["base64", "url"]},
+        "media_type": maybe({"type": "string", "description": "not read: the file tells"}),
+        "data": {"type": "string", "description": "base64 of an image's file"},
+        "url": DATA_URL,
+    },
+    "required": ["type"],
+}
+_IMAGE_BLOCK = of_kind("image", {"source": _SOURCE, "max_pixels": MAX_PIXELS}, "type", "source")
 _TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": one_of_kinds(_TEXT_BLOCK)}]}
+_RESULTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": one_of_kinds(_TEXT_BLOCK, _IMAGE_BLOCK)}]}
 _TOOL_USE = of_kind(
     "tool_use", {"id": _ID, "name": _NAME, "input": {"type": "object"}}, "type", "id", "name", "input"
 )
 _TOOL_RESULT = of_kind(
     "tool_result",
-    {"tool_use_id": _ID, "content": maybe(_TEXTS), "is_error": flag()},
+    {"tool_use_id": _ID, "content": maybe(_RESULTS), "is_error": flag()},
     "type",
     "tool_use_id",
 )
@@ -44,7 +58,7 @@ _REDACTED = of_kind(
 )
 _BLOCKS: Schema = {
     "type": "array",
-    "items": one_of_kinds(_TEXT_BLOCK, _TOOL_USE, _TOOL_RESULT, _THINKING, _REDACTED),
+    "items": one_of_kinds(_TEXT_BLOCK, _IMAGE_BLOCK, _TOOL_USE, _TOOL_RESULT, _THINKING, _REDACTED),
 }
 _MESSAGE: Schema = {
     "type": "object",

@@ -177,7 +177,12 @@ class Models:
         engine = self._engine(name)
         if engine is not None and name not in self._facts:
             form = format_of(engine)
-            can = {"completion": True, "tools": form.tools is not None, "thinking": form.thinking is not None}
+            can = {
+                "completion": True,
+                "vision": engine.vision is not None,
+                "tools": form.tools is not None,
+                "thinking": form.thinking is not None,
+            }
             self._facts[name] = {
                 "n_ctx": engine.max_context,
                 "n_vocab": engine.model.vocab_size,

@@ -6,7 +6,7 @@ Sampling, drafting and the fields that all APIs share stand in `options`.
 from __future__ import annotations
 
 from mlxspec.server.fields import OFF, Refused
-from mlxspec.server.schemas import COMMON, MAX_TOOLS, TEMPLATE_FIELDS, TEXT, Schema, flag, maybe
+from mlxspec.server.schemas import COMMON, IMAGES, MAX_TOOLS, TEMPLATE_FIELDS, TEXT, Schema, flag, maybe
 
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
 _CALL: Schema = {
@@ -26,6 +26,7 @@ _MESSAGE: Schema = {
     "properties": {
         "role": {"type": "string", "enum": ["system", "user", "assistant", "tool"]},
         "content": maybe(TEXT),
+        "images": IMAGES,
         "thinking": maybe(TEXT),
         "tool_calls": maybe({"type": "array", "items": _CALL, "maxItems": MAX_TOOLS}),
         "tool_name": maybe({"type": "string", "maxLength": 200}),
@@ -91,6 +92,7 @@ OLLAMA_GENERATE: Schema = {
     "properties": {
         **_COMMON,
         "prompt": maybe(TEXT),
+        "images": IMAGES,
         "system": maybe(TEXT),
         "raw": flag("the prompt is continued as it stands, without the chat template"),
     },
@@ -104,8 +106,6 @@ _ONE_ANSWER = Refused(why="an answer of this API is one message", neutral=(1,))
 _NO_LOGPROBS = Refused(why="this API gives no log-probabilities here; /v1/chat/completions does", neutral=OFF)
 _IN_OPTIONS = Refused(why="it is one of the options")
 OLLAMA_REFUSED = {
-    "images": Refused(why="images are not supported yet", neutral=OFF),
-    "messages[].images": Refused(why="images are not supported yet", neutral=OFF),
     "context": Refused(why="use /api/chat and send the conversation", neutral=OFF),
     "template": Refused(why="templates come with the model", neutral=OFF),
     "suffix": Refused(why="this model cannot fill in", neutral=OFF),

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.errors import ConfigError
+from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
+from mlxspec.errors import ConfigError, ImageError
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
@@ -20,6 +21,8 @@ from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
+from mlxspec.server.images import decode_limits, hold_images, placed, refuse_images
+from mlxspec.server.limits import ServerLimits
 from mlxspec.server.messages import render_calls
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ _AUTO, _NONE = ToolChoice(kind="auto"), ToolChoice(kind="none")
 class AnswerRequest:
     """One answer that is wanted."""
 
-    prompt: Sequence[int]
+    prompt: Sequence[int] | PromptWithImages
     params: SamplingParams
 
 
@@ -65,11 +68,13 @@ class Job:
         return self.form.parser(self.rendered, self.tools, is_thinking=is_thinking)
 
 
-def chat_job(request: ChatRequest, engine: Engine, defaults: SamplingParams) -> Job:
-    """Of a conversation. Slow enough (template, tokenizer) to be called off the event loop. Raises MlxspecErrors."""
+def chat_job(
+    request: ChatRequest, engine: Engine, defaults: SamplingParams, limits: ServerLimits | None = None
+) -> Job:
+    """Of a conversation. Slow enough (template, tokenizer, images) to be called off the event loop. Raises MlxspecErrors."""
     form = format_of(engine)
     tools, choice = _tools(request, form, engine)
-    text, prompt = _render(engine, request, tools)
+    text, prompt = _render(engine, request, tools, limits or ServerLimits())
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
@@ -122,10 +127,15 @@ def _tools(
     return tools, choice
 
 
-def rendered(request: ChatRequest, engine: Engine) -> tuple[str, list[int]]:
-    """The prompt of a chat request, as text and token ids, which nobody answers. Raises MlxspecErrors."""
+def rendered(request: ChatRequest, engine: Engine) -> tuple[str, list[int] | PromptWithImages]:
+    """The prompt of a chat request, as text and as the engine takes it, which nobody answers. Raises MlxspecErrors."""
     tools, _ = _tools(request, format_of(engine), engine)
-    return _render(engine, request, tools)
+    return _render(engine, request, tools, ServerLimits())
+
+
+def token_ids(prompt: Sequence[int] | PromptWithImages) -> Sequence[int]:
+    """Under the vocabulary's ids."""
+    return prompt.tokens if isinstance(prompt, PromptWithImages) else prompt
 
 
 def format_of(engine: Engine) -> ChatFormat:
@@ -133,8 +143,10 @@ def format_of(engine: Engine) -> ChatFormat:
     return detect(None if template is None else template.source)
 
 
-def _render(engine: Engine, request: ChatRequest, tools: Sequence[Any]) -> tuple[str, list[int]]:
-    """A conversation as the model reads it: text and token ids. Raises ConfigError."""
+def _render(
+    engine: Engine, request: ChatRequest, tools: Sequence[Any], limits: ServerLimits
+) -> tuple[str, list[int] | PromptWithImages]:
+    """A conversation as the model reads it: text, and token ids with the images where there are some. Raises ConfigError, ImageError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
     options = dict(request.template)
@@ -144,8 +156,22 @@ def _render(engine: Engine, request: ChatRequest, tools: Sequence[Any]) -> tuple
         options["continue_final_message"] = True
     elif not request.opens_answer:
         options["add_generation_prompt"] = False
-    text = render_calls(engine.tokenizer.template, request.messages, options)
-    return text, encoded(engine, text, special=False)
+    if engine.vision is None and hold_images(request.messages):
+        raise ImageError(engine.no_images)
+    messages, sources = placed(request.messages, limits)
+    text = render_calls(engine.tokenizer.template, messages, options)
+    if not sources or engine.vision is None:
+        return text, encoded(engine, text, special=False)
+    prompt = prepared_prompt(
+        text,
+        sources,
+        engine.vision,
+        engine.tokenizer,
+        limits=decode_limits(limits),
+        most=engine.max_context,
+        pause=check_wanted,
+    )
+    return text, prompt
 
 
 def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:
@@ -271,7 +297,7 @@ def _params(
 
 
 def _asks(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, body: Mapping[str, Any]
+    prompts: Sequence[Sequence[int] | PromptWithImages], params: SamplingParams, body: Mapping[str, Any]
 ) -> tuple[AnswerRequest, ...]:
     """n answers to each prompt; with a seed, each its own."""
     num = int(body.get("n") or 1)
@@ -286,6 +312,8 @@ def _asks(
 def _prompts(given: Any, engine: Engine) -> list[list[int]]:
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
+    if isinstance(given, str):
+        refuse_images(given)
     several = given if isinstance(given, list) and not isinstance(given[0], (int, float)) else [given]
     out = [encoded(engine, p) if isinstance(p, str) else [int(t) for t in p] for p in several]
     for place, tokens in enumerate(out):

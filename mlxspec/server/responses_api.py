@@ -28,6 +28,7 @@ from mlxspec.server.chat_request import (
     template_variables,
 )
 from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.images import image_bytes
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages import arguments_of
 from mlxspec.server.protocol import NAMED_EVENTS
@@ -275,7 +276,9 @@ class ResponsesProtocol(SingleAnswer):
         if self._store is not None:
             new = [*input_items(self._body), *output]
             earlier = self._earlier
-            num_bytes = size_of([response, new]) + (0 if earlier is None else earlier.num_bytes)
+            num_bytes = (
+                size_of([response, new]) + image_bytes(new) + (0 if earlier is None else earlier.num_bytes)
+            )
             if self._store.has_room(num_bytes):
                 self._store.put(response, [*(() if earlier is None else earlier.items), *new], num_bytes)
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from mlxspec.server.fields import OFF, Refused
 from mlxspec.server.schemas import (
     COMMON,
+    INPUT_IMAGE,
     MAX_TOOLS,
     TEMPLATE_FIELDS,
     TEXT,
@@ -28,6 +29,7 @@ _PARTS: Schema = {
     "items": one_of_kinds(
         *(of_kind(kind, {"text": TEXT}, "type", "text") for kind in ("input_text", "output_text", "text")),
         of_kind("refusal", {"refusal": TEXT}, "type", "refusal"),
+        INPUT_IMAGE,
     ),
 }
 _CONTENT: Schema = {"anyOf": [TEXT, _PARTS]}

@@ -171,14 +171,45 @@ COMMON: dict[str, Schema] = {
     **DRAFTING,
 }
 
-_PARTS: Schema = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"type": {"type": "string", "enum": ["text"]}, "text": TEXT},
-        "required": ["type", "text"],
+# Images are taken out of a body before it is checked (images.py); these describe them to readers.
+MAX_PIXELS: Schema = integer(
+    1, 1 << 40, "pixels of an image after resizing, below the server's max_image_pixels"
+)
+DATA_URL: Schema = {"type": "string", "description": "a data: URL with base64; other URLs are refused"}
+_DETAIL: Schema = maybe(
+    {"type": "string", "enum": ["auto", "low", "high"], "description": "low: 512 x 512 pixels"}
+)
+IMAGES: Schema = maybe(
+    {"type": "array", "items": {"type": "string", "description": "base64 of an image's file"}}
+)
+INPUT_IMAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["input_image"]},
+        "image_url": DATA_URL,
+        "detail": _DETAIL,
+        "max_pixels": MAX_PIXELS,
     },
+    "required": ["type", "image_url"],
 }
+_IMAGE_URL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["image_url"]},
+        "image_url": {
+            "type": "object",
+            "properties": {"url": DATA_URL, "detail": _DETAIL, "max_pixels": MAX_PIXELS},
+            "required": ["url"],
+        },
+    },
+    "required": ["type", "image_url"],
+}
+_TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": ["text"]}, "text": TEXT},
+    "required": ["type", "text"],
+}
+_PARTS: Schema = {"type": "array", "items": one_of_kinds(_TEXT_PART, _IMAGE_URL)}
 _CALL: Schema = {
     "type": "object",
     "properties": {

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxspec.server.errors import BadField
+from mlxspec.server.images import lines
 
 
 class TemplateMessages:
@@ -18,7 +19,7 @@ class TemplateMessages:
     def user(self, text: str) -> None:
         """The user says a text, on a line of its own."""
         if self._is_last("user"):
-            self.messages[-1]["content"] += "\n" + text
+            self.messages[-1]["content"] = lines([self.messages[-1]["content"], text])
         else:
             self.messages.append({"role": "user", "content": text})
 
@@ -72,4 +73,4 @@ def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
     """A text, or the texts of parts, each on a line of its own."""
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text", part.get("refusal", "")) for part in content)
+    return lines(part.get("text", part.get("refusal", "")) for part in content)

@@ -278,14 +278,14 @@ def test_broken_arguments_of_an_earlier_call_are_passed_on(demo: Served) -> None
         assert demo.post("/v1/chat/completions", {"messages": turns, "max_tokens": 2})[0] == 200
 
 
-def test_images_are_named(demo: Served) -> None:
-    for kind, name in (("image_url", "Images"), ("input_audio", "Sounds"), ("file", "Files")):
+def test_sounds_and_files_are_named(demo: Served) -> None:
+    for kind, name in (("input_audio", "Sounds"), ("file", "Files")):
         body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": kind}]}]}
         status, answer = demo.post("/v1/chat/completions", body)
         assert status == 400
         assert (
             answer["error"]["message"]
-            == f"{name} are not supported yet: messages[0].content[1] must be text."
+            == f"{name} are not supported yet: messages[0].content[1] must be text or an image."
         )
 
 

@@ -108,18 +108,18 @@ def wrong(body: dict[str, Any]) -> str:
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
 USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-BAD: tuple[tuple[dict[str, Any], str, str], ...] = (
+BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"messages": []}, "messages", "messages must have at least 1 item."),
     ({"max_tokens": 0}, "max_tokens", "max_tokens must be between 1 and"),
     ({"temperature": -1}, "temperature", "temperature must be between 0 and 100."),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type",
-     "Images are not supported yet: messages[0].content[0] must be text."),
-    ({"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]}, "messages[0].content[0].content[0].type",
-     "Images are not supported yet: messages[0].content[0].content[0] must be text."),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, None,
+     "This model reads no images: "),
+    ({"messages": [{"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]}]}, "messages[0].content[0].content[0]",
+     "messages[0].content[0].content[0] holds no image: give it as a data: URL."),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type",
      "Documents are not supported yet"),
     ({"messages": [{"role": "user", "content": [{"type": "web_search_tool_result"}]}]}, "messages[0].content[0].type",
-     "messages[0].content[0].type must be one of text, tool_use, tool_result, thinking, redacted_thinking."),
+     "messages[0].content[0].type must be one of text, image, tool_use, tool_result, thinking, redacted_thinking."),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id",
      "messages[0].content[0].id is missing."),
     ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0].tool_use_id",

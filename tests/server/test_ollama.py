@@ -87,7 +87,7 @@ def test_a_context_that_is_not_there_is_said(thinker: Served) -> None:
 
 BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]},
-     "messages[0].images cannot be honoured: images are not supported yet."),
+     "This model reads no images: "),
     ("/api/chat", {"messages": MESSAGES, "temperature": 1}, "temperature cannot be honoured: it is one of the options."),
     ("/api/chat", {"messages": MESSAGES, "options": {"temperature": -1}}, "options.temperature must be between 0 and 100."),
     ("/api/chat", {"messages": MESSAGES, "options": {"mirostat": 1}},

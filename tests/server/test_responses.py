@@ -272,15 +272,15 @@ def test_what_codex_sends(thinker: Served) -> None:
     assert not [n for n in notices if "no field" in n], notices
 
 
-BAD: tuple[tuple[dict[str, Any], str, str], ...] = (
+BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"input": ""}, "input", "input must not be empty."),
     ({"input": 5}, "input", "input must be text or a list."),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type",
      "input[0].type must be one of message, function_call, function_call_output, reasoning, custom_tool_call, custom_tool_call_output."),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type",
-     "Images are not supported yet: input[0].content[0] must be text."),
-    ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]}, "input[0].output[0].type",
-     "Images are not supported yet: input[0].output[0] must be text."),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, None,
+     "This model reads no images: "),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}]}, "input[0].output[0]",
+     "input[0].output[0] holds no image: give it as a data: URL."),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id",
      "input[0].call_id names no call of an earlier item."),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", "input[0].arguments is missing."),

@@ -86,7 +86,8 @@ def load(
         if value:
             raise ConfigError(f"load: {name} is not supported by mlxspec; leave it out.")
     folder = hub.resolve(path_or_hf_repo, revision=revision, judge=check_fits)
-    engine = _load(path_or_hf_repo if revision is None else str(folder), adapter=adapter_path, **options)
+    name = path_or_hf_repo if revision is None else str(folder)
+    engine = _load(name, adapter=adapter_path, images=False, **options)
     config = load_config(folder)
     tokenizer: TokenizerWrapper = load_tokenizer(
         folder, tokenizer_config, eos_token_ids=config.get("eos_token_id")

@@ -1,0 +1,71 @@
+"""Images that a person names: read once, so that a conversation keeps them though the files go. Knows files; decodes nothing but to look
+whether it can."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mlxspec.errors import ConfigError, ImageError
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+# A path as terminals paste it: in quotes, or with a backslash before each space.
+_PASTED = re.compile(
+    r"""(?P<quote>['"])(?P<quoted>[^'"\n]+?\.(?:png|jpe?g|webp|gif))(?P=quote)"""
+    r"""|(?<!\S)(?P<bare>(?:\\.|[^\s\\'"])+?\.(?:png|jpe?g|webp|gif))(?!\S)""",
+    re.IGNORECASE,
+)
+
+
+class Picture(NamedTuple):
+    """path: as it was named; data: the file's bytes."""
+
+    path: str
+    data: bytes
+
+
+def read_picture(name: str, engine: Engine) -> Picture:
+    """Raises ConfigError where the model reads no images, ImageError where the file is none that can be decoded."""
+    from mlxspec.engine.image_prompt import LIMITS
+    from mlxspec.images.decode import decode_image
+    from mlxspec.images.source import read_file
+
+    if engine.vision is None:
+        raise ConfigError(engine.no_images)
+    path = Path(name).expanduser()
+    data = read_file(path, LIMITS)
+    try:
+        decode_image(data, LIMITS)
+    except ImageError as error:
+        raise ImageError(f"{name}: {error}") from error
+    return Picture(str(path), data)
+
+
+def pasted(line: str) -> tuple[str, list[str]]:
+    """A line without the paths of image files that are there, and these paths."""
+    found: list[str] = []
+
+    def take(match: re.Match[str]) -> str:
+        name = match["quoted"] or re.sub(r"\\(.)", r"\1", match["bare"])
+        try:
+            is_there = Path(name).expanduser().is_file()
+        except (OSError, RuntimeError, ValueError):
+            is_there = False
+        if not is_there:
+            return match.group()
+        found.append(name)
+        return ""
+
+    text = _PASTED.sub(take, line)
+    return (" ".join(text.split()) if found else line), found
+
+
+def content(text: str, pictures: Sequence[Picture]) -> str | list[dict[str, Any]]:
+    """A message's content: the images, then the text."""
+    if not pictures:
+        return text
+    return [*({"type": "image", "image": p.data} for p in pictures), {"type": "text", "text": text}]

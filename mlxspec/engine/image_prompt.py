@@ -1,0 +1,99 @@
+"""Prompts with images: from messages that hold images to the tokens and arrays that a request takes.
+
+All of it is pure and runs on the caller's thread: decoding and resizing never hold up the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxspec.errors import ImageError
+from mlxspec.images.decode import ImageLimits
+from mlxspec.images.prepared import PreparedImage
+from mlxspec.images.source import ImageSource, source_of
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.vision.base import Vision
+
+NO_IMAGES = "This model reads no images: it has no vision tower that mlxspec can run."
+LIMITS = ImageLimits()
+_KINDS = ("image", "image_url")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptWithImages:
+    """tokens: ids with all image tokens. spans: for each image, in order, the range of its image tokens. images: what the tower reads."""
+
+    tokens: Sequence[int]
+    spans: Sequence[range]
+    images: Sequence[PreparedImage]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def split_images(
+    messages: Sequence[Mapping[str, Any]], limits: ImageLimits = LIMITS
+) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
+    """Messages as chat templates read them, with {"type": "image"} in the place of each image, and the images in order. Messages without
+    images are the same objects. Raises ImageError."""
+    found: list[ImageSource] = []
+    split: list[Mapping[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, (list, tuple)) or not any(map(is_image, content)):
+            split.append(message)
+            continue
+        parts: list[Any] = []
+        for part in content:
+            if is_image(part):
+                found.append(source_of(part, limits))
+                parts.append({"type": "image"})
+            else:
+                parts.append({"type": "text", "text": part} if isinstance(part, str) else part)
+        split.append({**message, "content": parts})
+    return split, found
+
+
+def is_image(part: object) -> bool:
+    """Whether a part of a message's content is an image."""
+    return isinstance(part, Mapping) and part.get("type") in _KINDS
+
+
+def prepared_prompt(
+    text: str,
+    sources: Sequence[ImageSource],
+    vision: Vision,
+    tokenizer: Tokenizer,
+    *,
+    limits: ImageLimits = LIMITS,
+    max_pixels: int | None = None,
+    **encoding: Any,
+) -> PromptWithImages:
+    """text: what the chat template made of messages, with a placeholder for each image. max_pixels: of images that name none. encoding: as
+    `Tokenizer.encode` has it. Raises ImageError."""
+    family = vision.prompt
+    spelled = tokenizer.token_text(family.placeholder)
+    framed = family.framed(text, spelled) if spelled else text
+    tokens = tokenizer.encode(framed, special=False, **encoding)
+    if family.count(tokens) != len(sources):
+        raise ImageError(
+            f"The prompt has {family.count(tokens)} places for images, but {len(sources)} images were given: the chat template must know "
+            "images, and messages must not spell image tokens themselves."
+        )
+    images = [_prepared(source, vision, limits, max_pixels) for source in sources]
+    expanded = family.expand(tokens, [image.tokens for image in images])
+    return PromptWithImages(tokens=expanded.tokens, spans=expanded.spans, images=tuple(images))
+
+
+def _prepared(
+    source: ImageSource, vision: Vision, limits: ImageLimits, max_pixels: int | None
+) -> PreparedImage:
+    most = max_pixels if source.max_pixels is None else source.max_pixels
+    try:
+        return vision.preprocessor.prepare(source.decoded(limits), max_pixels=most)
+    except ImageError as error:
+        if not source.where:
+            raise
+        raise ImageError(f"{source.where}: {error}") from error

@@ -1,0 +1,113 @@
+"""Where an image's bytes come from: a data URL, base64, a file, or a decoded image. Nothing is fetched over a network."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mlxspec.errors import ImageError
+from mlxspec.images.decode import ImageLimits, decode_image, to_rgb
+
+_SPACES = bytes.maketrans(b"-_", b"+/")  # the alphabet for URLs, as the usual one
+_SHOWN = 60  # characters
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSource:
+    """An image that has not been decoded. given: bytes of a file, a path, or a Pillow image. max_pixels: bound on the pixels after
+    resizing, None for the model's own. where: what errors begin with."""
+
+    given: bytes | Path | Image.Image
+    max_pixels: int | None = None
+    where: str = ""
+
+    def decoded(self, limits: ImageLimits) -> Image.Image:
+        """In mode RGB. Raises ImageError."""
+        if isinstance(self.given, Image.Image):
+            return _checked(self.given, limits)
+        data = read_file(self.given, limits) if isinstance(self.given, Path) else self.given
+        return decode_image(data, limits)
+
+
+def from_url(url: str, limits: ImageLimits) -> bytes:
+    """The bytes in a data URL. Raises ImageError, for URLs of any other kind too."""
+    scheme = url[: url.find(":")].lower() if ":" in url[:16] else ""
+    if scheme in ("http", "https"):
+        raise ImageError("Images are not fetched over the network; send the image itself, as a data: URL.")
+    if scheme == "file":
+        raise ImageError("Files of the server's machine are not read; send the image itself, as a data: URL.")
+    if scheme != "data":
+        raise ImageError("An image is given as a data: URL, such as data:image/png;base64,...")
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise ImageError("The image's data: URL holds no base64 data.")
+    return from_base64(body, limits)
+
+
+def from_base64(text: str, limits: ImageLimits) -> bytes:
+    """Raises ImageError. Line breaks and missing padding are no error."""
+    if len(text) > 2 * limits.max_bytes:
+        raise ImageError(f"The image has more than the {limits.max_bytes} bytes that are accepted.")
+    try:
+        data = b"".join(text.encode("ascii").split()).translate(_SPACES).rstrip(b"=")
+        return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
+    except (UnicodeEncodeError, binascii.Error, ValueError) as error:
+        raise ImageError("The image is not valid base64.") from error
+
+
+def source_of(part: Mapping[str, Any], limits: ImageLimits) -> ImageSource:
+    """Of a message's part {"type": "image", "image": X} or {"type": "image_url", "image_url": {"url": X}}. X: a path, bytes of a file, a
+    Pillow image or a data URL. "max_pixels" may stand beside. Raises ImageError."""
+    given: Any = part.get("image", part.get("image_url", part.get("path")))
+    if isinstance(given, Mapping):
+        given = given.get("url")
+    most = part.get("max_pixels")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ImageError("max_pixels of an image must be a whole number of at least 1.")
+    if isinstance(given, str):
+        begin = given[:16].lower()
+        is_url = begin.startswith("data:") or "://" in begin
+        given = from_url(given, limits) if is_url else Path(given).expanduser()
+    if isinstance(given, (bytearray, memoryview)):
+        given = bytes(given)
+    if not isinstance(given, (bytes, Path, Image.Image)):
+        raise ImageError(
+            f"An image is given as a path, as bytes, as a Pillow image or as a data: URL, not as {type(given).__name__}."
+        )
+    return ImageSource(given=given, max_pixels=most)
+
+
+def read_file(path: Path, limits: ImageLimits) -> bytes:
+    """The bytes of an image's file. Raises ImageError."""
+    shown = str(path) if len(str(path)) <= _SHOWN else "..." + str(path)[-_SHOWN:]
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ImageError(f"{shown} is no file, so it is no image.")
+        if found.st_size > limits.max_bytes:
+            raise ImageError(
+                f"{shown} has {found.st_size} bytes, and images of at most {limits.max_bytes} are accepted."
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ImageError(f"The image {shown} cannot be read: {why}.") from error
+
+
+def _checked(image: Image.Image, limits: ImageLimits) -> Image.Image:
+    width, height = image.size
+    if width * height > limits.max_pixels:
+        raise ImageError(
+            f"The image has {width} x {height} pixels, and at most {limits.max_pixels} pixels are accepted."
+        )
+    try:
+        return to_rgb(image)
+    except Exception as error:  # a lazily opened file may be damaged in any way
+        raise ImageError("The image is damaged or incomplete.") from error

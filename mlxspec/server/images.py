@@ -1,0 +1,242 @@
+"""Images in requests, in the forms of all APIs.
+
+Before a body is checked, `take_images` puts a text in the place of each image. So the APIs' adapters join, move and store it like any other
+text, and know nothing of images. `placed` finds it in the messages that come out and puts an image part there, as chat templates read it.
+
+Invariants: the text cannot be guessed, and only a text that this process has made stands for an image. It holds the image; where the body
+and what is stored of it are gone, so is the image.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from mlxspec.errors import ImageError
+from mlxspec.images.decode import ImageLimits
+from mlxspec.images.source import ImageSource, from_base64, from_url
+from mlxspec.server.errors import BadField
+from mlxspec.server.limits import ServerLimits
+
+_MEDIA = {
+    "input_audio": "Sounds",
+    "audio_url": "Sounds",
+    "video_url": "Videos",
+    "input_video": "Videos",
+    "file": "Files",
+    "input_file": "Files",
+    "document": "Documents",
+    "container_upload": "Files",
+}
+_IMAGES = ("image", "image_url", "input_image")
+_BEGIN, _END = "\ue000image-", "\ue001"
+_MARK = re.compile(_BEGIN + "[0-9a-f]{24}" + _END)
+_LOW_DETAIL = 512 * 512  # pixels: what OpenAI's detail "low" makes of an image
+
+
+class ImageText(str):
+    """The text that stands for an image. where: of the request; data: a data URL, or base64 alone where is_url is False."""
+
+    where: str
+    data: str
+    is_url: bool
+    max_pixels: int | None
+
+    @classmethod
+    def of(cls, where: str, data: str, *, is_url: bool, max_pixels: int | None) -> ImageText:
+        made = cls(f"{_BEGIN}{secrets.token_hex(12)}{_END}")
+        made.where, made.data, made.is_url, made.max_pixels = where, data, is_url, max_pixels
+        _made[str(made)] = made
+        return made
+
+    def source(self, limits: ServerLimits) -> ImageSource:
+        """Raises ImageError that says where the image stands."""
+        bounds = decode_limits(limits)
+        try:
+            data = from_url(self.data, bounds) if self.is_url else from_base64(self.data, bounds)
+        except ImageError as error:
+            raise ImageError(f"{self.where}: {error}") from error
+        most = limits.max_image_pixels
+        return ImageSource(given=data, max_pixels=min(most, self.max_pixels or most), where=self.where)
+
+
+_made: WeakValueDictionary[str, ImageText] = WeakValueDictionary()
+
+
+def decode_limits(limits: ServerLimits) -> ImageLimits:
+    return ImageLimits(max_bytes=limits.max_body)
+
+
+def take_images(body: dict[str, Any]) -> None:
+    """Replace the images of a body, which has not been checked yet, by texts. Raises BadField for a part that is neither text nor an
+    image, and for an image that is none of the forms that are known."""
+    most = _max_pixels(body.pop("max_pixels", None), "max_pixels")
+    for name in ("messages", "input"):
+        for i, message in enumerate(body[name] if isinstance(body.get(name), list) else ()):
+            if isinstance(message, dict):
+                _take_parts(message, f"{name}[{i}]", most)
+                _take_list(message, "content", f"{name}[{i}].images", most)
+    if isinstance(body.get("prompt"), str):
+        _take_list(body, "prompt", "images", most)
+
+
+def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> None:
+    """Of a message or an item, or of a tool's result inside a message."""
+    for name in ("content", "output"):
+        parts = holder.get(name)
+        if not isinstance(parts, list):
+            continue
+        for j, part in enumerate(parts):
+            kind = part.get("type") if isinstance(part, dict) else None
+            place = f"{path}.{name}[{j}]"
+            if not isinstance(kind, str):
+                continue
+            if kind in _MEDIA:
+                raise BadField(
+                    f"{place}.type",
+                    f"{_MEDIA[kind]} are not supported yet: {place} must be text or an image.",
+                )
+            if kind in _IMAGES:
+                text = _image(part, place, most)
+                parts[j] = {"type": "input_text" if kind == "input_image" else "text", "text": text}
+            elif kind == "tool_result":
+                _take_parts(part, place, most)
+
+
+def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None) -> None:
+    """Ollama's form: a list of base64 beside a text, which the images come before."""
+    images = holder.get("images")
+    if not images:
+        return
+    if not isinstance(images, list) or not all(isinstance(i, str) for i in images):
+        raise BadField(where, f"{where} must be a list of images in base64.")
+    content = holder.get(text)
+    if content is not None and not isinstance(content, str):
+        return  # the check of the body says what is wrong
+    made = [
+        ImageText.of(f"{where}[{i}]", data, is_url=data[:5].lower() == "data:", max_pixels=most)
+        for i, data in enumerate(images)
+    ]
+    del holder["images"]
+    if not content and len(made) == 1:
+        holder[text] = made[0]
+    else:
+        holder[text] = _Joined.of(made, content or "")
+
+
+class _Joined(str):
+    """A text that holds texts of images, and keeps them."""
+
+    images: Sequence[ImageText]
+
+    @classmethod
+    def of(cls, images: Sequence[ImageText], text: str) -> _Joined:
+        made = cls("".join(images) + text)
+        made.images = tuple(images)
+        return made
+
+
+def _image(part: Mapping[str, Any], place: str, most: int | None) -> ImageText:
+    given = part.get("image_url", part.get("image", part.get("source")))
+    holder: Mapping[str, Any] = given if isinstance(given, Mapping) else part
+    most = _max_pixels(holder.get("max_pixels", part.get("max_pixels")), f"{place}.max_pixels") or most
+    if holder.get("detail", part.get("detail")) == "low":
+        most = min(most or _LOW_DETAIL, _LOW_DETAIL)
+    if isinstance(given, Mapping):
+        kind = given.get("type")
+        if kind == "file" or given.get("file_id") is not None:
+            raise BadField(place, f"{place}: files are not stored here; send the image itself.")
+        data = given.get("data") if kind == "base64" else given.get("url")
+        is_url = kind != "base64"
+    else:
+        data, is_url = given, True
+    if data is None and part.get("file_id") is not None:
+        raise BadField(place, f"{place}: files are not stored here; send the image itself.")
+    if not isinstance(data, str):
+        raise BadField(place, f"{place} holds no image: give it as a data: URL.")
+    return ImageText.of(place, data, is_url=is_url, max_pixels=most)
+
+
+def _max_pixels(given: Any, where: str) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise BadField(where, f"{where} must be a whole number of at least 1.")
+    return given
+
+
+def placed(
+    messages: Sequence[Mapping[str, Any]], limits: ServerLimits
+) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
+    """Messages as chat templates read them, with {"type": "image"} in the place of each image, and the images in order. Raises
+    ImageError."""
+    if not hold_images(messages):
+        return messages, []
+    found: list[ImageSource] = []
+    out: list[Mapping[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        parts = _parts(content, limits, found) if isinstance(content, str) and _BEGIN in content else None
+        out.append(message if parts is None else {**message, "content": parts})
+    if len(found) > limits.max_images:
+        raise ImageError(f"A request may hold {limits.max_images} images at most, not {len(found)}.")
+    return out, found
+
+
+def _parts(content: str, limits: ServerLimits, found: list[ImageSource]) -> list[dict[str, Any]] | None:
+    """None where no image is in it."""
+    parts: list[dict[str, Any]] = []
+    num, at = len(found), 0
+    for match in _MARK.finditer(content):
+        image = _made.get(match.group())
+        if image is None:
+            continue
+        if match.start() > at:
+            parts.append({"type": "text", "text": content[at : match.start()]})
+        parts.append({"type": "image"})
+        found.append(image.source(limits))
+        at = match.end()
+    if len(found) == num:
+        return None
+    if at < len(content):
+        parts.append({"type": "text", "text": content[at:]})
+    return parts
+
+
+def lines(texts: Iterable[str]) -> str:
+    """Texts a line each; nothing stands between a text and an image."""
+    found = ""
+    for i, text in enumerate(texts):
+        beside = found.endswith(_END) or text.startswith(_BEGIN)
+        found += text if beside or not i else "\n" + text
+    return found
+
+
+def hold_images(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether any of these messages holds an image."""
+    contents = (m.get("content") for m in messages)
+    return any(isinstance(c, str) and _holds_image(c) for c in contents)
+
+
+def _holds_image(text: str) -> bool:
+    return _BEGIN in text and any(match.group() in _made for match in _MARK.finditer(text))
+
+
+def refuse_images(text: str) -> None:
+    """Raises BadField where a prompt that no template is applied to holds an image."""
+    if _holds_image(text):
+        raise BadField("images", "A raw prompt holds no images; use the chat format.")
+
+
+def image_bytes(value: Any) -> int:
+    """Of the images that a JSON value holds as texts, in characters of base64."""
+    if isinstance(value, ImageText):
+        return len(value.data)
+    if isinstance(value, _Joined):
+        return sum(len(image.data) for image in value.images)
+    if isinstance(value, Mapping):
+        return sum(map(image_bytes, value.values()))
+    return sum(map(image_bytes, value)) if isinstance(value, (list, tuple)) else 0
