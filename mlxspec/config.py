@@ -30,6 +30,7 @@ DRAFTER_NAMES = (  # those that come with mlxspec
     "forced",
     "mtp",
     "eagle3",
+    "dflash",
     "draft-model",
     "ngram-simple",
     "ngram-map-k",
@@ -286,6 +287,8 @@ class SpecConfig:
                 raise ConfigError(f"{name} must be a file's path, not {shown(path)}.")
         # only drafters that know probabilities drop short drafts
         longest = dict.fromkeys(("mtp", "eagle3", "draft-model"), ("n_max", self.model_depth))
+        if self.n_max is not None:  # else a block drafter drafts whole blocks
+            longest["dflash"] = "n_max", self.n_max
         longest |= dict.fromkeys(("ngram-map-k4v", "ngram-cache"), ("ngram_m", self.ngram_m))
         limits = [longest.get(name, ("", MAX_DRAFT)) for name in self.drafters]
         if limits and all(limit < self.n_min for _, limit in limits):

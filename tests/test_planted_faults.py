@@ -38,6 +38,7 @@ _SHOWN = "tests/drafters/test_layer_streams.py"
 _EAGLE = "tests/drafters/test_eagle3.py"
 _DISK = "tests/engine/test_prefix_disk.py"
 _RESTART = "tests/engine/test_prefix_restart.py"
+_BLOCKS = "tests/models/test_dflash_model.py"
 
 
 class Fault(NamedTuple):
@@ -113,6 +114,39 @@ FAULTS = (
         "if kept.until <= now",
         "if False",
         f"{_RESPONSES}::test_stored_responses_keep_to_a_budget_and_a_time",
+        "a block drafter's context begins a position late",
+        "models/dflash.py",
+        "turns = Places(rows, cache.lengths)",
+        "turns = Places(rows, [n + 1 for n in cache.lengths])",
+        f"{_BLOCKS}::test_blocks_behind_a_growing_context[DFlash-False]",
+    ),
+    Fault(
+        "a window of a block drafter is a token too wide",
+        "models/dflash.py",
+        "seen = min(window - 1, cache.lengths[r])",
+        "seen = min(window, cache.lengths[r])",
+        f"{_BLOCKS}::test_blocks_behind_a_growing_context[DFlash-False]",
+    ),
+    Fault(
+        "convolutions of a block reach into the row before",
+        "models/dflash.py",
+        "seen = mx.where((places >= t)[:, None, None], seen, 0)",
+        "seen = seen",
+        f"{_BLOCKS}::test_ragged_rows[DFlash2]",
+    ),
+    Fault(
+        "a block drafter's tokens are drawn with the noise of the position before",
+        "drafters/dflash.py",
+        "positions = [len(a.history) + d for a, d in each]",
+        "positions = [len(a.history) + d - 1 for a, d in each]",
+        "tests/drafters/test_dflash.py::test_noise_is_that_of_the_position",
+    ),
+    Fault(
+        "a drafter in order goes by the anchor at every place",
+        "drafters/dflash.py",
+        "before = drawn.tokens if len(left) == len(rows) else drawn.tokens[mx.array(left, mx.int32)]",
+        "before = before if len(left) == len(rows) else before[mx.array(left, mx.int32)]",
+        "tests/drafters/test_dflash.py::test_proposals_are_those_of_the_reference[DSpark]",
     ),
     Fault(
         "levels of a body are counted in its bytes",

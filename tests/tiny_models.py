@@ -24,12 +24,15 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.loading.weights import cast
+from mlxspec.models.dflash import DFlash
+from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.registry import Trunk
 
 VOCAB = 96
 EOS = 95
@@ -186,6 +189,45 @@ def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1, *, form: str = "flo
     head.fc.weight = mx.array(fc.astype(np.float32))
     finish(head, form)
     return head
+
+
+def make_dflash(
+    target: Trunk, kind: str = "DFlash", seed: int = 5, *, form: str = "float32", drafts: int = 6
+) -> DFlash:
+    """A block drafter of two layers, the second with a window that short texts fill."""
+    text = replace(
+        config((False, False)),
+        is_gated=False,
+        rope_dims=32,
+        num_mtp_layers=0,
+        max_context=target.max_context,
+        vocab_size=target.vocab_size,
+    )
+    num_layers = len(target.language_model.model.layers)
+    c = DFlashConfig(
+        kind=kind,
+        text=text,
+        windows=(None, 9),
+        layer_ids=(0, num_layers - 1),
+        num_target_layers=num_layers,
+        mask_id=3,
+        num_drafts=drafts,
+        starts_at_anchor=kind == "DSpark",
+        conv_kernel=2 if kind == "DFlash2" else 0,
+        conv_group=16 if kind == "DFlash2" else 0,
+        top_k=16 if kind == "DFlash2" else 0,
+        rank=0 if kind == "DFlash" else 32,
+        has_confidence=kind == "DSpark",
+    )
+    made = DFlash(c, target)
+    _randomize(made, np.random.default_rng(seed), 1.0)
+    finish(made, form)
+    return made
+
+
+@functools.cache
+def dflash(kind: str = "DFlash", form: str = "float32") -> DFlash:
+    return make_dflash(target(form), kind, form=form)
 
 
 @functools.cache

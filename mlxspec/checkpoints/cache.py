@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxspec.checkpoints.pull import DRAFTER_TYPES
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.eagle3 import is_eagle3
+from mlxspec.models.folder import drafter_in
 from mlxspec.models.registry import ARCHITECTURES
 
 
@@ -118,8 +117,8 @@ def _entry(name: str, revision: Any) -> Entry | None:
         config = read_json(folder / "config.json")
     except ModelError:
         return None
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES and kind not in DRAFTER_TYPES and not is_eagle3((), config):
+    kind, drafter = config.get("model_type"), drafter_in(config)
+    if kind not in ARCHITECTURES and drafter is None:
         return None
     complete, has_head, problem = False, None, ""
     try:
@@ -137,7 +136,7 @@ def _entry(name: str, revision: Any) -> Entry | None:
         refs=tuple(sorted(revision.refs)),
         folder=str(folder),
         size=revision.size_on_disk,
-        model_type="eagle3" if is_eagle3((), config) else str(kind),
+        model_type=drafter if drafter in ("eagle3", "dflash") else str(kind),
         quantization=_quantization(config),
         has_head=has_head,
         is_complete=complete,

@@ -27,11 +27,12 @@ from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
     assemble_assistant_lazily,
+    assemble_dflash_lazily,
     assemble_eagle3_lazily,
     assemble_head_lazily,
     assemble_lazily,
 )
-from mlxspec.models.folder import DRAFTS_AS, NAMES, Kind, ModelFolder
+from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import Architecture, architecture
 
@@ -128,7 +129,8 @@ class InspectReport:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterReport:
-    """A folder that is no model but a drafter for one: an MTP head alone, a Gemma assistant or an EAGLE-3 drafter. use: how it is used."""
+    """A folder that is no model but a drafter for one: an MTP head alone, a Gemma assistant, an EAGLE-3 drafter or a block drafter. use:
+    how it is used."""
 
     name: str
     folder: str
@@ -162,7 +164,7 @@ def inspect(
             name=name,
             folder=str(folder.path),
             revision=hub.revision_of(folder.path),
-            kind=NAMES[what],
+            kind=folder.title(),
             use="it drafts for its target: name that with --model, and this with --draft-model",
             num_tensors=len(weights),
             file_bytes=_bytes(weights),
@@ -226,6 +228,11 @@ def _beside(name: str | None, target: Assembled) -> _Beside | None:
     if kind == "head":
         head = assemble_head_lazily(folder.read, target, draft_bits=SpecConfig.draft_bits)
         return _Beside(name, kind, head)
+    if kind == "dflash":
+        made = assemble_dflash_lazily(
+            folder.config(), folder.read, target.model, draft_bits=SpecConfig.draft_bits
+        )
+        return _Beside(name, kind, made)
     if kind == "assistant":
         return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model))
     if kind == "eagle3":
@@ -352,6 +359,9 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable
             drafting = beside.module if beside is not None and is_named else made.mtp
         elif name == "eagle3":
             usable, why = _eagle3(beside)
+        elif name == "dflash":
+            usable, why = _dflash(beside)
+            drafting = beside.module if beside is not None and usable else None
         elif name == "draft-model":
             usable, why = _draft_model(beside)
             drafting = beside.module if beside is not None and usable else None
@@ -372,6 +382,13 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
     if beside is not None and beside.lends_head:
         return True, f"the head of {beside.name}, where `mtp` is asked for by name"
     return False, head.advice
+
+
+def _dflash(beside: _Beside | None) -> tuple[bool, str]:
+    if beside is None or beside.kind != "dflash":
+        return False, "needs --draft-model, a block drafter that was trained for this model"
+    c = beside.module.config
+    return True, f"{beside.name}, a {c.kind} drafter of up to {c.num_drafts} tokens at once"
 
 
 def _draft_model(beside: _Beside | None) -> tuple[bool, str]:

@@ -12,6 +12,7 @@ from mlxspec.loading.progress import amount
 from mlxspec.loading.row_lists import most_frequent
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.assemble import is_packed
+from mlxspec.models.dflash import DFlash
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -26,7 +27,7 @@ _SOURCES = {
     "package": "counted for this vocabulary",
     "merges": "taken in the order of the tokenizer's merges",
 }
-Drafting = Qwen35Mtp | Gemma4Assistant | TextModel
+Drafting = Qwen35Mtp | DFlash | Gemma4Assistant | TextModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Proposing:
 
 def whole_reads(drafter: Drafting) -> Reads:
     """What a drafted token reads with the whole head."""
-    if isinstance(drafter, Qwen35Mtp):
+    if isinstance(drafter, Qwen35Mtp) or (isinstance(drafter, DFlash) and not drafter.config.has_head):
         return reads(drafter, head=reads(drafter.target).head)
     return reads(drafter)
 
@@ -73,7 +74,9 @@ def rows_of(
     """Rows of the head that `drafter` proposes with, lazily; None where it scores clusters of tokens instead. vocab_size: of the ids that
     may be proposed, None for the head's."""
     bits = draft_bits if draft_bits < 16 and is_packed(target) else None
-    owner = drafter.target if isinstance(drafter, Qwen35Mtp) else drafter
+    if isinstance(drafter, DFlash) and (drafter.picks_in_order or drafter.config.has_head):
+        return None
+    owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
     head = owner.head_module
     if head is None:
         return None
@@ -85,7 +88,8 @@ def rows_of(
 def proposing(drafter: Drafting, target: nn.Module, asked: int | None, draft_bits: int) -> Proposing | None:
     """What a drafted token would read; None where the drafter scores clusters of tokens."""
     whole = whole_reads(drafter)
-    vocab_size = drafter.target.vocab_size if isinstance(drafter, Qwen35Mtp) else drafter.vocab_size
+    owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
+    vocab_size = owner.vocab_size
     num = num_rows(asked, vocab_size, whole)
     made = rows_of(drafter, target, np.arange(num or 1), draft_bits)
     if made is None:
@@ -112,6 +116,8 @@ def choose_rows(
     found = proposing(drafter, target, asked, draft_bits)
     if found is None:
         unused = "--draft-vocab is not used: the assistant scores clusters of tokens, not all of them."
+        if isinstance(drafter, DFlash):
+            unused = f"--draft-vocab is not used: {drafter.config.kind} proposes over the whole vocabulary."
         return None, [unused] if asked else []
     if not found.num_rows:
         return None, []

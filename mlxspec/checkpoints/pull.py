@@ -7,11 +7,7 @@ from mlxspec.errors import MemoryBudgetError, ModelError
 from mlxspec.loading.download import Plan, check_disk
 from mlxspec.loading.progress import amount
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.eagle3 import is_eagle3
-from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
-
-# Folders of a drafter alone: they run beside their target, whose memory is another matter.
-DRAFTER_TYPES = (*sorted(ASSISTANT_TYPES), "qwen3_5_mtp", "qwen3_5_moe_mtp")
+from mlxspec.models.folder import drafter_in
 
 
 def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
@@ -20,7 +16,7 @@ def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
     Raises ModelError for a model of a kind that mlxspec does not run.
     """
     config = read_json(plan.folder / "config.json")
-    if config.get("model_type") in DRAFTER_TYPES or is_eagle3((), config):
+    if drafter_in(config) is not None:
         return None
     try:
         return expected(config, plan.weights, context)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlxspec.checkpoints.pull import DRAFTER_TYPES
 from mlxspec.errors import ConfigError
 from mlxspec.loading import download
+from mlxspec.models.folder import DRAFTER_TYPES
 from mlxspec.models.registry import ARCHITECTURES
 
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}

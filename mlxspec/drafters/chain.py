@@ -321,5 +321,6 @@ def _limit(drafter: Drafter, spec: SpecConfig) -> int:
     if isinstance(drafter, Forced):
         return drafter.longest
     if drafter.max_draft is not None:
-        return drafter.max_draft
+        asked = spec.n_max if isinstance(drafter, ModelDrafter) else None  # of what runs a model
+        return drafter.max_draft if asked is None else min(drafter.max_draft, asked)
     return spec.model_depth if isinstance(drafter, ModelDrafter) else spec.ngram_m

@@ -61,7 +61,8 @@ class ModelDrafter(Drafter):
     """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
 
     max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no cell in the cache: they
-    are never run, and cell i belongs to token i + skips. head_rows: the rows of the language-model head that proposals come from, besides
+    are never run, and cell i belongs to token i + skips. drafts_at_once: whether one forward makes a whole draft, so that a further token
+    costs next to nothing. head_rows: the rows of the language-model head that proposals come from, besides
     those of tokens that a text holds itself; None: the whole head.
 
     sees_images: whether `_forward` takes images. A drafter that does not ends for rows with images. turns_by_axes: whether its rotary
@@ -74,6 +75,7 @@ class ModelDrafter(Drafter):
     """
 
     skips: ClassVar[int] = 0
+    drafts_at_once: ClassVar[bool] = False
     sees_images: ClassVar[bool] = False
     turns_by_axes: ClassVar[bool] = True
 

@@ -16,6 +16,7 @@ from mlxspec.checkpoints.proposal_rows import Drafting, choose_rows
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel, check_tokens, check_vocabularies
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
@@ -36,6 +37,7 @@ from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
     assemble_assistant_lazily,
+    assemble_dflash_lazily,
     assemble_eagle3_lazily,
     assemble_head_lazily,
     assemble_lazily,
@@ -43,6 +45,8 @@ from mlxspec.models.assemble import (
     evaluate,
     not_read,
 )
+from mlxspec.models.dflash import DFlash
+from mlxspec.models.dflash_config import unknown_dflash_keys
 from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
@@ -73,12 +77,13 @@ def load(
     model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or commit of an id.
     draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which
     they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a Gemma 4 assistant
-    (these two are the drafter `mtp`), or of an EAGLE-3 drafter (`eagle3`); "auto" takes it, not the model's own head, and a list that
-    leaves it out is refused; the demo brings its own. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a
-    list in `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto"
-    and spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which
-    keeps the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into
-    the model's weights. images: load the vision tower of a model that has one.
+    (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes it, not the model's
+    own head, and a list that leaves it out is refused; the demo brings its own. drafters: objects of your own
+    (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them where it wants them. spec: limits of the drafts (its
+    `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
+    EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
+    adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights. images: load the vision tower of a
+    model that has one.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -130,8 +135,8 @@ def load(
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
         for module in modules:
-            if isinstance(module, Eagle3Head):
-                check_finite(module, "The EAGLE-3 drafter")
+            if isinstance(module, Eagle3Head | DFlash):
+                check_finite(module, f"The {module.title}")
     engine = Engine(
         target.model,
         tokenizer,
@@ -218,6 +223,10 @@ def _names(
         raise ConfigError(
             "Drafting with EAGLE-3 needs a drafter of that kind: name it with --draft-model (draft_model=...)."
         )
+    if "dflash" in asked and kind != "dflash":
+        raise ConfigError(
+            "Drafting with a block drafter needs one: name it with --draft-model (draft_model=...)."
+        )
     if "draft-model" in asked and beside is None:
         raise ConfigError(
             "Drafting with a draft model needs one: name it with --draft-model (draft_model=...)."
@@ -246,7 +255,7 @@ def _missing_head(asked: tuple[str, ...] | None, names: tuple[str, ...], target:
 
 def _head_passed_over(asked: tuple[str, ...] | None, names: tuple[str, ...], target: Assembled) -> list[str]:
     """What a person may not know who named a draft model for a model with a head."""
-    drafting = next((name for name in ("draft-model", "eagle3") if name in names), None)
+    drafting = next((name for name in ("draft-model", "eagle3", "dflash") if name in names), None)
     if asked is not None or drafting is None or target.mtp is None:
         return []
     return [
@@ -292,6 +301,8 @@ def _drafter(
         return _mtp(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
     if name == "eagle3" and beside is not None:
         return _eagle3(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
+    if name == "dflash" and beside is not None:
+        return _dflash(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
     if name == "draft-model" and beside is not None:
         small = assemble_lazily(
             beside.config(),
@@ -391,6 +402,33 @@ def _mtp(
     modules.append(head)
     rows = _head_rows("mtp", head, target, tokenizer, spec, modules, notices)
     return Mtp(head, model.max_context, rows)
+
+
+def _dflash(
+    target: Assembled,
+    beside: ModelFolder,
+    spec: SpecConfig,
+    tokenizer: Tokenizer,
+    dtype: mx.Dtype | None,
+    modules: list[nn.Module],
+    notices: list[str],
+) -> Drafter:
+    config = beside.config()
+    made = assemble_dflash_lazily(config, beside.read, target.model, dtype, draft_bits=spec.draft_bits)
+    notices.append(
+        f"{beside.path.name} is a {made.config.kind} drafter: it drafts up to {made.config.num_drafts} tokens at once."
+    )
+    unknown = unknown_dflash_keys(config)
+    if unknown:
+        notices.append(not_read(unknown, "the block drafter's config.json"))
+    if made.bits_at_load is not None:
+        notices.append(
+            f"The {made.config.kind} drafter, stored as floats, is kept in {made.bits_at_load} bits beside this quantized model; "
+            "--draft-bits 16 leaves it."
+        )
+    modules.append(made)
+    rows = _head_rows("dflash", made, target, tokenizer, spec, modules, notices)
+    return DFlashDrafter(made, target.model.max_context, rows)
 
 
 def _head_rows(

@@ -31,6 +31,8 @@ from mlxspec.loading.weights import (
     missing_and_extra,
 )
 from mlxspec.models.adapters import fuse_adapter
+from mlxspec.models.dflash import DFlash, sanitize_dflash
+from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, sanitize_eagle3
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
@@ -245,6 +247,26 @@ def assemble_eagle3_lazily(
     return head
 
 
+def assemble_dflash_lazily(
+    config: Mapping[str, Any],
+    read: Callable[[], Weights],
+    target: Trunk,
+    dtype: mx.Dtype | None = None,
+    *,
+    draft_bits: int = 16,
+) -> DFlash:
+    """A block drafter for `target`, not evaluated. draft_bits: as SpecConfig has it. Raises ModelError, also if it is for another model."""
+    weights = sanitize_dflash(read())
+    parsed = DFlashConfig.from_dict(config, weights.keys())
+    made = DFlash(parsed, target)
+    dtype = mx.bfloat16 if dtype is not None and dtype == mx.float16 else dtype
+    own_is_packed = bool(_fill(made, weights, dtype, f"The {parsed.kind} drafter", _foreign_format(config)))
+    if is_packed(target) and not own_is_packed:
+        _pack(made, draft_bits)
+    made.fuse()
+    return made
+
+
 def _foreign_format(config: Mapping[str, Any]) -> str | None:
     """The name of a quantization that is not MLX's, for a sentence on why tensors are not what they should be."""
     found = config.get("quantization_config")
@@ -344,16 +366,16 @@ def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:
     nn.quantize(module, class_predicate=how)
 
 
-def _pack(mtp: Qwen35Mtp, bits: int) -> None:
-    """Quantize the matrices of a head that was read as floats, before it is fused; routers of experts stay as they are."""
+def _pack(head: Qwen35Mtp | DFlash, bits: int) -> None:
+    """Quantize the matrices of a drafter that was read as floats, before it is fused; routers of experts stay as they are."""
 
     def is_packable(path: str, part: nn.Module) -> bool:
         is_matrix = hasattr(part, "to_quantized") and not path.endswith(ROUTERS)
         return is_matrix and part.weight.shape[-1] % HEAD_GROUP == 0
 
     if bits < 16:
-        nn.quantize(mtp, HEAD_GROUP, bits, class_predicate=is_packable)
-        mtp.bits_at_load = bits
+        nn.quantize(head, HEAD_GROUP, bits, class_predicate=is_packable)
+        head.bits_at_load = bits
 
 
 def _dtype(x: mx.array) -> str:

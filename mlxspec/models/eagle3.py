@@ -312,7 +312,9 @@ class _Layer(nn.Module):
 
 class Eagle3Head(nn.Module):
     """The drafter. Parameter names are those of the speculators library. layers_read: of the target, 0-based. ids (R,) int32: the target's
-    tokens that its logits are of; None: all of them, in order."""
+    tokens that its logits are of; None: all of them, in order. title: for sentences."""
+
+    title = "EAGLE-3 drafter"
 
     def __init__(self, config: Eagle3Config, target: TextModel, names: Collection[str]) -> None:
         """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own. Raises ModelError for

@@ -1,8 +1,9 @@
-"""A model folder as what it can be: a model, an MTP head alone, a Gemma assistant, or an EAGLE-3 drafter. Knows which files say so; builds
-nothing."""
+"""A model folder as what it can be: a model, an MTP head alone, a Gemma assistant, an EAGLE-3 drafter, or a block drafter. Knows which
+files say so; builds nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,23 +11,37 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.folder import check_links
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.weights import Weights, read_folder
+from mlxspec.models.dflash_config import is_block_drafter, kind_of
 from mlxspec.models.eagle3 import is_eagle3
 from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
 
-Kind = Literal["head", "assistant", "eagle3", "model"]
+Kind = Literal["head", "assistant", "eagle3", "dflash", "model"]
 # As which drafter each of them drafts.
 DRAFTS_AS: dict[Kind, str] = {
     "head": "mtp",
     "assistant": "mtp",
     "eagle3": "eagle3",
+    "dflash": "dflash",
     "model": "draft-model",
 }
-NAMES: dict[Kind, str] = {
+_TITLES: dict[Kind, str] = {
     "head": "an MTP head",
     "assistant": "a Gemma assistant",
     "eagle3": "an EAGLE-3 drafter",
     "model": "a model",
 }
+_HEAD_TYPES = ("qwen3_5_mtp", "qwen3_5_moe_mtp")
+DRAFTER_TYPES = (*sorted(ASSISTANT_TYPES), *_HEAD_TYPES)  # values of model_type that name a drafter alone
+
+
+def drafter_in(config: Mapping[str, Any]) -> Kind | None:
+    """Which kind of drafter a folder is, as far as config.json alone says; None where it says none."""
+    if is_eagle3((), config):
+        return "eagle3"
+    if is_block_drafter((), config):
+        return "dflash"
+    kind = config.get("model_type")
+    return "assistant" if kind in tuple(ASSISTANT_TYPES) else "head" if kind in _HEAD_TYPES else None
 
 
 class ModelFolder:
@@ -51,7 +66,14 @@ class ModelFolder:
         names = self.read().keys()
         if all(name.startswith("mtp.") for name in names):
             return "head"
-        config = self.config()
-        if is_eagle3(names, config):
+        if is_eagle3(names):
             return "eagle3"
-        return "assistant" if config.get("model_type") in tuple(ASSISTANT_TYPES) else "model"
+        if is_block_drafter(names):
+            return "dflash"
+        kind = drafter_in(self.config())
+        return "model" if kind is None or kind == "head" else kind  # a head has no other tensors
+
+    def title(self) -> str:
+        """What it is, with its article: "an EAGLE-3 drafter"."""
+        kind = self.kind()
+        return f"a {kind_of(self.read())} drafter" if kind == "dflash" else _TITLES[kind]

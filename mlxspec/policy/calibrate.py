@@ -120,6 +120,8 @@ def likely_draft(drafter: ModelDrafter, model: Model) -> DraftCost:
     step = own.bytes() / max(1.0, target.bytes())
     layer = 1.0 / (target.layers + 1)  # the head is one more
     step = min(1.0, max(step, (own.layers + 1) * layer))
+    if drafter.drafts_at_once:
+        return DraftCost(call=layer + step, queued=_QUEUED * step)
     return DraftCost(call=layer, step=step, queued=_QUEUED * step)
 
 
@@ -330,7 +332,7 @@ def _draft_cost(
         if len(times) <= 2:  # the first compiles
             return found, False
         one, four, late = (_low([t[i] for t in times[1:]]) for i in range(len(times[0])))
-        step = max((four - one) / (_FOUR - 1), _QUEUED * one)
+        step = max((four - one) / (_FOUR - 1), 0.0 if drafter.drafts_at_once else _QUEUED * one)
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
         return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting), True
     except Exception:  # whatever it is, the drafter will say so when it drafts for a request

@@ -15,6 +15,7 @@ import numpy as np
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
@@ -23,6 +24,8 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.probe import probe
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
+from mlxspec.models.dflash import DFlash
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
@@ -163,6 +166,46 @@ def top_gap(
     scores = np.asarray(sampler.scores(out.logits, [0])[0])
     largest = float(np.abs(scores[np.isfinite(scores)]).max())
     return gap, _ULPS * mx.finfo(model.dtype).eps * largest
+
+
+class Nudged(DFlashDrafter):
+    """A block drafter with random weights that has been told how texts go on: each token is the likeliest with probability `sure`. All
+    else (what it reads of the target, its cells, its blocks, how tokens are drawn) is as it is.
+
+    texts: whole texts, prompt and answer; a row's is the one that begins like its history.
+    """
+
+    def __init__(
+        self,
+        model: DFlash,
+        max_context: int,
+        texts: Sequence[Sequence[int]] = (),
+        *,
+        sure: float = 0.8,
+        head_rows: HeadRows | None = None,
+    ) -> None:
+        super().__init__(model, max_context, head_rows)
+        self._texts, self._sure = [list(t) for t in texts], sure
+        self._rng = np.random.default_rng(0)
+        self._histories: dict[int, list[int]] = {}
+
+    def learn(self, texts: Sequence[Sequence[int]]) -> None:
+        self._texts = [list(t) for t in texts]
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        self._histories = {a.row: list(a.history) for a in asks}
+        return super().propose(asks, sampler)
+
+    def _scored(self, logits: mx.array, places: Sequence[tuple[int, int]]) -> mx.array:
+        right = [self._next(row, position) for row, position in places]
+        ids = mx.arange(logits.shape[1]) if self.proposals is None else self.proposals.ids
+        most = mx.max(logits, axis=-1, keepdims=True) + 4.0
+        return mx.where(ids[None] == mx.array(right)[:, None], most, logits)
+
+    def _next(self, row: int, position: int) -> int:
+        history = self._histories[row]
+        text = next((t for t in self._texts if t[: len(history)] == history), [])
+        return text[position] if position < len(text) and self._rng.random() < self._sure else -1
 
 
 class Oracle(Drafter):

@@ -34,7 +34,7 @@ from tests.engine import equality
 from tests.engine.equality import PLAIN, prompts, same, spec
 from tests.tiny_models import FORMS
 
-MODELS = ("mtp", "eagle3", "draft-model")
+MODELS = ("mtp", "eagle3", "dflash", "draft-model")
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 DRAFTERS = [*((name,) for name in (*MODELS, *NGRAMS, "own")), (*NGRAMS, "own", *MODELS)]
 POLICIES: dict[str, dict] = {
@@ -54,11 +54,13 @@ NUM_ROWS = len(REQUESTS)
 LISTED = range(
     30, 70
 )  # ids that models propose, besides those of the text, where they read only some rows of the head
-LISTING = [("mtp",), ("draft-model",), DRAFTERS[-1]]
+LISTING = [("mtp",), ("dflash",), ("draft-model",), DRAFTERS[-1]]
 FAST = {  # (form, drafters, policy) in the fast tier
     ("bfloat16", DRAFTERS[-1], "auto"),
     ("bfloat16", ("own",), "p_min"),
     ("bfloat16", ("mtp",), "rejection"),
+    ("bfloat16", ("dflash",), "rejection"),
+    ("4bit", ("dflash",), "p_min"),
     ("float16", ("mtp",), "deep"),
     ("4bit", ("mtp",), "p_min"),
     ("bfloat16", ("eagle3",), "fixed"),
@@ -98,6 +100,9 @@ class Own(equality.Oracle):
 def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: bool = False) -> Engine:
     """lists: drafters that run a model propose from the rows LISTED of their head; rows of floats are kept in 4 bits."""
     model, small, own = tiny_models.target(form), tiny_models.echo(form=form), Own(form)
+    block = equality.Nudged(
+        tiny_models.dflash(form=form), model.max_context, head_rows=_rows(model) if lists else None
+    )
     drafters = [
         Mtp(tiny_models.mtp_head(form), model.max_context, _rows(model) if lists else None),
         Eagle3(tiny_models.eagle3(form), model.max_context),
@@ -107,10 +112,12 @@ def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: boo
         NgramMapK4v(2, 8, 1),
         NgramMod(4, 8),
         NgramCache(8),
+        block,
         own,
     ]
     made = equality.engine(drafters, form, rollback=rollback, exact=exact, prefix_budget=0)
-    own.learn([[*p, *r.tokens] for p, r in zip(requests()[0], plain(form), strict=True)])
+    for told in (own, block):
+        told.learn([[*p, *r.tokens] for p, r in zip(requests()[0], plain(form), strict=True)])
     return made
 
 

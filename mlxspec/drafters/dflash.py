@@ -1,0 +1,171 @@
+"""Drafting with a block drafter: DFlash, DFlash2 or DSpark. A whole draft is one forward, so its cost hardly depends on its length.
+
+Each known token's context cell is made of what the target's chosen layers gave out for it, so the newest token has none: it is the
+block's first. Cells are of committed tokens only and blocks are not kept, so nothing is ever rolled back. A row that takes shorter
+drafts gets a shorter block. Knows rows and queues by model_based.py; the network is models/dflash.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.checkpoints.memory import bytes_of
+from mlxspec.drafters.base import Ask, Draft, Needs
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.dflash import DFlash
+from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.image_rows import ImageInput
+from mlxspec.models.reads import Reads, reads
+from mlxspec.platform import device
+from mlxspec.sampling.sampler import BatchSampler, Drawn, confidence
+
+
+class DFlashDrafter(ModelDrafter):
+    """One context cell for each known token but the newest. max_draft: of a whole block."""
+
+    name = "dflash"
+    skips = 1  # a token comes with what was given out for the one before it
+    drafts_at_once = True
+
+    def __init__(self, model: DFlash, max_context: int, head_rows: HeadRows | None = None) -> None:
+        """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order."""
+        super().__init__(min(max_context, model.config.text.max_context), head_rows)
+        self._model = model
+        self.needs = Needs(layers=model.config.layer_ids)
+        self.max_draft = model.config.num_drafts
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return (self._model,)
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self._model) + (0 if self.reduced is None else self.reduced.weight_bytes)
+
+    @property
+    def reads(self) -> Reads:
+        whole = reads(self._model)
+        if not self._model.config.has_head:
+            whole = replace(whole, head=reads(self._model.target).head)
+        return whole if self.proposals is None else replace(whole, head=self.proposals.weight_bytes)
+
+    def _make_cache(self, num_rows: int) -> ModelCache:
+        return self._model.make_cache(num_rows)
+
+    def _forward(
+        self,
+        tokens: mx.array,
+        hidden: mx.array | None,
+        rows: FlatRows,
+        cache: ModelCache,
+        logits_at: LogitsAt,
+        images: ImageInput | None = None,
+    ) -> Output:
+        """Context cells; the tokens say nothing that the layers' outputs do not."""
+        if hidden is None:
+            raise ValueError("a block drafter needs what the target's layers gave out for every token")
+        return self._model.remember(hidden, rows, cache)
+
+    def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
+        self._open(asks)
+        cache, _ = self._run({a.row: self._rows[a.row].take() for a in asks}, "none")
+        c = self._model.config
+        asked = {a.row: a for a in asks}
+        active = [asked[name] for name in self._order if name in asked]  # in the cache's order
+        masks = 0 if c.starts_at_anchor else 1
+        widths = tuple(asked[n].limit + masks if n in asked else 0 for n in self._order)
+        tokens = [t for a in active for t in (a.history[-1], *[c.mask_id] * (a.limit + masks - 1))]
+        out = self._model.block(mx.array(np.asarray(tokens, np.int32)), FlatRows(widths), cache)
+        self.is_warm = self.is_warm and out.is_warm
+        hidden = out.hidden
+        if masks:
+            starts = np.cumsum([0, *(a.limit + 1 for a in active)])
+            kept = np.concatenate(
+                [np.arange(s + 1, s + 1 + a.limit) for s, a in zip(starts, active, strict=False)]
+            )
+            hidden = hidden[mx.array(kept.astype(np.int32))]
+        choose = self._in_order if self._model.picks_in_order else self._all_at_once
+        return choose(active, hidden, sampler, owners)
+
+    def _all_at_once(
+        self, active: Sequence[Ask], hidden: mx.array, sampler: BatchSampler, owners: dict[int, int]
+    ) -> dict[int, Draft]:
+        """Each place by itself. hidden (sum of limits, H), row by row."""
+        each = [(a, d) for a in active for d in range(a.limit)]
+        ids = None
+        if self.proposals is None:
+            logits = self._model.head(hidden)
+        else:
+            logits, ids = self.proposals.logits(hidden, [a.row for a, _ in each]), self.proposals.ids
+        logits = self._scored(logits, [(a.row, len(a.history) + d) for a, d in each])
+        positions = [len(a.history) + d for a, d in each]
+        drawn = sampler.draft(logits, [owners[a.row] for a, _ in each], positions, ids)
+        sure = confidence(logits)
+        device.start(drawn.tokens)  # not how sure it is, which nobody looks at who has set no limit to it
+        found, start = {}, 0
+        for ask in active:
+            end = start + ask.limit
+            scores = None if drawn.scores is None or not ask.sampler.keeps_drafts else drawn.scores[start:end]
+            found[ask.row] = Draft(ask.limit, drawn.tokens[start:end], sure[start:end], scores=scores)
+            start = end
+        return found
+
+    def _in_order(
+        self, active: Sequence[Ask], hidden: mx.array, sampler: BatchSampler, owners: dict[int, int]
+    ) -> dict[int, Draft]:
+        """Place after place, each behind the token that was drawn before it, of all rows together."""
+        logits = self._model.head(hidden)
+        starts = np.cumsum([0, *(a.limit for a in active)])
+        drafted: dict[int, list[tuple[Drawn, int, mx.array]]] = {a.row: [] for a in active}
+        before = mx.array([a.history[-1] for a in active], mx.int32)
+        going = list(range(len(active)))
+        depth = 0
+        while going:
+            places = mx.array([int(starts[i]) + depth for i in going], mx.int32)
+            seen, own = hidden[places], logits[places]
+            rows = [active[i] for i in going]
+            scored = self._scored(
+                self._model.follow(seen, own, before), [(a.row, len(a.history) + depth) for a in rows]
+            )
+            positions = [len(a.history) + depth for a in rows]
+            drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions)
+            sure = self._model.sureness(seen, before)
+            sure = confidence(scored) if sure is None else sure
+            for i, ask in enumerate(rows):
+                drafted[ask.row].append((drawn, i, sure))
+            device.start(drawn.tokens)
+            depth += 1
+            left = [i for i, a in enumerate(rows) if a.limit > depth]
+            before = drawn.tokens if len(left) == len(rows) else drawn.tokens[mx.array(left, mx.int32)]
+            going = [going[i] for i in left]
+        return {a.row: _joined(drafted[a.row], a.sampler.keeps_drafts) for a in active}
+
+    def _scored(self, logits: mx.array, places: Sequence[tuple[int, int]]) -> mx.array:
+        """Logits (N, V) as they are drawn from. places: the row of each and its position there."""
+        return logits
+
+
+def _joined(steps: Sequence[tuple[Drawn, int, mx.array]], keeps: bool) -> Draft:
+    """A row's draft. steps: of each token what was drawn for all rows, and which of them is the row's."""
+
+    def of(values: Sequence[tuple[mx.array, int]]) -> mx.array:
+        parts = [x[i : i + 1] for x, i in values]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    scores = None
+    if keeps and all(drawn.scores is not None for drawn, _, _ in steps):
+        scores = of([(drawn.scores, i) for drawn, i, _ in steps if drawn.scores is not None])
+    return Draft(
+        len(steps),
+        of([(drawn.tokens, i) for drawn, i, _ in steps]),
+        of([(sure, i) for _, i, sure in steps]),
+        scores=scores,
+    )

@@ -1,0 +1,369 @@
+"""Block drafters: DFlash, and what DFlash2 and DSpark add to it. A whole draft comes from one forward.
+
+The drafter reads the residual stream behind chosen layers of its target. For each committed token a context cell is made of it, once:
+    c = hidden_norm(fc([r_1 ; ... ; r_n]))                        the same for every layer; a layer keeps its keys and values of c
+A draft is a block: the newest known token, which the target has not seen, and masks behind it. Positions go on behind the context.
+    x = embed(block);  per layer: x += attention(norm(x) over [context ; block]);  x += mlp(norm(x));  h = norm(x)
+Every place of a block sees all of the block. logits = head(h), of the masks' places (of all places where the block starts at its anchor).
+Embedding and language-model head are the target's unless the checkpoint has its own. Only context cells are kept, and they are made of
+committed tokens, so nothing is ever rolled back. A shorter block is another block, not the beginning of a longer one.
+
+DFlash2 puts short convolutions along the block before and behind each sublayer, and picks tokens from left to right among the likeliest
+of each place by how well they follow one another. DSpark adds to each place's logits what its Markov head says behind the token before,
+and says how sure it is. Knows weights, cells and blocks; knows no histories, no acceptance and no sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.cache.attention import AttentionLayerCache
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.places import Places
+from mlxspec.cache.windowed import WindowedLayerCache
+from mlxspec.errors import ModelError
+from mlxspec.kernels.activations import swiglu
+from mlxspec.kernels.attention import attend_tailed
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.weights import Weights
+from mlxspec.models.base import Output
+from mlxspec.models.dflash_config import DFlashConfig
+from mlxspec.models.layers import FusedLinear, Rotary, project, rms_norm, rotate, swapped
+from mlxspec.models.mlp import GatedMlp
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.registry import Trunk
+from mlxspec.models.runners import Runners
+from mlxspec.platform import device
+
+_OF_A_LAYER = 16  # kernels that Metal launches for a layer of a block, for `device.start`
+
+
+class DFlashAttention(nn.Module):
+    """Plain Qwen3's attention, whose keys and values are made of two inputs: of context cells, and of the block."""
+
+    def __init__(self, c: Qwen35Config) -> None:
+        super().__init__()
+        self._c = c
+        self.q_proj = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
+        self.q_norm = nn.RMSNorm(c.head_dim)
+        self.k_norm = nn.RMSNorm(c.head_dim)
+
+    def fuse(self) -> None:
+        self.queries_of = FusedLinear([self.q_proj])
+        self.keys_of = FusedLinear([self.k_proj, self.v_proj])
+        self.out = FusedLinear([self.o_proj])
+        for name in ("q_norm", "k_norm"):
+            self[f"{name}_weight"] = self[name].weight.astype(mx.float32)
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
+            delattr(self, name)
+
+    def queries(self, x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+        """(N, H) -> (N, Hq, D), normed and rotated"""
+        part = self.queries_of(x).reshape(x.shape[0], -1, self._c.head_dim)
+        return self._turned(part, self.q_norm_weight, cos, sin)
+
+    def keys(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:
+        """(N, H) -> keys, normed and rotated, and values, (N, Hkv, D) each"""
+        k, v = (part.reshape(x.shape[0], -1, self._c.head_dim) for part in self.keys_of.split(x))
+        return self._turned(k, self.k_norm_weight, cos, sin), v
+
+    def _turned(self, part: mx.array, weight: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+        normed = mx.fast.rms_norm(part, None, self._c.rms_eps)
+        return rotate(normed * weight, swapped(normed) * swapped(weight), cos, sin).astype(part.dtype)
+
+
+class BlockConv(nn.Module):
+    """A causal convolution along a block before a sublayer and one behind it. The taps of both are their own plus what the input of the
+    first says, for each group of channels."""
+
+    def __init__(self, hidden_size: int, kernel: int, group: int) -> None:
+        super().__init__()
+        self._shape = 2, kernel, hidden_size // group
+        self.base_kernel = mx.zeros((2, kernel, hidden_size))
+        self.kernel_projection = nn.Linear(hidden_size, 2 * kernel * (hidden_size // group), bias=False)
+
+    def taps(self, x: mx.array) -> mx.array:
+        """(N, H) -> (N, 2, K, groups)"""
+        return project(self.kernel_projection, x).reshape(-1, *self._shape)
+
+    def apply(self, which: int, x: mx.array, taps: mx.array, places: mx.array) -> mx.array:
+        """which: 0 before, 1 behind. places (N,) int32: how many tokens of its block are before each. Returns (N, H)."""
+        _, num_taps, groups = self._shape
+        wide = x.reshape(x.shape[0], groups, -1)
+        base = self.base_kernel[which].astype(x.dtype).reshape(num_taps, groups, -1)
+        out = mx.zeros_like(wide)
+        for t in range(num_taps):
+            seen = wide
+            if t:
+                seen = (
+                    mx.concatenate([mx.zeros_like(wide[:t]), wide[:-t]])
+                    if t < x.shape[0]
+                    else mx.zeros_like(wide)
+                )
+                seen = mx.where((places >= t)[:, None, None], seen, 0)
+            out = out + (base[t] + taps[:, which, t, :, None]) * seen
+        return out.reshape(x.shape)
+
+
+class DFlashLayer(nn.Module):
+    """Attention over context and block, and an MLP; DFlash2's with convolutions around each."""
+
+    def __init__(self, c: DFlashConfig) -> None:
+        super().__init__()
+        text = c.text
+        self._eps = text.rms_eps
+        self.self_attn = DFlashAttention(text)
+        self.mlp = GatedMlp(text.hidden_size, text.intermediate_size, swiglu)
+        self.input_layernorm = nn.RMSNorm(text.hidden_size)
+        self.post_attention_layernorm = nn.RMSNorm(text.hidden_size)
+        if c.conv_kernel:
+            self.attention_conv = BlockConv(text.hidden_size, c.conv_kernel, c.conv_group)
+            self.mlp_conv = BlockConv(text.hidden_size, c.conv_kernel, c.conv_group)
+
+    def fuse(self) -> None:
+        self.self_attn.fuse()
+        self.mlp.fuse()
+
+    def enter(
+        self, x: mx.array, cos: mx.array, sin: mx.array, places: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+        """x (N, H) -> queries, keys and values of the block; and the taps for what comes behind attention."""
+        seen, taps = rms_norm(x, self.input_layernorm.weight, self._eps), None
+        if "attention_conv" in self:
+            taps = self.attention_conv.taps(seen)
+            seen = self.attention_conv.apply(0, seen, taps, places)
+        k, v = self.self_attn.keys(seen, cos, sin)
+        return self.self_attn.queries(seen, cos, sin), k, v, taps
+
+    def leave(self, x: mx.array, attended: mx.array, taps: mx.array | None, places: mx.array) -> mx.array:
+        """x (N, H), attended (N, Hq * D) -> the residual stream behind the layer"""
+        mixed = self.self_attn.out(attended)
+        if taps is not None:
+            mixed = self.attention_conv.apply(1, mixed, taps, places)
+        x = x + mixed
+        seen = rms_norm(x, self.post_attention_layernorm.weight, self._eps)
+        if "mlp_conv" not in self:
+            return x + self.mlp(seen)
+        taps = self.mlp_conv.taps(seen)
+        out = self.mlp(self.mlp_conv.apply(0, seen, taps, places))
+        return x + self.mlp_conv.apply(1, out, taps, places)
+
+
+class CandidateSelector(nn.Module):
+    """DFlash2's: how well each candidate of a place follows the token before it."""
+
+    def __init__(self, c: DFlashConfig) -> None:
+        super().__init__()
+        self.predecessor_codebook = nn.Embedding(c.text.vocab_size, c.rank)
+        self.successor_codebook = nn.Embedding(c.text.vocab_size, c.rank)
+        self.hidden_projection = nn.Linear(c.text.hidden_size, c.rank, bias=False)
+
+    def __call__(self, hidden: mx.array, before: mx.array, candidates: mx.array) -> mx.array:
+        """hidden (N, H), before (N,) int32, candidates (N, k) int32 -> (N, k)"""
+        wanted = self.predecessor_codebook(before) * project(self.hidden_projection, hidden)
+        return (wanted[:, None] * self.successor_codebook(candidates)).sum(axis=-1)
+
+
+class MarkovHead(nn.Module):
+    """DSpark's: logits of a token by the one before it."""
+
+    def __init__(self, c: DFlashConfig) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(c.text.vocab_size, c.rank)
+        self.markov_w2 = nn.Linear(c.rank, c.text.vocab_size, bias=False)
+
+
+class ConfidenceHead(nn.Module):
+    """DSpark's: how likely a drafted token is accepted."""
+
+    def __init__(self, c: DFlashConfig) -> None:
+        super().__init__()
+        self.proj = nn.Linear(c.text.hidden_size + c.confidence_sees_markov * c.rank, 1)
+
+
+class DFlash(nn.Module):
+    """The drafter. Parameter names are the checkpoint's. bits_at_load: to how many bits its matrices were quantized when it was loaded,
+    None where they are as stored."""
+
+    def __init__(self, config: DFlashConfig, target: Trunk) -> None:
+        """Raises ModelError where it is for another model."""
+        super().__init__()
+        config.check_fits(target, len(target.language_model.model.layers))
+        c = config.text
+        self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
+        self._rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
+        self.fc = nn.Linear(len(config.layer_ids) * c.hidden_size, c.hidden_size, bias=False)
+        self.hidden_norm = nn.RMSNorm(c.hidden_size)
+        self.layers = [DFlashLayer(config) for _ in config.windows]
+        self.norm = nn.RMSNorm(c.hidden_size)
+        if config.has_embedding:
+            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        if config.has_head:
+            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        if config.kind == "DFlash2":
+            self.candidate_selector = CandidateSelector(config)
+        if config.kind == "DSpark":
+            self.markov_head = MarkovHead(config)
+            if config.has_confidence:
+                self.confidence_head = ConfidenceHead(config)
+        self._runners = Runners(self.layers)
+        self._dtype: mx.Dtype | None = None
+        self.bits_at_load: int | None = None
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once."""
+        self._dtype = self.dtype
+        for layer in self.layers:
+            layer.fuse()
+        for name in ("fc", "lm_head"):
+            if name in self:
+                self[name] = FusedLinear([self[name]])
+
+    @property
+    def title(self) -> str:
+        """For sentences."""
+        return f"{self.config.kind} drafter"
+
+    @property
+    def target(self) -> Trunk:
+        return self._target[0]
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: that of its matrices. Never float16, in which sums of several layers' outputs do not fit."""
+        if self._dtype is not None:
+            return self._dtype
+        if "scales" not in self.fc:
+            return self.fc.weight.dtype
+        kept = self.fc.scales.dtype
+        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+
+    def make_cache(self, num_rows: int) -> ModelCache:
+        """Of context cells: cell i is made of the target's token i."""
+        c = self.config
+        heads = c.text.num_kv_heads, c.text.head_dim
+        return ModelCache(
+            [
+                AttentionLayerCache(*heads, self.dtype, num_rows)
+                if window is None
+                else WindowedLayerCache(*heads, window, self.dtype, num_rows)
+                for window in c.windows
+            ],
+            num_rows,
+        )
+
+    def remember(self, features: mx.array, rows: FlatRows, cache: ModelCache) -> Output:
+        """features (N, n * H): what the target's chosen layers gave out for the next tokens of each row. Leaves the transaction open; the
+        Output has no logits, and as hidden the cells (N, H)."""
+        places, num_cold = cache.begin(rows, facts=True), self._runners.num_cold
+        cos, sin = self._rotary.table(places.turns)
+        cells = self._runners.get("cells", self._cells, rows)(features.astype(self.dtype))
+        for i in range(len(self.layers)):
+            keys, values = self._runners.of_layer("keys", i, _keys, rows)(cells, cos, sin)
+            cache.attention(i).append(keys, values, places)
+        return Output(logits=None, hidden=cells, is_warm=self._runners.num_cold == num_cold)
+
+    def block(self, tokens: mx.array, rows: FlatRows, cache: ModelCache) -> Output:
+        """tokens (N,) int32: of each row its newest token and masks. Changes nothing in the cache, which must be idle. The Output's hidden
+        (N, H) is what a head reads, in the target's dtype."""
+        num_cold, shape = self._runners.num_cold, rows.num_tokens
+        turns = Places(rows, cache.lengths)
+        cos, sin = self._rotary.table(turns.turns)
+        places = mx.array(np.concatenate([np.arange(w) for w in rows.widths]).astype(np.int32))
+        x = self._embed(tokens).astype(self.dtype)
+        for i in range(len(self.layers)):
+            enter = self._runners.of_layer("enter", i, _enter, rows, shape=shape)
+            q, k, v, taps = enter(x, cos, sin, places)
+            attended = self._attend(i, q, k, v, rows, cache)
+            x = self._runners.of_layer("leave", i, _leave, rows, shape=shape)(x, attended, taps, places)
+            device.start(x, num_launches=_OF_A_LAYER)
+        hidden = rms_norm(x, self.norm.weight, self.config.text.rms_eps).astype(self.target.dtype)
+        return Output(logits=None, hidden=hidden, is_warm=self._runners.num_cold == num_cold)
+
+    def _cells(self, features: mx.array) -> mx.array:
+        return rms_norm(self.fc(features), self.hidden_norm.weight, self.config.text.rms_eps)
+
+    def _embed(self, tokens: mx.array) -> mx.array:
+        return self.embed_tokens(tokens) if "embed_tokens" in self else self.target.embed(tokens)
+
+    def _attend(
+        self, i: int, q: mx.array, k: mx.array, v: mx.array, rows: FlatRows, cache: ModelCache
+    ) -> mx.array:
+        """(N, Hq * D)"""
+        layer, window, outs = cache.attention(i), self.config.windows[i], []
+        scale = self.config.text.head_dim**-0.5
+        for r in rows.active:
+            start, end = rows.starts[r], rows.starts[r + 1]
+            keys, values = layer.view(r, cache.lengths[r])
+            if window is not None:
+                seen = min(window - 1, cache.lengths[r])
+                keys, values = (x[:, :, x.shape[2] - seen :] for x in (keys, values))
+            own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
+            out = attend_tailed(own[0], keys, values, own[1], own[2], scale)
+            outs.append(out.swapaxes(1, 2).reshape(end - start, -1))
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+    # --- from hiddens of a block to logits
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """(N, H) -> (N, V), of each place by itself"""
+        if "lm_head" in self:
+            return self.target.capped(self.lm_head(hidden.astype(self.dtype)).astype(hidden.dtype))
+        return self.target.head(hidden)
+
+    @property
+    def picks_in_order(self) -> bool:
+        """Whether a token's logits depend on the one drafted before it: `follow` then."""
+        return self.config.kind != "DFlash"
+
+    def follow(self, hidden: mx.array, logits: mx.array, before: mx.array) -> mx.array:
+        """Logits (N, V) of places whose own are `logits`, behind the tokens `before` (N,) int32."""
+        if self.config.kind == "DSpark":
+            return logits + project(self.markov_head.markov_w2, self.markov_head.markov_w1(before))
+        k = self.config.top_k
+        candidates = mx.argpartition(logits, kth=-k, axis=-1)[:, -k:].astype(mx.int32)
+        scores = mx.take_along_axis(logits, candidates, axis=-1)
+        scores = scores + self.candidate_selector(hidden.astype(self.dtype), before, candidates)
+        nothing = mx.full(logits.shape, -mx.inf, scores.dtype)
+        return mx.put_along_axis(nothing, candidates, scores, axis=-1)
+
+    def sureness(self, hidden: mx.array, before: mx.array) -> mx.array | None:
+        """(N,) float32: how likely each place's token is accepted, as DSpark's confidence head has it; None where there is none."""
+        if "confidence_head" not in self:
+            return None
+        seen = hidden.astype(self.dtype)
+        if self.config.confidence_sees_markov:
+            seen = mx.concatenate([seen, self.markov_head.markov_w1(before).astype(self.dtype)], axis=-1)
+        return mx.sigmoid(self.confidence_head.proj(seen)[:, 0].astype(mx.float32))
+
+
+def _keys(layer: Any, cells: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:
+    return layer.self_attn.keys(cells, cos, sin)  # type: ignore[no-any-return]
+
+
+def _enter(layer: Any, *arrays: mx.array) -> Any:
+    return layer.enter(*arrays)
+
+
+def _leave(layer: Any, *arrays: Any) -> mx.array:
+    return layer.leave(*arrays)  # type: ignore[no-any-return]
+
+
+def sanitize_dflash(weights: Weights) -> Weights:
+    """Under our names: without `model.` in front, codebooks as embeddings. Never float16, see `DFlash.dtype`. Raises ModelError if two
+    tensors have one place."""
+    out: Weights = {}
+    for given, value in weights.items():
+        name = given.removeprefix("model.")
+        name = f"{name}.weight" if name.endswith("_codebook") else name
+        if name in out:
+            raise ModelError("The block drafter's folder has two tensors for one place.")
+        out[name] = value.astype(mx.bfloat16) if value.dtype == mx.float16 else value
+    return out

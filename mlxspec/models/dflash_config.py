@@ -1,0 +1,235 @@
+"""Shape of a block drafter (DFlash, DFlash2, DSpark), read from config.json and checked.
+
+What such a checkpoint is, its tensors tell: `candidate_selector.*` is in DFlash2 only, `markov_head.*` in DSpark only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlxspec.errors import ModelError
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.rotary_scaling import Scaling, merged
+
+BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
+# these may stand at the top level or in `dflash_config`
+INNER_KEYS = Keys(
+    read=frozenset(
+        """
+        block_size confidence_head_with_markov conv_group_size conv_kernel_size final_logit_softcapping mask_token_id markov_rank
+        num_target_layers sample_from_anchor selector_rank selector_top_k sliding_window target_layer_ids
+        """.split()
+    ),
+    # how long other engines' drafts are, and which heads there are: the tensors tell
+    idle=frozenset(
+        """
+        block_size_policy dflash_initial_block_size draft_window_size enable_confidence_head prefer_requested_block_size projector_type
+        runtime_block_size swa_window_size
+        """.split()
+    ),
+    only={
+        "attention_sink_bias": (False,),
+        "causal": (False,),
+        "dflash_query_causal": (False,),
+        "dspark_bonus_anchor": (False,),
+        "input_embedding_scale": (1, 1.0),
+        "markov_head_type": ("vanilla",),
+        "output_multiplier": (1, 1.0),
+        "rope_is_neox_style": (True,),
+    },
+)
+OWN_KEYS = Keys(
+    read=frozenset(
+        """
+        head_dim hidden_size intermediate_size layer_types max_position_embeddings num_attention_heads num_hidden_layers
+        num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta vocab_size
+        """.split()
+    )
+    | INNER_KEYS.read,
+    idle=EVERYWHERE
+    | AROUND
+    | INNER_KEYS.idle
+    | {"dflash_config", "max_window_layers", "tie_word_embeddings", "use_sliding_window"},
+    only={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "is_encoder_decoder": (False,),
+        **INNER_KEYS.only,
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashConfig:
+    """text: the layers, which are plain Qwen3's. windows: of each layer, how many tokens it sees, the block's first among them; None for
+    all. layer_ids: layers of the target (0-based) whose outputs it reads. softcap: of its target's logits, None where it does not say.
+    num_drafts: tokens of its longest draft. starts_at_anchor: the newest known token's own place predicts the first of them, in place of a
+    mask's. conv_kernel, conv_group: of DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's
+    Markov head."""
+
+    kind: BlockKind
+    text: Qwen35Config
+    windows: tuple[int | None, ...]
+    layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    mask_id: int
+    num_drafts: int
+    starts_at_anchor: bool = False
+    softcap: float | None = None
+    conv_kernel: int = 0
+    conv_group: int = 0
+    top_k: int = 0
+    rank: int = 0
+    has_confidence: bool = False
+    confidence_sees_markov: bool = True
+    has_embedding: bool = False
+    has_head: bool = False
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], names: Collection[str]) -> DFlashConfig:
+        """names: of the checkpoint's tensors. Raises ModelError naming the first key that is missing, out of range or not supported."""
+        inner = mapping(config, "dflash_config")
+        get = Values({**config, **{k: v for k, v in inner.items() if v is not None}})
+        OWN_KEYS.check(get)
+        kind = kind_of(names)
+        num_layers, windows = get.size("num_hidden_layers"), _windows(get)
+        rope = Values(merged(Values(config)))
+        max_context = get.size("max_position_embeddings", 262144)
+        starts_at_anchor = kind == "DSpark" and get.flag("sample_from_anchor", True)
+        made = cls(
+            kind=kind,
+            text=Qwen35Config(
+                vocab_size=get.size("vocab_size"),
+                hidden_size=get.size("hidden_size"),
+                intermediate_size=get.size("intermediate_size"),
+                is_linear=(False,) * num_layers,
+                num_heads=get.size("num_attention_heads"),
+                num_kv_heads=get.size("num_key_value_heads"),
+                head_dim=get.size("head_dim"),
+                num_k_heads=0,
+                num_v_heads=0,
+                k_head_dim=0,
+                v_head_dim=0,
+                conv_kernel=0,
+                rms_eps=get.number("rms_norm_eps", 1e-6),
+                rope_theta=rope.number("rope_theta"),
+                rope_dims=get.size("head_dim"),
+                rope_scaling=Scaling.of(rope.raw, max_context),
+                max_context=max_context,
+                tied=False,
+                num_experts=0,
+                num_experts_per_token=0,
+                expert_size=0,
+                shared_expert_size=0,
+                norm_topk=True,
+                num_mtp_layers=0,
+                is_gated=False,
+            ),
+            windows=windows,
+            layer_ids=_layer_ids(get),
+            num_target_layers=get.size("num_target_layers") if "num_target_layers" in get.raw else None,
+            mask_id=_index(get, "mask_token_id"),
+            num_drafts=get.size("block_size", 16) - (0 if kind == "DSpark" else 1),
+            starts_at_anchor=starts_at_anchor,
+            softcap=get.number("final_logit_softcapping") if get.raw.get("final_logit_softcapping") else None,
+            conv_kernel=get.size("conv_kernel_size") if kind == "DFlash2" else 0,
+            conv_group=get.size("conv_group_size") if kind == "DFlash2" else 0,
+            top_k=get.size("selector_top_k") if kind == "DFlash2" else 0,
+            rank=get.size(_RANKS[kind]) if kind in _RANKS else 0,
+            has_confidence="confidence_head.proj.weight" in names,
+            confidence_sees_markov=get.flag("confidence_head_with_markov", True),
+            has_embedding="embed_tokens.weight" in names,
+            has_head="lm_head.weight" in names,
+        )
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if not 1 <= self.num_drafts <= MOST_DRAFTS:
+            raise ModelError(f"config.json: block_size must leave 1 to {MOST_DRAFTS} tokens to draft.")
+        if self.mask_id >= self.text.vocab_size:
+            raise ModelError(f"config.json: mask_token_id {self.mask_id} is no token of the vocabulary.")
+        if self.conv_group and self.text.hidden_size % self.conv_group:
+            raise ModelError("config.json: conv_group_size must divide hidden_size.")
+        if self.top_k > self.text.vocab_size:
+            raise ModelError("config.json: selector_top_k is more than the vocabulary has.")
+
+    def check_fits(self, target: Any, num_layers: int) -> None:
+        """Raise ModelError unless it drafts for such a model. target: has hidden_size and vocab_size; num_layers: how many it has."""
+        for what, ours, theirs in (
+            ("hidden size", self.text.hidden_size, target.hidden_size),
+            ("vocabulary", self.text.vocab_size, target.vocab_size),
+            ("number of layers", self.num_target_layers, num_layers),
+        ):
+            if ours is not None and ours != theirs:
+                raise ModelError(
+                    f"The {self.kind} drafter is for another model: its target's {what} is {ours}, not {theirs}."
+                )
+        cap = getattr(getattr(target, "config", None), "softcap", None)
+        if self.softcap is not None and self.softcap != cap:
+            raise ModelError(
+                f"The {self.kind} drafter is for another model: its target caps logits at {self.softcap:g}."
+            )
+        beyond = [i for i in self.layer_ids if i >= num_layers]
+        if beyond:
+            raise ModelError(
+                f"The {self.kind} drafter reads layer {beyond[0]} of its target, which has layers 0 to {num_layers - 1}."
+            )
+
+
+MOST_DRAFTS = 64
+_RANKS: Mapping[str, str] = {"DFlash2": "selector_rank", "DSpark": "markov_rank"}
+
+
+def kind_of(names: Collection[str]) -> BlockKind:
+    """Which of the three a checkpoint with these tensors is."""
+    if any(name.startswith("candidate_selector.") for name in names):
+        return "DFlash2"
+    return "DSpark" if any(name.startswith("markov_head.") for name in names) else "DFlash"
+
+
+def is_block_drafter(names: Collection[str], config: Mapping[str, Any] | None = None) -> bool:
+    """Whether a checkpoint with these tensors is a block drafter, or its config.json says so. By tensors: what it reads of its target goes
+    through `fc` and one norm, and its layers norm queries and keys."""
+    bare = {name.removeprefix("model.") for name in names}
+    is_one = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"} <= bare
+    return is_one or "dflash_config" in (config or {})
+
+
+def unknown_dflash_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys of a block drafter's config.json that say something and that nobody reads."""
+    inner = INNER_KEYS.unknown(mapping(config, "dflash_config"))
+    return sorted({*OWN_KEYS.unknown(config), *(f"dflash_config.{key}" for key in inner)})
+
+
+def _index(get: Values, key: str) -> int:
+    """A number from 0 on."""
+    return get.size(key, None if get.raw.get(key) is None else 0)
+
+
+def _layer_ids(get: Values) -> tuple[int, ...]:
+    found = get.raw.get("target_layer_ids")
+    whole = isinstance(found, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in found)
+    if not whole or not found or found[0] < 0 or sorted(set(found)) != found or len(found) > 64:
+        raise ModelError(
+            f"config.json: target_layer_ids is {short(found)}, which is no rising list of layers."
+        )
+    return tuple(found)
+
+
+def _windows(get: Values) -> tuple[int | None, ...]:
+    num_layers, kinds = get.size("num_hidden_layers"), get.raw.get("layer_types")
+    if kinds is None:
+        return (None,) * num_layers
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(k not in known for k in kinds):
+        raise ModelError(
+            "config.json: layer_types must name full_attention or sliding_attention once a layer."
+        )
+    window = get.size("sliding_window") if "sliding_attention" in kinds else None
+    if window is not None and window < 2:
+        raise ModelError("config.json: sliding_window must be at least 2.")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

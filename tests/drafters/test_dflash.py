@@ -1,0 +1,232 @@
+"""Block drafters in the engine: what they propose is what a reference in numpy proposes from the whole text, and texts are those of plain
+decoding with every kind, policy, number of rows, way of sampling, and behind prefix hits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))  # the reference lies there
+import tiny_dflash
+from tiny_dflash import Reference
+
+from mlxspec.config import SamplingParams
+from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.dflash import DFlashDrafter
+from mlxspec.engine.engine import Engine
+from mlxspec.sampling.noise import gumbel
+from tests import tiny_models
+from tests.drafters.residual_streams import shown
+from tests.engine import equality
+from tests.engine.equality import PLAIN, asked, prompts, same, spec
+
+KINDS = tiny_dflash.KINDS
+AT_MOST = 1e-4
+NUM_ROWS = 4
+
+
+class Watched(DFlashDrafter):
+    """Keeps what it was asked and what it gave."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(tiny_models.dflash(kind), 2048)
+        self.drafted: list[tuple[list[int], list[int], list[float], np.ndarray]] = []
+        self._seen: dict[tuple[int, int], np.ndarray] = {}
+
+    def _scored(self, logits: mx.array, places: Sequence[tuple[int, int]]) -> mx.array:
+        self._seen |= dict(zip(places, np.array(logits), strict=True))
+        return logits
+
+    def propose(self, asks: Sequence[Ask], sampler) -> list[Draft]:  # type: ignore[no-untyped-def]
+        self._seen.clear()
+        drafts = super().propose(asks, sampler)
+        for ask, draft in zip(asks, drafts, strict=True):
+            history = list(ask.history)
+            logits = np.stack([self._seen[ask.row, len(history) + d] for d in range(draft.length)])
+            sure = draft.confidences.tolist()  # type: ignore[union-attr]
+            self.drafted.append((history, draft.tokens.tolist(), sure, logits))  # type: ignore[union-attr]
+        return drafts
+
+
+@cache
+def reference(kind: str) -> Reference:
+    model, target = tiny_models.make_dflash(tiny_models.target(), kind), tiny_models.target()
+    c, text = model.config, model.config.text
+    arrays = unfused(kind)
+    published = tiny_dflash.config(
+        kind,
+        hidden=text.hidden_size,
+        vocab=text.vocab_size,
+        target_layers=3,
+        layer_ids=c.layer_ids,
+        mask_id=c.mask_id,
+        window=9,
+        head_dim=text.head_dim,
+        num_attention_heads=text.num_heads,
+        num_key_value_heads=text.num_kv_heads,
+    )
+    published["dflash_config"] |= {"selector_rank": c.rank, "markov_rank": c.rank}
+    ends = target.embed(mx.arange(text.vocab_size)), target.head(mx.eye(text.hidden_size)).T
+    return Reference(kind, published, arrays, *(np.array(x) for x in ends))
+
+
+def unfused(kind: str) -> dict[str, np.ndarray]:
+    """The weights under the names of a checkpoint."""
+    found: dict[str, np.ndarray] = {}
+
+    def keep(module, form) -> None:  # type: ignore[no-untyped-def]
+        for name, value in tree_flatten(module.parameters()):
+            name = name.removesuffix(".weight") if "_codebook" in name else name
+            found[name] = np.array(value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_models, "finish", keep)
+        tiny_models.make_dflash(tiny_models.target(), kind)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_proposals_are_those_of_the_reference(kind: str) -> None:
+    """Prompts of one token and of many, ragged verifies, answers of 24 tokens: at every draft the whole text is computed anew."""
+    watched, told = Watched(kind), reference(kind)
+    made = equality.engine([watched])
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 0.9, 0.0)]
+    some = [[5], prompts(3, 1)[0] or [1, 2], list(range(20, 60))]
+    made.generate(some, params, spec=spec("dflash", n_max=5))
+    assert len(watched.drafted) >= 40
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for i in rng.permutation(len(watched.drafted))[:40]:
+        history, drafted, sure, logits = watched.drafted[i]
+        features = shown(made.model, history, watched.needs.layers)[1:]
+        hidden, own = told.block(features, history[-1], len(drafted))
+        for d, (h, x, before) in enumerate(zip(hidden, own, [history[-1], *drafted], strict=False)):
+            wanted = told.behind(h, x, before)
+            possible = np.isfinite(wanted)
+            assert (np.isfinite(logits[d]) == possible).all()
+            worst = max(worst, np.abs(logits[d][possible] - wanted[possible]).max())
+            if kind == "DSpark":
+                assert abs(sure[d] - told.sureness(h, before)) < 1e-4
+    print(f"{kind}: largest difference {worst:.1e}")
+    assert worst <= AT_MOST
+
+
+@cache
+def engine(kind: str, form: str = "float32") -> tuple[Engine, equality.Nudged]:
+    model = tiny_models.target(form)
+    drafter = equality.Nudged(tiny_models.dflash(kind, form), model.max_context)
+    return equality.engine([drafter], form, prefill_chunk=32), drafter
+
+
+@cache
+def batch(number: int) -> tuple:  # type: ignore[type-arg]
+    some, params = prompts(NUM_ROWS, number), asked(number * NUM_ROWS, NUM_ROWS)
+    plain = equality.engine([], prefix_budget=0)
+    return some, params, [plain.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
+
+
+LIMITS = {
+    "fixed": {},
+    "whole blocks": {"n_max": None},
+    "p_min": {"n_max": 6, "p_min": 0.2},
+    "n_min": {"n_max": 6, "p_min": 0.2, "n_min": 2},
+    "auto": {"policy": "auto"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [
+        pytest.param(k, n, marks=[] if n == "fixed" or k == "DFlash" else pytest.mark.slow)
+        for k in KINDS
+        for n in LIMITS
+    ],
+)
+def test_drafted_text_is_plain_text(kind: str, limits: str) -> None:
+    made, drafter = engine(kind)
+    drafted = accepted = 0
+    for number in (1, 2):
+        some, params, plain = batch(number)
+        drafter.learn([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)])
+        how = spec("dflash", **LIMITS[limits])
+        together = made.generate(some, params, spec=how)
+        alone = [made.generate(p, s, spec=how) for p, s in zip(some, params, strict=True)]
+        for results in (together, alone):
+            for prompt, wish, wanted, got in zip(some, params, plain, results, strict=True):
+                same(wanted, got, prompt, wish, f"{kind}, {limits}")
+                assert not got.stats.notices, got.stats.notices
+                for did in got.stats.drafters.values():
+                    drafted, accepted = drafted + did.num_drafted, accepted + did.num_accepted
+    assert limits == "auto" or 0.2 * drafted < accepted < 0.98 * drafted, f"{accepted} of {drafted}"
+
+
+@pytest.mark.parametrize("name", ["gemma3", pytest.param("gemma4-moe", marks=pytest.mark.slow)])
+def test_other_targets(name: str) -> None:
+    """Windows of a target's own, scaled embeddings, capped logits: block drafters are published for Gemma too."""
+    from test_gemma_engine import make
+
+    target = make(name)
+    drafter = equality.Nudged(tiny_models.make_dflash(target, "DFlash"), target.max_context)
+    made = Engine(target, tiny_models.tokenizer(), drafters=[drafter])
+    some, params = prompts(3, 4), asked(0, 3)
+    plain = [made.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
+    drafter.learn([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)])
+    accepted = 0
+    for prompt, wish, wanted, got in zip(
+        some, params, plain, made.generate(some, params, spec=spec("dflash")), strict=True
+    ):
+        same(wanted, got, prompt, wish, name, target)
+        assert not got.stats.notices
+        accepted += got.stats.num_accepted
+    assert accepted > 0
+
+
+def test_a_whole_block_is_asked_for_unless_told_otherwise() -> None:
+    made, drafter = engine("DFlash")
+    some, params, plain = batch(1)
+    drafter.learn([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)])
+    for most, longest in ((None, 6), (2, 2), (40, 6)):
+        result = made.generate(some[0], params[0], spec=spec("dflash", n_max=most))
+        assert len(result.stats.drafters["dflash"].by_position) == longest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turns_of_a_conversation(kind: str) -> None:
+    """Behind a prefix hit the drafter has its cells again: it proposes as in a cold run, and texts are plain."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    text = list(range(10, 60))
+    warm, cold = (equality.engine([Watched(kind)], prefix_budget=b) for b in (1 << 26, 0))
+    for turn in range(3):
+        got, wanted = (made.generate(text, params, spec=spec("dflash")) for made in (warm, cold))
+        assert got.tokens == wanted.tokens
+        assert not got.stats.notices
+        assert (got.stats.num_cached > 0) == (turn > 0)
+        text = [*text, *wanted.tokens, *range(30 + turn, 50)]
+    ours, theirs = (
+        {tuple(h): x for h, _, _, x in made.chain.drafters["dflash"].drafted} for made in (warm, cold)
+    )
+    assert ours.keys() == theirs.keys()
+    for history, logits in ours.items():
+        np.testing.assert_allclose(logits, theirs[history], atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
+def test_noise_is_that_of_the_position(kind: str) -> None:
+    """Each drafted token is drawn from its own logits with the noise that the target draws with at that position."""
+    watched = Watched(kind)
+    hot = 8.0  # so that noise decides
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=hot, seed=11)
+    equality.engine([watched]).generate([4, 8, 15], params, spec=spec("dflash"))
+    assert watched.drafted
+    for history, drafted, _, logits in watched.drafted:
+        places = range(len(history), len(history) + len(drafted))
+        noise = np.array(gumbel([11] * len(drafted), list(places), tiny_models.VOCAB))
+        assert (logits / hot + noise).argmax(-1).tolist() == drafted
+        assert drafted != logits.argmax(-1).tolist() or len(drafted) < 4

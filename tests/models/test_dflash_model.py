@@ -1,0 +1,150 @@
+"""Block drafters against a reference in numpy and against mlx-vlm's: logits of blocks of every length behind growing contexts, alone and
+in ragged rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny_dflash
+from compare import array, to_numpy
+from tiny_dflash import Reference
+
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.dflash import DFlash, sanitize_dflash
+from mlxspec.models.dflash_config import DFlashConfig
+from tests import tiny_models
+
+AT_MOST = 1e-4
+LAYER_IDS, MASK = (0, 2), 3
+SIZES = {
+    "hidden": 64,
+    "vocab": tiny_models.VOCAB,
+    "target_layers": 3,
+    "layer_ids": LAYER_IDS,
+    "mask_id": MASK,
+}
+
+
+def make(kind: str, *, own_ends: bool = False, **more: Any) -> tuple[DFlash, Reference]:
+    c = tiny_dflash.config(kind, **{**SIZES, **more})
+    arrays, target = tiny_dflash.weights(kind, c, own_ends=own_ends), tiny_models.target()
+    model = DFlash(DFlashConfig.from_dict(c, arrays.keys()), target)
+    named = sanitize_dflash({k: mx.array(v) for k, v in arrays.items()})
+    model.load_weights(list(named.items()), strict=True)
+    model.fuse()
+    mx.eval(model.parameters())
+    ends = target.embed(mx.arange(tiny_models.VOCAB)), target.head(mx.eye(64)).T
+    return model, Reference(kind, c, arrays, *(np.array(x) for x in ends))
+
+
+def features(seed: int, num: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((num, len(LAYER_IDS) * 64), np.float32)
+
+
+def check_block(
+    model: DFlash, reference: Reference, cache: Any, seen: list[np.ndarray], widths: list[int], what: str
+) -> None:
+    """Blocks of rows whose committed features are `seen`; a row of width 0 sits out."""
+    skipped = 0 if model.config.starts_at_anchor else 1
+    newest = [7 + r for r in range(len(seen))]
+    tokens = [t for r, w in enumerate(widths) if w for t in (newest[r], *[MASK] * (w + skipped - 1))]
+    rows = FlatRows(tuple(w + skipped if w else 0 for w in widths))
+    hidden = model.block(array(tokens), rows, cache).hidden
+    for r, width in enumerate(widths):
+        if not width:
+            continue
+        wanted, logits = reference.block(seen[r], newest[r], width)
+        ours = hidden[rows.starts[r] + skipped : rows.starts[r + 1]]
+        np.testing.assert_allclose(to_numpy([ours]), wanted, atol=AT_MOST, err_msg=what)
+        own = model.head(ours)
+        np.testing.assert_allclose(to_numpy([own]), logits, atol=AT_MOST, err_msg=what)
+        before = [newest[r], *range(20, 19 + width)]
+        found = model.follow(ours, own, array(before)) if model.picks_in_order else own
+        said = np.stack([reference.behind(h, x, b) for h, x, b in zip(wanted, logits, before, strict=True)])
+        np.testing.assert_allclose(to_numpy([found]), said, atol=AT_MOST, err_msg=what)
+        sure = model.sureness(ours, array(before))
+        if sure is not None:
+            told = [reference.sureness(h, b) for h, b in zip(wanted, before, strict=True)]
+            np.testing.assert_allclose(to_numpy([sure]), told, atol=1e-5)
+
+
+@pytest.mark.parametrize("own_ends", [False, True])
+@pytest.mark.parametrize("kind", tiny_dflash.KINDS)
+def test_blocks_behind_a_growing_context(kind: str, own_ends: bool) -> None:
+    """A context of one token, then shorter and longer than the window; 20 rounds of uneven commits."""
+    model, reference = make(kind, own_ends=own_ends)
+    rng, cache, seen = np.random.default_rng(5), model.make_cache(1), np.zeros((0, 128), np.float32)
+    for round_ in range(20):
+        new = features(round_, 1 if round_ == 0 else int(rng.integers(1, 6)))
+        model.remember(mx.array(new), FlatRows((len(new),)), cache)
+        cache.commit()
+        seen = np.concatenate([seen, new])
+        width = 1 + round_ % model.config.num_drafts
+        check_block(model, reference, cache, [seen], [width], f"{kind}, round {round_}")
+
+
+@pytest.mark.parametrize("kind", tiny_dflash.KINDS)
+def test_ragged_rows(kind: str) -> None:
+    model, reference = make(kind)
+    cache, seen = model.make_cache(3), [features(r, n) for r, n in enumerate((23, 1, 9))]
+    model.remember(mx.array(np.concatenate(seen)), FlatRows(tuple(map(len, seen))), cache)
+    cache.commit()
+    for widths in ([3, 1, 7], [0, 5, 2], [7, 0, 0]):
+        check_block(model, reference, cache, seen, widths, f"{kind}, {widths}")
+        new = [features(40 + r, w) for r, w in enumerate(widths)]
+        model.remember(mx.array(np.concatenate(new)), FlatRows(tuple(widths)), cache)
+        cache.commit()
+        seen = [np.concatenate(pair) for pair in zip(seen, new, strict=True)]
+    cache.select([2, 0])
+    check_block(model, reference, cache, [seen[2], seen[0]], [4, 4], f"{kind}, rows that stayed")
+
+
+def test_a_shorter_block_is_another_block() -> None:
+    """Places of a block see those behind them, so a long draft's beginning is not the short draft."""
+    model, _ = make("DFlash")
+    cache = model.make_cache(1)
+    model.remember(mx.array(features(1, 5)), FlatRows((5,)), cache)
+    cache.commit()
+    long, short = (model.block(array([7] + [MASK] * n), FlatRows((n + 1,)), cache).hidden for n in (6, 2))
+    assert np.abs(to_numpy([long[:3]]) - to_numpy([short])).max() > 1e-2
+
+
+def test_a_long_context_in_pieces() -> None:
+    """A prompt that wraps the window's buffer, then back to the store and out again."""
+    model, reference = make("DFlash")
+    cache, whole = model.make_cache(1), features(9, 700)
+    for start in range(0, 700, 300):
+        piece = whole[start : start + 300]
+        model.remember(mx.array(piece), FlatRows((len(piece),)), cache)
+        cache.commit()
+    check_block(model, reference, cache, [whole], [5], "long")
+    kept, other = cache.snapshot(0), model.make_cache(1)
+    other.restore(kept)
+    check_block(model, reference, other, [whole], [5], "restored")
+
+
+@pytest.mark.parametrize("kind", tiny_dflash.KINDS)
+def test_against_mlx_vlm(kind: str) -> None:
+    name = {"DFlash": "qwen3_dflash", "DFlash2": "dflash2", "DSpark": "dspark"}[kind]
+    theirs = pytest.importorskip(f"mlx_vlm.speculative.drafters.{name}", reason="needs mlx-vlm")
+    model, reference = make(kind)
+    target = tiny_models.target()
+    built = theirs.Model(theirs.ModelConfig.from_dict(reference.c))
+    raw = {k: mx.array(v) for k, v in tiny_dflash.weights(kind, reference.c).items()}
+    built.load_weights(list(built.sanitize(raw).items()), strict=True)
+    built.embed_tokens, built.embed_scale, built.lm_head = target.embed, 1.0, target.head
+    ours, cache, seen = model.make_cache(1), built.make_cache(), 0
+    for round_, num in enumerate((11, 1, 4, 3)):
+        new = mx.array(features(round_, num))
+        model.remember(new, FlatRows((num,)), ours)
+        ours.commit()
+        seen += num
+        tokens = array([9] + [MASK] * 5)
+        found = model.head(model.block(tokens, FlatRows((6,)), ours).hidden)
+        wanted = built(tokens[None], new[None], cache)[0]
+        worst = np.abs(to_numpy([found]) - to_numpy([wanted])).max()
+        print(f"{kind} behind {seen} tokens: largest difference {worst:.1e}")
+        assert worst <= AT_MOST

@@ -1,0 +1,173 @@
+"""Block drafters in their published layout, through `load`, `inspect` and the command line: the same text with and without, what they are
+is found out by their tensors; what cannot draft is one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import tiny
+import tiny_dflash
+from test_bad_checkpoints import one_sentence
+from test_load_pairs import FIXED, add_tokenizer
+from tiny_dflash import Arrays, Config
+from zoo import Zoo
+
+import mlxspec
+from mlxspec.cli.main import main
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.errors import ConfigError, MlxspecError, ModelError
+from mlxspec.models.folder import drafter_in
+from mlxspec.policy.calibrate import likely_draft
+
+ANSWER = SamplingParams(max_tokens=30, ignore_eos=True)
+PROMPTS = [[5, 9, 12, 9, 12, 9], [7]]
+
+
+def target_of(zoo: Zoo, dialect: str = "text") -> Path:
+    folder = zoo.folder("untied", dialect)
+    return folder if (folder / "tokenizer.json").exists() else add_tokenizer(folder, tiny.VOCAB)
+
+
+def sizes(**more: Any) -> dict[str, Any]:
+    found = {"hidden": 64, "vocab": tiny.VOCAB, "target_layers": 6, "layer_ids": (1, 3, 5), "mask_id": 3}
+    return found | more
+
+
+def write(folder: Path, kind: str, *, dtype: mx.Dtype = mx.float32, own_ends: bool = False) -> Path:
+    c = tiny_dflash.config(kind, **sizes())
+    return tiny_dflash.write(folder, c, tiny_dflash.weights(kind, c, own_ends=own_ends), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "dialect"),
+    [
+        ("DFlash", mx.bfloat16, "text"),
+        ("DFlash", mx.float32, "mlx-4bit-64"),
+        ("DFlash2", mx.bfloat16, "text"),
+        ("DSpark", mx.float16, "text"),
+    ],
+)
+def test_published_layouts(zoo: Zoo, kind: str, dtype: mx.Dtype, dialect: str, tmp_path: Path) -> None:
+    target, drafter = target_of(zoo, dialect), write(tmp_path / "drafter", kind, dtype=dtype)
+    plain = mlxspec.load(str(target), draft="off").generate(PROMPTS, ANSWER)
+    made = mlxspec.load(str(target), draft_model=str(drafter), spec=FIXED)
+    assert made.spec.drafters == ("ngram-simple", "dflash")
+    assert any(f"drafter is a {kind} drafter: it drafts up to" in n for n in made.notices)
+    drafted = made.generate(PROMPTS, ANSWER)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert all(r.stats.drafters["dflash"].num_drafted > 0 for r in drafted)
+    assert not any(r.stats.notices for r in drafted)
+    # what a draft costs does not grow with its length, until it has been measured
+    cost = likely_draft(made.chain.drafters["dflash"], made.model)
+    assert 0 < cost.seconds(1, 1) == cost.seconds(8, 1)
+    auto = mlxspec.load(str(target), draft="dflash", draft_model=str(drafter))
+    assert [r.tokens for r in auto.generate(PROMPTS, ANSWER)] == [r.tokens for r in plain]
+
+
+def test_never_computed_in_float16(zoo: Zoo, tmp_path: Path) -> None:
+    """Sums of several layers' outputs do not fit there."""
+    drafter = write(tmp_path / "drafter", "DFlash", dtype=mx.float16)
+    made = mlxspec.load(str(target_of(zoo)), draft="dflash", draft_model=str(drafter), dtype="float16")
+    model = made.chain.drafters["dflash"]._model
+    assert made.model.dtype == mx.float16
+    assert model.dtype == mx.bfloat16
+    assert made.generate(PROMPTS[0], ANSWER, spec=SpecConfig(drafters=("dflash",), policy="fixed")).tokens
+
+
+def test_a_drafter_beside_an_mtp_head(zoo: Zoo, tmp_path: Path) -> None:
+    """What was named is used, or refused; the head only with it if both are asked for."""
+    target, drafter = str(target_of(zoo)), str(write(tmp_path / "drafter", "DFlash"))
+    made = mlxspec.load(target, draft_model=drafter, spec=FIXED)
+    assert any("--draft mtp,dflash uses both" in n for n in made.notices)
+    both = mlxspec.load(target, draft="mtp,dflash", draft_model=drafter, spec=FIXED)
+    assert both.spec.drafters == ("mtp", "dflash")
+    for draft in ("mtp", "ngram-simple"):
+        with pytest.raises(ConfigError, match="would not be used: add dflash"):
+            mlxspec.load(target, draft=draft, draft_model=drafter)
+    with pytest.raises(ConfigError, match="asked for as `dflash`"):
+        mlxspec.load(target, draft="draft-model", draft_model=drafter)
+    with pytest.raises(ConfigError, match="needs one: name it with --draft-model"):
+        mlxspec.load(target, draft="dflash")
+
+
+def test_inspect(zoo: Zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, drafter = str(target_of(zoo)), str(write(tmp_path / "drafter", "DSpark"))
+    assert main(["inspect", drafter]) == 0
+    assert "a DSpark drafter" in capsys.readouterr().out
+    assert main(["inspect", target, "--draft-model", drafter, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (dflash,) = [d for d in found["drafters"] if d["name"] == "dflash"]
+    assert dflash["usable"]
+    assert "a DSpark drafter of up to 8 tokens at once" in dflash["why"]
+    assert found["memory"]["drafter_weights"] > 0
+    assert main(["inspect", target]) == 0
+    assert "no dflash: needs --draft-model" in capsys.readouterr().out
+    assert drafter_in(json.loads((Path(drafter) / "config.json").read_text())) == "dflash"
+
+
+Hurt = Callable[[Config, Arrays], object]
+INNER = "dflash_config"
+BAD: dict[str, tuple[str, Hurt, str]] = {
+    "a larger target": ("DFlash", lambda c, a: c.update(num_target_layers=8), "its target's number of layers is 8, not 6"),
+    "another vocabulary": ("DFlash", lambda c, a: c.update(vocab_size=300), "its target's vocabulary is 300, not 197"),
+    "a wider target": ("DFlash", lambda c, a: c.update(hidden_size=80), "its target's hidden size is 80, not 64"),
+    "a layer beyond": (
+        "DFlash", lambda c, a: (c.pop("num_target_layers"), c[INNER].update(target_layer_ids=[1, 3, 6])),
+        "reads layer 6 of its target, which has layers 0 to 5",
+    ),
+    "no layers": ("DFlash", lambda c, a: c[INNER].pop("target_layer_ids"), "target_layer_ids is None"),
+    "layers twice": ("DFlash", lambda c, a: c[INNER].update(target_layer_ids=[1, 1, 3]), "no rising list"),
+    "layers that are no list": ("DFlash", lambda c, a: c[INNER].update(target_layer_ids={"a": 1}), "no rising list"),
+    "no mask": ("DFlash", lambda c, a: c[INNER].pop("mask_token_id"), "mask_token_id is None"),
+    "a mask beyond": ("DFlash", lambda c, a: c[INNER].update(mask_token_id=197), "mask_token_id 197 is no token"),
+    "blocks of one": ("DFlash", lambda c, a: c.update(block_size=1), "block_size must leave"),
+    "capped logits": ("DFlash", lambda c, a: c[INNER].update(final_logit_softcapping=30.0), "its target caps logits at 30"),
+    "half a checkpoint": (
+        "DFlash", lambda c, a: [a.pop(k) for k in list(a) if k.startswith("layers.1.")],
+        "The DFlash drafter cannot be loaded: tensors are missing",
+    ),
+    "half a layer": ("DSpark", lambda c, a: a.pop("layers.1.mlp.up_proj.weight"), "DSpark drafter cannot .* missing .layers.1.mlp.up"),
+    "half a selector": (
+        "DFlash2", lambda c, a: a.pop("candidate_selector.hidden_projection.weight"), "DFlash2 drafter cannot be loaded: tensors are",
+    ),
+    "tensors of something else": ("DFlash", lambda c, a: a.update(x=np.zeros(3, np.float32)), "tensors are unknown .x"),
+    "a wrong shape": ("DFlash", lambda c, a: a.update({"fc.weight": a["fc.weight"][:, :-1]}), "fc.weight has shape"),
+    "fewer layers than it reads": ("DFlash", lambda c, a: c[INNER].update(target_layer_ids=[1, 3]), "fc.weight has shape"),
+    "NaN": ("DFlash", lambda c, a: a["norm.weight"].fill(np.nan), "holds values that are no numbers"),
+    "infinity": ("DSpark", lambda c, a: a["fc.weight"].fill(np.inf), "holds values that are no numbers"),
+    "causal blocks": ("DFlash", lambda c, a: c[INNER].update(causal=True), "causal True is not supported"),
+    "another Markov head": ("DSpark", lambda c, a: c[INNER].update(markov_head_type="gated"), "markov_head_type 'gated' is not supported"),
+    "no window": ("DFlash", lambda c, a: c.pop("sliding_window"), "sliding_window is None"),
+    "unknown layers": ("DFlash", lambda c, a: c.update(layer_types=["mamba"] * 2), "layer_types must name"),
+    "another activation": ("DFlash", lambda c, a: c.update(hidden_act="gelu"), "hidden_act 'gelu'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence(zoo: Zoo, name: str, tmp_path: Path) -> None:
+    kind, hurt, says = BAD[name]
+    c = tiny_dflash.config(kind, **sizes())
+    arrays = tiny_dflash.weights(kind, c)
+    hurt(c, arrays)
+    drafter = tiny_dflash.write(tmp_path / "drafter", c, arrays)
+    with pytest.raises(MlxspecError, match=says) as caught:
+        mlxspec.load(str(target_of(zoo)), draft="dflash", draft_model=str(drafter))
+    assert isinstance(caught.value, ModelError)
+    one_sentence(caught.value)
+
+
+def test_keys_that_nobody_reads_are_named(zoo: Zoo, tmp_path: Path) -> None:
+    c = tiny_dflash.config("DFlash", **sizes(), new_gate="tanh")
+    c["dflash_config"]["new_scale"] = 0.5
+    drafter = tiny_dflash.write(tmp_path / "drafter", c, tiny_dflash.weights("DFlash", c))
+    made = mlxspec.load(str(target_of(zoo)), draft="dflash", draft_model=str(drafter))
+    assert any("dflash_config.new_scale, new_gate" in n for n in made.notices)
+    config = EngineConfig(memory_budget=1)
+    with pytest.raises(MlxspecError):
+        mlxspec.load(str(target_of(zoo)), draft="dflash", draft_model=str(drafter), config=config)
