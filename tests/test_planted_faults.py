@@ -571,8 +571,8 @@ FAULTS = (
     Fault(
         "a draft model's weights are read when it is made",
         "engine/load.py",
-        '        notices += [f"Of the draft model: {notice}',
-        '        evaluate([small.model])\n        notices += [f"Of the draft model: {notice}',
+        '        self.notices.extend(f"Of the draft model: {notice}',
+        '        evaluate([small.model])\n        self.notices.extend(f"Of the draft model: {notice}',
         f"{_LOAD}::test_what_is_wrong_with_a_draft_model_is_said_before_the_targets_weights_are_read",
     ),
     Fault(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -125,13 +125,16 @@ def load(
         names = _names(asked, target, beside, tuple(own), is_named=is_named)
         modules: list[nn.Module] = [target.model, *_towers(target)]
         notices = list(target.notices)
-        made = [
-            own[name]
-            if name in own
-            else _drafter(name, spec, target, tokenizer, beside, dtype, modules, notices)
-            for name in names
-            if name != "forced"
-        ]
+        making = _Making(
+            spec=spec,
+            target=target,
+            tokenizer=tokenizer,
+            beside=beside,
+            dtype=_DTYPES.get(dtype or ""),
+            modules=modules,
+            notices=notices,
+        )
+        made = [own[name] if name in own else making.drafter(name) for name in names if name != "forced"]
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
         for module in modules:
@@ -283,44 +286,117 @@ def _ends_out_of_reach(tokenizer: Tokenizer, target: Assembled) -> list[str]:
     return [f"No answer ends by itself: the model has {rows} rows, and its files end a text with {named}."]
 
 
-def _drafter(
-    name: str,
-    spec: SpecConfig,
-    target: Assembled,
-    tokenizer: Tokenizer,
-    beside: ModelFolder | None,
-    dtype: str | None,
-    modules: list[nn.Module],
-    notices: list[str],
-) -> Drafter:
-    """Without its weights: whatever must be evaluated before it runs is put into `modules`. `notices` gets sentences on what of its
-    folder is not used."""
-    if name.startswith("ngram-"):
-        return make_ngram_drafter(name, spec, target.model.vocab_size)
-    if name == "mtp":
-        return _mtp(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
-    if name == "eagle3" and beside is not None:
-        return _eagle3(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
-    if name == "dflash" and beside is not None:
-        return _dflash(target, beside, spec, tokenizer, _DTYPES.get(dtype or ""), modules, notices)
-    if name == "draft-model" and beside is not None:
+@dataclass(frozen=True, kw_only=True)
+class _Making:
+    """What drafters are made of, and what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
+    floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
+    and on what is not used."""
+
+    spec: SpecConfig
+    target: Assembled
+    tokenizer: Tokenizer
+    beside: ModelFolder | None
+    dtype: mx.Dtype | None
+    modules: list[nn.Module]
+    notices: list[str]
+
+    def drafter(self, name: str) -> Drafter:
+        """Without its weights. Raises ConfigError and ModelError."""
+        if name.startswith("ngram-"):
+            return make_ngram_drafter(name, self.spec, self.target.model.vocab_size)
+        if name == "mtp":
+            return self._mtp()
+        makers = {"eagle3": self._eagle3, "dflash": self._dflash, "draft-model": self._draft_model}
+        if name in makers and self.beside is not None:
+            return makers[name](self.beside)
+        raise ConfigError(f"The drafter {name} cannot be made.")
+
+    def _draft_model(self, beside: ModelFolder) -> Drafter:
+        vocab_size = self.target.model.vocab_size
         small = assemble_lazily(
             beside.config(),
             beside.read,
-            _DTYPES.get(dtype or ""),
-            beside=bytes_of(*modules),
-            images=None if target.vision is None else beside.path,
+            self.dtype,
+            beside=bytes_of(*self.modules),
+            images=None if self.target.vision is None else beside.path,
         )
-        notices += [f"Of the draft model: {notice}" for notice in small.notices]
-        vision = _draft_vision(small, target, notices)
-        modules += _towers(small) if vision is not None else []
-        check_vocabularies(
-            tokenizer, _tokenizer(beside.path, small), target.model.vocab_size, small.model.vocab_size
+        self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)
+        vision = _draft_vision(small, self.target, self.notices)
+        self.modules.extend(_towers(small) if vision is not None else [])
+        check_vocabularies(self.tokenizer, _tokenizer(beside.path, small), vocab_size, small.model.vocab_size)
+        self.modules.append(small.model)
+        return DraftModel(small.model, vocab_size, self._head_rows("draft-model", small.model), vision)
+
+    def _eagle3(self, beside: ModelFolder) -> Drafter:
+        config, model = beside.config(), self.target.model
+        head = assemble_eagle3_lazily(config, beside.read, model, self.dtype)
+        self._check_own_tokenizer(beside)
+        self._say_unread(unknown_eagle3_keys(config), "the EAGLE-3 drafter's config.json")
+        if self.spec.draft_vocab:
+            self.notices.append(
+                f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
+            )
+        self.modules.append(head)
+        return Eagle3(head, model.max_context)
+
+    def _dflash(self, beside: ModelFolder) -> Drafter:
+        config, model = beside.config(), self.target.model
+        block = assemble_dflash_lazily(
+            config, beside.read, model, self.dtype, draft_bits=self.spec.draft_bits
         )
-        modules.append(small.model)
-        rows = _head_rows(name, small.model, target, tokenizer, spec, modules, notices)
-        return DraftModel(small.model, target.model.vocab_size, rows, vision)
-    raise ConfigError(f"The drafter {name} cannot be made.")
+        self._check_own_tokenizer(beside)
+        self.notices.append(
+            f"{beside.path.name} is a {block.title}: it drafts up to {block.config.num_drafts} tokens at once."
+        )
+        self._say_unread(unknown_dflash_keys(config), "the block drafter's config.json")
+        self._say_quantized(block.title, block.bits_at_load)
+        self.modules.append(block)
+        return DFlashDrafter(block, model.max_context, self._head_rows("dflash", block))
+
+    def _mtp(self) -> Drafter:
+        """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
+        model, beside = self.target.model, self.beside
+        kind = None if beside is None else beside.kind()
+        if beside is not None and kind == "assistant":
+            config = beside.config()
+            assistant = assemble_assistant_lazily(config, beside.read, model, self.dtype)
+            self._say_unread(unknown_assistant_keys(config), "the assistant's config.json")
+            self.modules.append(assistant)
+            return GemmaAssistant(assistant, model.max_context, self._head_rows("mtp", assistant))
+        head = self.target.mtp
+        if beside is not None and (kind == "head" or head is None):
+            head = assemble_head_lazily(beside.read, self.target, self.dtype, draft_bits=self.spec.draft_bits)
+        if head is None:
+            raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
+        self._say_quantized("MTP head", head.bits_at_load)
+        self.modules.append(head)
+        return Mtp(head, model.max_context, self._head_rows("mtp", head))
+
+    def _check_own_tokenizer(self, beside: ModelFolder) -> None:
+        """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""
+        if (beside.path / "tokenizer.json").is_file():
+            rows = self.target.model.vocab_size
+            check_tokens(self.tokenizer, Tokenizer.from_folder(beside.path), rows, rows)
+
+    def _say_unread(self, keys: Sequence[str], where: str) -> None:
+        if keys:
+            self.notices.append(not_read(keys, where))
+
+    def _say_quantized(self, what: str, bits: int | None) -> None:
+        if bits is not None:
+            self.notices.append(
+                f"The {what}, stored as floats, is kept in {bits} bits beside this quantized model; --draft-bits 16 leaves it."
+            )
+
+    def _head_rows(self, name: str, drafting: Drafting) -> HeadRows | None:
+        """The rows of a language-model head that a drafter proposes from, None for all of them; without their weights."""
+        spec = self.spec
+        rows, said = choose_rows(
+            name, drafting, self.target.model, self.tokenizer, spec.draft_vocab, spec.draft_bits
+        )
+        self.notices.extend(said)
+        self.modules.extend([] if rows is None else [rows])
+        return rows
 
 
 def _towers(made: Assembled) -> list[nn.Module]:
@@ -342,109 +418,6 @@ def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vi
         )
         return None
     return small.vision
-
-
-def _eagle3(
-    target: Assembled,
-    beside: ModelFolder,
-    spec: SpecConfig,
-    tokenizer: Tokenizer,
-    dtype: mx.Dtype | None,
-    modules: list[nn.Module],
-    notices: list[str],
-) -> Drafter:
-    """A tokenizer of its own, where the folder holds one, must be the target's."""
-    config = beside.config()
-    head = assemble_eagle3_lazily(config, beside.read, target.model, dtype)
-    if (beside.path / "tokenizer.json").is_file():
-        own, rows = Tokenizer.from_folder(beside.path), target.model.vocab_size
-        check_tokens(tokenizer, own, rows, rows)
-    unknown = unknown_eagle3_keys(config)
-    if unknown:
-        notices.append(not_read(unknown, "the EAGLE-3 drafter's config.json"))
-    if spec.draft_vocab:
-        notices.append(
-            f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
-        )
-    modules.append(head)
-    return Eagle3(head, target.model.max_context)
-
-
-def _mtp(
-    target: Assembled,
-    beside: ModelFolder | None,
-    spec: SpecConfig,
-    tokenizer: Tokenizer,
-    dtype: mx.Dtype | None,
-    modules: list[nn.Module],
-    notices: list[str],
-) -> Drafter:
-    """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
-    model, kind = target.model, None if beside is None else beside.kind()
-    if beside is not None and kind == "assistant":
-        config = beside.config()
-        assistant = assemble_assistant_lazily(config, beside.read, model, dtype)
-        unknown = unknown_assistant_keys(config)
-        if unknown:
-            notices.append(not_read(unknown, "the assistant's config.json"))
-        modules.append(assistant)
-        rows = _head_rows("mtp", assistant, target, tokenizer, spec, modules, notices)
-        return GemmaAssistant(assistant, model.max_context, rows)
-    head = target.mtp
-    if beside is not None and (kind == "head" or head is None):
-        head = assemble_head_lazily(beside.read, target, dtype, draft_bits=spec.draft_bits)
-    if head is None:
-        raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
-    if head.bits_at_load is not None:
-        notices.append(
-            f"The MTP head, stored as floats, is kept in {head.bits_at_load} bits beside this quantized model; --draft-bits 16 leaves it."
-        )
-    modules.append(head)
-    rows = _head_rows("mtp", head, target, tokenizer, spec, modules, notices)
-    return Mtp(head, model.max_context, rows)
-
-
-def _dflash(
-    target: Assembled,
-    beside: ModelFolder,
-    spec: SpecConfig,
-    tokenizer: Tokenizer,
-    dtype: mx.Dtype | None,
-    modules: list[nn.Module],
-    notices: list[str],
-) -> Drafter:
-    config = beside.config()
-    made = assemble_dflash_lazily(config, beside.read, target.model, dtype, draft_bits=spec.draft_bits)
-    notices.append(
-        f"{beside.path.name} is a {made.config.kind} drafter: it drafts up to {made.config.num_drafts} tokens at once."
-    )
-    unknown = unknown_dflash_keys(config)
-    if unknown:
-        notices.append(not_read(unknown, "the block drafter's config.json"))
-    if made.bits_at_load is not None:
-        notices.append(
-            f"The {made.config.kind} drafter, stored as floats, is kept in {made.bits_at_load} bits beside this quantized model; "
-            "--draft-bits 16 leaves it."
-        )
-    modules.append(made)
-    rows = _head_rows("dflash", made, target, tokenizer, spec, modules, notices)
-    return DFlashDrafter(made, target.model.max_context, rows)
-
-
-def _head_rows(
-    name: str,
-    drafting: Drafting,
-    target: Assembled,
-    tokenizer: Tokenizer,
-    spec: SpecConfig,
-    modules: list[nn.Module],
-    notices: list[str],
-) -> HeadRows | None:
-    """The rows of a language-model head that a drafter proposes from, None for all of them; without their weights, as in `_drafter`."""
-    rows, said = choose_rows(name, drafting, target.model, tokenizer, spec.draft_vocab, spec.draft_bits)
-    notices += said
-    modules += [] if rows is None else [rows]
-    return rows
 
 
 def make_ngram_drafter(name: str, spec: SpecConfig, vocab_size: int) -> Drafter:
