@@ -129,8 +129,9 @@ class ModelDrafter(Drafter):
         """The Output of a forward without logits, with those that are proposed from: of each active row's last token."""
         if self.proposals is None or logits_at == "none":
             return out
-        seen = out.hidden[rows.last_indices] if rows.num_tokens > len(rows.active) else out.hidden
-        return replace(out, logits=self.proposals.logits(seen, [self._order[i] for i in rows.active]))
+        return replace(
+            out, logits=self.proposals.logits(rows.last(out.hidden), [self._order[i] for i in rows.active])
+        )
 
     def begin(self, row: int) -> None:
         self._add(row, self._make_cache(1))
@@ -279,7 +280,7 @@ class ModelDrafter(Drafter):
         """Catch up and take the first step in one forward, further steps on a fork. All lazy."""
         self._open(asks)
         cache, out = self._run({a.row: self._rows[a.row].take() for a in asks}, "last")
-        hidden = out.hidden[self._last_rows.last_indices] if out.hidden.shape[0] > len(asks) else out.hidden
+        hidden = self._last_rows.last(out.hidden)
         return self._go_on(cache, asks, out.logits, hidden, sampler, owners)
 
     def _open(self, asks: Sequence[Ask]) -> None:

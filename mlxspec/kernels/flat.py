@@ -52,6 +52,10 @@ class FlatRows:
         """(number of active rows,) int32: flat index of each active row's last token."""
         return mx.array(np.asarray([self.starts[r + 1] - 1 for r in self.active], np.int32))
 
+    def last(self, x: mx.array) -> mx.array:
+        """x (N, ...) -> (number of active rows, ...): of each active row's last token."""
+        return x[self.last_indices] if self.num_tokens > len(self.active) else x
+
     @cached_property
     def starts_array(self) -> mx.array:
         """(B + 1,) int32."""

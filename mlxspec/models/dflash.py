@@ -32,7 +32,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
-from mlxspec.models.layers import FusedLinear, Rotary, project, rms_norm, rotate, swapped
+from mlxspec.models.layers import FusedLinear, Rotary, compute_dtype, project, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import Trunk
@@ -238,12 +238,7 @@ class DFlash(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of its matrices. Never float16, in which sums of several layers' outputs do not fit."""
-        if self._dtype is not None:
-            return self._dtype
-        if "scales" not in self.fc:
-            return self.fc.weight.dtype
-        kept = self.fc.scales.dtype
-        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+        return compute_dtype(self.fc) if self._dtype is None else self._dtype
 
     def make_cache(self, num_rows: int) -> ModelCache:
         """Of context cells: cell i is made of the target's token i."""

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from mlxspec.errors import ModelError
 from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.rotary_scaling import Scaling, merged
+from mlxspec.models.qwen3_config import plain_layers
+from mlxspec.models.rotary_scaling import merged
 
 BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
 # these may stand at the top level or in `dflash_config`
@@ -95,40 +96,13 @@ class DFlashConfig:
         get = Values({**config, **{k: v for k, v in inner.items() if v is not None}})
         OWN_KEYS.check(get)
         kind = kind_of(names)
-        num_layers, windows = get.size("num_hidden_layers"), _windows(get)
         rope = Values(merged(Values(config)))
         max_context = get.size("max_position_embeddings", 262144)
         starts_at_anchor = kind == "DSpark" and get.flag("sample_from_anchor", True)
         made = cls(
             kind=kind,
-            text=Qwen35Config(
-                vocab_size=get.size("vocab_size"),
-                hidden_size=get.size("hidden_size"),
-                intermediate_size=get.size("intermediate_size"),
-                is_linear=(False,) * num_layers,
-                num_heads=get.size("num_attention_heads"),
-                num_kv_heads=get.size("num_key_value_heads"),
-                head_dim=get.size("head_dim"),
-                num_k_heads=0,
-                num_v_heads=0,
-                k_head_dim=0,
-                v_head_dim=0,
-                conv_kernel=0,
-                rms_eps=get.number("rms_norm_eps", 1e-6),
-                rope_theta=rope.number("rope_theta"),
-                rope_dims=get.size("head_dim"),
-                rope_scaling=Scaling.of(rope.raw, max_context),
-                max_context=max_context,
-                tied=False,
-                num_experts=0,
-                num_experts_per_token=0,
-                expert_size=0,
-                shared_expert_size=0,
-                norm_topk=True,
-                num_mtp_layers=0,
-                is_gated=False,
-            ),
-            windows=windows,
+            text=plain_layers(get, rope, max_context, get.size("intermediate_size")),
+            windows=_windows(get),
             layer_ids=_layer_ids(get),
             num_target_layers=get.size("num_target_layers") if "num_target_layers" in get.raw else None,
             mask_id=_index(get, "mask_token_id"),

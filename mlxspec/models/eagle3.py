@@ -35,7 +35,16 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
 from mlxspec.models.full_attention import attend_in_places
 from mlxspec.models.image_rows import ImageInput
-from mlxspec.models.layers import FusedLinear, Rotary, rms_norm, rotary_order, rotate, rows_of, swapped
+from mlxspec.models.layers import (
+    FusedLinear,
+    Rotary,
+    compute_dtype,
+    rms_norm,
+    rotary_order,
+    rotate,
+    rows_of,
+    swapped,
+)
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
 from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
@@ -374,11 +383,7 @@ class Eagle3Head(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of its own matrices, whatever the target's is."""
-        if self._dtype is not None:
-            return self._dtype
-        kept: mx.Dtype = (self.fc.scales if "scales" in self.fc else self.fc.weight).dtype
-        # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
-        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+        return compute_dtype(self.fc) if self._dtype is None else self._dtype
 
     @property
     def num_proposed(self) -> int:
@@ -424,14 +429,9 @@ class Eagle3Head(nn.Module):
         device.start(residual, num_launches=_OF_A_CELL)
         attended = attend_in_places(q, k, v, places, cache.attention(0), self._config.head_dim**-0.5)
         out = self._runners.get("after", self._after, rows)(residual, attended)
-        seen = out
-        if logits_at == "last" and rows.num_tokens > len(rows.active):
-            seen = out[rows.last_indices]
-        return Output(
-            logits=None if logits_at == "none" else self.head(seen),
-            hidden=out,
-            is_warm=self._runners.num_cold == num_cold,
-        )
+        seen = rows.last(out) if logits_at == "last" else out
+        logits = None if logits_at == "none" else self.head(seen)
+        return Output(logits=logits, hidden=out, is_warm=self._runners.num_cold == num_cold)
 
     def head(self, hidden: mx.array) -> mx.array:
         """What `forward` gives as hidden (N, H) -> logits (N, R)"""

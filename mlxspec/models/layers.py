@@ -156,6 +156,13 @@ def _quantized_weight(part: nn.Module) -> QuantizedWeight | None:
     )
 
 
+def compute_dtype(part: nn.Module) -> mx.Dtype:
+    """Of what a matrix or an embedding gives, packed or not."""
+    kept: mx.Dtype = (part.scales if "scales" in part else part.weight).dtype
+    # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
+    return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+
+
 def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
     """A linear module of some of another's outputs: laid out as `shape`, those that `places` indexes."""
     found = copy.copy(module)

@@ -91,14 +91,9 @@ class Qwen35Mtp(nn.Module):
         )  # so that the device need not wait until all of the forward is built
         attended = layer.self_attn.core(q, k, v, places, cache.attention(0))
         out = self._runners.get("after", self._after, rows)(x, attended, gate)
-        seen = out
-        if logits_at == "last" and rows.num_tokens > len(rows.active):
-            seen = out[rows.last_indices]
-        return Output(
-            logits=None if logits_at == "none" else self.head(seen),
-            hidden=out,
-            is_warm=self._runners.num_cold == num_cold,
-        )
+        seen = rows.last(out) if logits_at == "last" else out
+        logits = None if logits_at == "none" else self.head(seen)
+        return Output(logits=logits, hidden=out, is_warm=self._runners.num_cold == num_cold)
 
     def head(self, hidden: mx.array) -> mx.array:
         """The head's own hiddens (N, H) -> logits (N, V)"""

@@ -48,7 +48,6 @@ def qwen3_config(config: Mapping[str, Any]) -> Qwen35Config:
     get = Values(config)
     num_layers = get.size("num_hidden_layers")
     num_experts = get.size("num_experts", get.size("num_local_experts", 0))
-    head_dim = get.size("head_dim")
     rope = Values(merged(get))
     if rope.raw.get("rope_theta") is None:
         raise ModelError("config.json names no rope_theta, for which there is no common default.")
@@ -57,11 +56,25 @@ def qwen3_config(config: Mapping[str, Any]) -> Qwen35Config:
     kinds = get.raw.get("layer_types")
     if kinds is not None and kinds != ["full_attention"] * num_layers:
         raise ModelError("config.json: layer_types must name full_attention once a layer.")
+    return replace(
+        plain_layers(get, rope, max_context, get.size("intermediate_size", None if num_experts == 0 else 0)),
+        tied=get.flag("tie_word_embeddings"),
+        num_experts=num_experts,
+        num_experts_per_token=get.size("num_experts_per_tok", 0),
+        expert_size=get.size("moe_intermediate_size", 0),
+        norm_topk=get.flag("norm_topk_prob"),
+    )
+
+
+def plain_layers(get: Values, rope: Values, max_context: int, intermediate_size: int) -> Qwen35Config:
+    """Dense layers of plain Qwen3, each with attention over whole heads and without an output gate. rope: the rotary parameters. Raises
+    ModelError."""
+    head_dim = get.size("head_dim")
     return Qwen35Config(
         vocab_size=get.size("vocab_size"),
         hidden_size=get.size("hidden_size"),
-        intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
-        is_linear=(False,) * num_layers,
+        intermediate_size=intermediate_size,
+        is_linear=(False,) * get.size("num_hidden_layers"),
         num_heads=get.size("num_attention_heads"),
         num_kv_heads=get.size("num_key_value_heads"),
         head_dim=head_dim,
@@ -75,12 +88,12 @@ def qwen3_config(config: Mapping[str, Any]) -> Qwen35Config:
         rope_dims=head_dim,
         rope_scaling=Scaling.of(rope.raw, max_context),
         max_context=max_context,
-        tied=get.flag("tie_word_embeddings"),
-        num_experts=num_experts,
-        num_experts_per_token=get.size("num_experts_per_tok", 0),
-        expert_size=get.size("moe_intermediate_size", 0),
+        tied=False,
+        num_experts=0,
+        num_experts_per_token=0,
+        expert_size=0,
         shared_expert_size=0,
-        norm_topk=get.flag("norm_topk_prob"),
+        norm_topk=True,
         num_mtp_layers=0,
         is_gated=False,
     )

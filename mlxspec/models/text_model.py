@@ -12,7 +12,7 @@ import mlx.nn as nn
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt
-from mlxspec.models.layers import FusedLinear, project
+from mlxspec.models.layers import FusedLinear, compute_dtype, project
 
 
 class TextSizes(Protocol):
@@ -66,12 +66,7 @@ class TextModel(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of the embedding's output."""
-        embedding = self.language_model.model.embed_tokens
-        if "scales" not in embedding:
-            return embedding.weight.dtype
-        # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
-        kept = embedding.scales.dtype
-        return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
+        return compute_dtype(self.language_model.model.embed_tokens)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H)"""
@@ -95,6 +90,4 @@ class TextModel(nn.Module):
     def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
         if logits_at == "none":
             return None
-        if logits_at == "last" and rows.num_tokens > len(rows.active):
-            hidden = hidden[rows.last_indices]
-        return self.head(hidden)
+        return self.head(rows.last(hidden) if logits_at == "last" else hidden)
