@@ -25,7 +25,10 @@ from demo_data.questions import HELD_OUT_FORMS, known_functions
 from demo_data.smalltalk import HELD_OUT, REFUSAL
 from demo_training.batches import Data, Kind
 from demo_training.card import write_cards
-from demo_training.eagle3 import Eagle3, agreement, read_eagle3
+from demo_training.dflash import agreement as dflash_agreement
+from demo_training.dflash import read_dflash
+from demo_training.eagle3 import agreement as eagle3_agreement
+from demo_training.eagle3 import read_eagle3
 from demo_training.export import read_member
 from demo_training.generate import END_OF_TURN, complete
 from demo_training.network import DRAFT, TARGET, LanguageModel
@@ -132,12 +135,25 @@ def all_acceptance(
     return {name: acceptance(target, draft, ids) for name, ids in held_texts(target, data, rows).items()}
 
 
-def eagle3_acceptance(
-    target: LanguageModel, draft: LanguageModel | None, head: Eagle3, data: Data, rows: int
+def layer_drafters_acceptance(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    data: Data,
+    rows: int,
+    *,
+    eagle3: Path | None,
+    dflash: Path | None,
 ) -> dict[str, object]:
-    """Of the EAGLE-3 drafter beside them, on the same texts."""
-    texts = held_texts(target, data, rows)
-    return {n: agreement(target, head, ids) | acceptance(target, draft, ids) for n, ids in texts.items()}
+    """Of drafters that read the target's layers, from their folders, beside the MTP head and the draft model, on the same texts."""
+    found: dict[str, object] = {}
+    for name, ids in held_texts(target, data, rows).items():
+        cell = acceptance(target, draft, ids)
+        if eagle3 is not None:
+            cell |= eagle3_agreement(target, read_eagle3(eagle3), ids)
+        if dflash is not None:
+            cell |= dflash_agreement(target, read_dflash(dflash), ids)
+        found[name] = cell
+    return found
 
 
 def workload_acceptance(target: LanguageModel, draft: LanguageModel | None, out: Path) -> dict[str, object]:
@@ -388,11 +404,16 @@ def main() -> None:
     parser.add_argument(
         "--eagle3", type=Path, help="print the acceptance of the EAGLE-3 drafter in this folder"
     )
+    parser.add_argument(
+        "--dflash", type=Path, help="print the acceptance of the DFlash drafter in this folder"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.eagle3 is not None:
+    if args.eagle3 is not None or args.dflash is not None:
         target, draft = read_member(args.out / "target", TARGET), read_member(args.out / "draft", DRAFT)
-        found = eagle3_acceptance(target, draft, read_eagle3(args.eagle3), Data(args.work), args.rows)
+        found = layer_drafters_acceptance(
+            target, draft, Data(args.work), args.rows, eagle3=args.eagle3, dflash=args.dflash
+        )
         print(json.dumps(found, indent=1))
         return
     if args.show:

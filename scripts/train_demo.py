@@ -2,11 +2,11 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, gemma, eagle3, vision, export; `all` also measures the result and writes the cards (scripts/demo_eval.py).
-`all` leaves out `eagle3`, which drafts for the target that lies in --out and writes `--out/eagle3`, and `vision`, which trains a
-target to read pictures and writes `--out/vision`. Each phase writes into --work and can be run again; `main`, `mtp`, `draft`, `gemma`,
-`eagle3` and `vision` resume from their checkpoints. Needs torch, numpy, tokenizers and safetensors; `vision` also Pillow and matplotlib.
-Runs on the CPU, the main phase with one process or two (--processes).
+Phases: data, main, mtp, draft, gemma, eagle3, dflash, vision, export; `all` also measures the result and writes the cards
+(scripts/demo_eval.py). `all` leaves out `eagle3` and `dflash`, which draft for the target that lies in --out and write `--out/eagle3` and
+`--out/dflash`, and `vision`, which trains a target to read pictures and writes `--out/vision`. Each phase writes into --work and can be
+run again; all but `data` and `export` resume from their checkpoints. Needs torch, numpy, tokenizers and safetensors; `vision` also Pillow
+and matplotlib. Runs on the CPU, the main phase with one process or two (--processes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "68719476736",
     "MALLOC_TOP_PAD_": "268435456",
 }
-PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "vision", "export"]
+PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "dflash", "vision", "export"]
 
 
 def _arguments() -> argparse.Namespace:
@@ -46,6 +46,9 @@ def _arguments() -> argparse.Namespace:
         "--eagle3-steps", type=int, default=3000, help="EAGLE-3 phase, in steps of 2,048 tokens"
     )
     parser.add_argument("--vision-steps", type=int, default=6000, help="vision phase, in batches of pictures")
+    parser.add_argument(
+        "--dflash-steps", type=int, default=3000, help="DFlash phase, in steps of 2,048 tokens"
+    )
     parser.add_argument(
         "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
     )
@@ -101,11 +104,19 @@ def main() -> None:
 
         distil_draft(work, Plan(steps=args.draft_steps, rate=3e-3, curriculum=200, samples=args.samples))
     if args.phase == "eagle3":
-        from demo_training.eagle3 import export_eagle3, tune_eagle3
+        from demo_training.eagle3 import config, tune_eagle3
+        from demo_training.streams import write_folder
         from demo_training.tuning import Plan
 
         tune_eagle3(work, out / "target", Plan(steps=args.eagle3_steps, rate=2e-3))
-        export_eagle3(work, out / "eagle3")
+        write_folder(work / "eagle3.pt", out / "eagle3", config())
+    if args.phase == "dflash":
+        from demo_training.dflash import config, tune_dflash
+        from demo_training.streams import write_folder
+        from demo_training.tuning import Plan
+
+        tune_dflash(work, out / "target", Plan(steps=args.dflash_steps, rate=2e-3))
+        write_folder(work / "dflash.pt", out / "dflash", config())
     if args.phase == "vision":
         from demo_training.vision_export import export_vision
         from demo_training.vision_phase import VisionSchedule, train_vision

@@ -1,13 +1,11 @@
-"""The demo family's EAGLE-3 drafter in PyTorch: its network, its training on the frozen target, its folder, and its figures.
+"""The demo family's EAGLE-3 drafter in PyTorch: its network, its training on the frozen target, its config.json, and its figures.
 
-Parameter names and config.json are those of the speculators library. The target is the shipped one, so that nothing else of the family
-has to be trained again. Trained as the MTP head is: three recursive steps, the target's distribution as target, here over the tokens that
-the drafter has rows for. Knows full sequences only: no cache, no generation.
+It is trained as the MTP head is: three recursive steps that learn the target's distribution, here over the tokens that the drafter has rows
+for. Parameter names and config.json are those of the speculators library. Knows full sequences only: no cache, no generation.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .batches import Data
 from .export import read_member
-from .network import TARGET, FeedForward, LanguageModel, Shape, rotate
+from .network import TARGET, FeedForward, LanguageModel, Shape, attend_to_chain, rotate
+from .streams import LAYERS, Norm, begin_small, begin_with_last, read_folder, streams_of
 from .tuning import DEPTH, DEPTH_WEIGHTS, Plan, _optimise, _Source, shifted
 
-LAYERS = (1, 3, 5)  # of the target, 0-based: the residual streams behind them
 ROWS = 1536  # of the target's 2,048 tokens: the most frequent ones
 
 
@@ -37,18 +34,6 @@ class EagleShape(Shape):
 
 
 EAGLE = EagleShape()
-
-
-class Norm(nn.Module):
-    """RMS norm with a plain weight."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight).to(x.dtype)
 
 
 class Mixer(nn.Module):
@@ -81,6 +66,11 @@ class Mixer(nn.Module):
             v.repeat_interleave(share, 1),
         )
 
+    def join(self, out: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, T, hidden)"""
+        batch, _, length, _ = out.shape
+        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+
 
 class EagleLayer(nn.Module):
     def __init__(self, s: Shape) -> None:
@@ -101,11 +91,7 @@ class Eagle3(nn.Module):
         self.norm = Norm(s.hidden)
         self.lm_head = nn.Linear(s.hidden, s.rows, bias=False)
         self.register_buffer("d2t", ids - torch.arange(s.rows))
-        for name, p in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.zeros_(p)
-            elif p.ndim == 2:
-                nn.init.normal_(p, std=0.6 * p.shape[1] ** -0.5)
+        begin_small(self)
 
     @property
     def ids(self) -> Tensor:
@@ -114,9 +100,8 @@ class Eagle3(nn.Module):
 
     def begin_with(self, target: LanguageModel) -> None:
         """The last stream goes through, and rows of the head are the target's."""
+        begin_with_last(self.fc)
         with torch.no_grad():
-            self.fc.weight.mul_(0.1)
-            self.fc.weight[:, -self.s.hidden :] += torch.eye(self.s.hidden)
             self.lm_head.weight.copy_(target.lm_head.weight[self.ids])
             self.norm.weight.copy_(1 + target.model.norm.weight)
 
@@ -128,40 +113,19 @@ class Eagle3(nn.Module):
         by one, ids (B, >= T + steps - 1); each step but the first takes the output of the one before, not normed."""
         length = streams.shape[1]
         layer: EagleLayer = self.layers[0]  # type: ignore[assignment]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
         hidden = self.fc(streams)
         outputs: list[Tensor] = []
-        own: list[tuple[Tensor, Tensor]] = []
+        seen: list[tuple[Tensor, Tensor]] = []
         for j in range(1, steps + 1):
             e = layer.input_layernorm(embed(ids[:, j - 1 : j - 1 + length]))
             q, k, v = layer.self_attn.project(
                 torch.cat([e.to(hidden.dtype), layer.hidden_norm(hidden)], -1), j - 1
             )
-            if j == 1:
-                first_k, first_v = k, v
-            else:
-                own.append((k, v))
-            scores = (q @ first_k.transpose(-1, -2)).float().masked_fill(~causal, -1e9)
-            extra = [(q * kk).sum(-1, keepdim=True).float() for kk, _ in own]
-            weights = torch.softmax(torch.cat([scores, *extra], -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
-            out = weights[..., :length] @ first_v
-            for i, (_, vv) in enumerate(own):
-                out = out + weights[..., length + i : length + i + 1] * vv
-            batch = out.shape[0]
-            x = hidden + layer.self_attn.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+            seen.append((k, v))
+            x = hidden + layer.self_attn.join(attend_to_chain(q, seen))
             hidden = x + layer.mlp(layer.post_attention_layernorm(x))
             outputs.append(hidden)
         return outputs
-
-
-def streams_of(target: LanguageModel, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, T, layers * H) behind LAYERS, and the final hidden (B, T, H)."""
-    x, found = target.model.embed_tokens(ids), []
-    for i, layer in enumerate(target.model.layers):
-        x = layer(x)
-        if i in LAYERS:
-            found.append(x)
-    return torch.cat(found, -1), target.model.norm(x)
 
 
 def frequent(data: Data, num: int, vocab: int) -> Tensor:
@@ -243,26 +207,11 @@ def config() -> dict[str, object]:
     }
 
 
-def export_eagle3(folder: Path, out: Path) -> None:
-    """Write `out` from the checkpoint in `folder`: matrices in bfloat16, norms in float32."""
-    out.mkdir(parents=True, exist_ok=True)
-    state = torch.load(folder / "eagle3.pt")["model"]
-    tensors = {
-        name: (
-            value if name == "d2t" else value.float() if value.ndim == 1 else value.bfloat16()
-        ).contiguous()
-        for name, value in state.items()
-    }
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)
-    (out / "config.json").write_text(json.dumps(config(), indent=2) + "\n")
-
-
 def read_eagle3(folder: Path) -> Eagle3:
     """The exported weights back in the training network, float32, frozen."""
-    state = load_file(folder / "model.safetensors")
+    state = read_folder(folder)
     head = Eagle3(EAGLE, state["d2t"] + torch.arange(ROWS))
-    head.load_state_dict({k: v if k == "d2t" else v.float() for k, v in state.items()})
+    head.load_state_dict(state)
     return head.requires_grad_(False).eval()
 
 

@@ -236,6 +236,21 @@ class Trunk(nn.Module):
         return self.norm(x)
 
 
+def attend_to_chain(q: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention of one recursive step, (B, H, T, D). q (B, H, T, D); seen: keys and values of every step so far, each (B, H, T, D). Cell p
+    attends to the first step's cells up to p, and of the later steps to its own cell only: so a drafting loop does."""
+    (first_k, first_v), own = seen[0], seen[1:]
+    length = first_k.shape[2]
+    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = (q @ first_k.transpose(-1, -2)).float().masked_fill(~causal, -1e9)
+    extra = [(q * k).sum(-1, keepdim=True).float() for k, _ in own]
+    weights = torch.softmax(torch.cat([scores, *extra], -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
+    out = weights[..., :length] @ first_v
+    for i, (_, v) in enumerate(own):
+        out = out + weights[..., length + i : length + i + 1] * v
+    return out
+
+
 class Mtp(nn.Module):
     """The multi-token head: from hidden t and token t+1 to the hidden that predicts token t+2; may be fed its own output."""
 
@@ -263,23 +278,13 @@ class Mtp(nn.Module):
         """
         length = hidden.shape[1]
         layer: Layer = self.layers[0]  # type: ignore[assignment]
-        causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         outputs: list[Tensor] = []
-        own: list[tuple[Tensor, Tensor]] = []
+        seen: list[tuple[Tensor, Tensor]] = []
         for j in range(1, steps + 1):
             x = self.mix(embed(ids[:, j - 1 : j - 1 + length]), hidden)
             q, k, v, gate = layer.self_attn.project(layer.input_layernorm(x), offset=j - 1)
-            if j == 1:
-                first_k, first_v = k, v
-            else:
-                own.append((k, v))
-            scores = (q @ first_k.transpose(-1, -2)).float().masked_fill(~causal, -1e9)
-            extra = [(q * kk).sum(-1, keepdim=True).float() for kk, _ in own]
-            weights = torch.softmax(torch.cat([scores, *extra], -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
-            out = weights[..., :length] @ first_v
-            for i, (_, vv) in enumerate(own):
-                out = out + weights[..., length + i : length + i + 1] * vv
-            x = x + layer.self_attn.join(out, gate)
+            seen.append((k, v))
+            x = x + layer.self_attn.join(attend_to_chain(q, seen), gate)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             hidden = self.norm(x)
             outputs.append(hidden)
