@@ -177,6 +177,22 @@ def make(
     return model
 
 
+QWEN3 = replace(config((False, False)), is_gated=False, rope_dims=32, num_mtp_layers=0)
+QWEN3_MOE = replace(QWEN3, num_experts=4, num_experts_per_token=2, expert_size=64)
+
+
+@functools.cache
+def qwen3_moe(form: str = "float32") -> Qwen35:
+    """A plain Qwen3 model with a mixture of experts in every layer."""
+    return make(QWEN3_MOE, form=form)
+
+
+@functools.cache
+def qwen3(form: str = "float32") -> Qwen35:
+    """A dense Qwen3 draft model for `qwen3_moe`: the same embedding and head, nearly; layers of its own."""
+    return make(QWEN3, drift=0.1, form=form, like=QWEN3_MOE)
+
+
 def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1, *, form: str = "float32") -> Qwen35Mtp:
     """A head that mostly passes its token's embedding on, with a little of the hidden and of its layer."""
     head = Qwen35Mtp(c, target)
@@ -195,14 +211,7 @@ def make_dflash(
     target: Trunk, kind: str = "DFlash", seed: int = 5, *, form: str = "float32", drafts: int = 6
 ) -> DFlash:
     """A block drafter of two layers, the second with a window that short texts fill."""
-    text = replace(
-        config((False, False)),
-        is_gated=False,
-        rope_dims=32,
-        num_mtp_layers=0,
-        max_context=target.max_context,
-        vocab_size=target.vocab_size,
-    )
+    text = replace(QWEN3, max_context=target.max_context, vocab_size=target.vocab_size)
     num_layers = len(target.language_model.model.layers)
     c = DFlashConfig(
         kind=kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Needs
+from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
@@ -57,19 +59,25 @@ def figures(result: Result) -> tuple:
         ("float32", spec(*ALL), GREEDY),
         ("bfloat16", spec("mtp"), SAMPLED),
         ("4bit", spec("mtp"), GREEDY),
+        ("float32", spec("eagle3"), GREEDY),
+        ("bfloat16", spec("dflash"), SAMPLED),
         *(
             pytest.param(form, wish, params, marks=pytest.mark.slow)
             for form in ("float32", "float16", "bfloat16", "4bit", "8bit", "mxfp4")
-            for wish in (spec(*ALL), spec(), spec("draft-model"), spec("mtp"))
+            for wish in (spec(*ALL), spec(), spec("draft-model"), spec("mtp"), spec("eagle3"), spec("dflash"))
             for params in (GREEDY, SAMPLED)
         ),
     ],
 )
 def test_a_conversation_goes_on_behind_restarts(tmp_path: Path, form: str, wish, params) -> None:
     """An engine for each turn does what one engine does for all: the same tokens, the same drafts, the same prompt tokens read."""
-    one, text = engine(None, form), words(200, 3)
+    own = None
+    if "dflash" in wish.drafters:
+        own = [DFlashDrafter(tiny_models.dflash(form=form), tiny_models.target(form).max_context)]
+    one, text = engine(None, form, own), words(200, 3)
     for turn in range(3):
-        again = engine(tmp_path, form)
+        own = None if own is None else [DFlashDrafter(tiny_models.make_dflash(one.model, form=form), 2048)]
+        again = engine(tmp_path, form, own)
         wanted, got = ask(one, text, params, wish), ask(again, text, params, wish)
         assert figures(got) == figures(wanted), f"turn {turn}"
         assert got.stats.num_read <= (200 if turn == 0 else 32)
@@ -169,6 +177,17 @@ def test_every_bit_of_the_weights_counts(form: str) -> None:
     for changed in (flipped, swapped):
         model.update(tree_unflatten([(name, mx.array(changed).view(weight.dtype))]))
         assert fingerprint(model) != before
+
+
+def test_settings_of_the_same_weights_count() -> None:
+    """Rotary positions and the layers that a drafter reads change states, not weights."""
+    c = tiny_models.config()
+    one, other = (tiny_models.make(x) for x in (c, replace(c, rope_theta=2 * c.rope_theta)))
+    assert fingerprint(one) != fingerprint(other)
+    blocks = tiny_models.make_dflash(one), tiny_models.make_dflash(one)
+    assert fingerprint(blocks[0]) == fingerprint(blocks[1])
+    blocks[1].config = replace(blocks[1].config, layer_ids=(0, 1))
+    assert fingerprint(blocks[0]) != fingerprint(blocks[1])
 
 
 def test_exact_rows_continue_from_exact_rows_only() -> None:

@@ -1,7 +1,8 @@
 """What a part of the prefix store was computed by, as a digest: equal digests, interchangeable states.
 
 The weights are read as they compute: loaded, quantized, with adapters folded in. So a fine-tune with the same shapes has another digest,
-and so has the same folder loaded in another dtype. Device, MLX's version and `exact` count as well: their last bits differ.
+and so has the same folder loaded in another dtype, or with another config.json. Device, MLX's version and `exact` count as well: their
+last bits differ.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -58,10 +60,11 @@ def of_sources(target: str) -> str:
 
 
 def fingerprint(module: Any) -> str:
-    """Of a module's parameters: names, dtypes, shapes, and sums over all of their bits that depend on the place of each."""
+    """Of a module's parameters: names, dtypes, shapes, and sums over all of their bits that depend on the place of each; and of its config:
+    rotary positions, windows and layers that are read change states, not weights."""
     named = sorted(tree_flatten(module.parameters()))
     waiting: list[mx.array] = []
-    found = hashlib.sha256()
+    found = hashlib.sha256("\n".join(_settings(module)).encode())
     for name, value in named:
         found.update(f"{name} {value.dtype} {value.shape}\n".encode())
         for total in _sums(value):
@@ -70,6 +73,12 @@ def fingerprint(module: Any) -> str:
                 _take(found, waiting)
     _take(found, waiting)
     return found.hexdigest()
+
+
+def _settings(module: Any) -> list[str]:
+    """The frozen dataclasses among a module's own attributes, as text."""
+    kept = (v for _, v in sorted(vars(module).items()) if is_dataclass(v) and not isinstance(v, type))
+    return [repr(v) for v in kept if v.__dataclass_params__.frozen]  # type: ignore[attr-defined]
 
 
 def _take(found: Any, waiting: list[mx.array]) -> None:
