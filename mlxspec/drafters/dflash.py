@@ -100,7 +100,7 @@ class DFlashDrafter(ModelDrafter):
     ) -> dict[int, Draft]:
         """Each place by itself. hidden (sum of limits, H), row by row."""
         each = [(a, d) for a in active for d in range(a.limit)]
-        ids = None
+        ids = self._model.ids
         if self.proposals is None:
             logits = self._model.head(hidden)
         else:

@@ -32,6 +32,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
+from mlxspec.models.draft_vocabulary import target_ids
 from mlxspec.models.layers import FusedLinear, Rotary, compute_dtype, project, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -190,7 +191,7 @@ class ConfidenceHead(nn.Module):
 
 class DFlash(nn.Module):
     """The drafter. Parameter names are the checkpoint's. bits_at_load: to how many bits its matrices were quantized when it was loaded,
-    None where they are as stored."""
+    None where they are as stored. ids (R,) int32: the target's tokens that its logits are of; None: all of them, in order."""
 
     def __init__(self, config: DFlashConfig, target: Trunk) -> None:
         """Raises ModelError where it is for another model."""
@@ -206,7 +207,10 @@ class DFlash(nn.Module):
         if config.has_embedding:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         if config.has_head:
-            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+            self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab or c.vocab_size, bias=False)
+        if config.draft_vocab is not None:
+            self.d2t = mx.zeros(config.draft_vocab, mx.int32)
+        self.ids: mx.array | None = None
         if config.kind == "DFlash2":
             self.candidate_selector = CandidateSelector(config)
         if config.kind == "DSpark":
@@ -225,6 +229,9 @@ class DFlash(nn.Module):
         for name in ("fc", "lm_head"):
             if name in self:
                 self[name] = FusedLinear([self[name]])
+        if "d2t" in self:
+            self.ids = target_ids(self.d2t, self.config.text.vocab_size, self.title)
+            del self.d2t
 
     @property
     def title(self) -> str:
@@ -308,7 +315,7 @@ class DFlash(nn.Module):
     # --- from hiddens of a block to logits
 
     def head(self, hidden: mx.array) -> mx.array:
-        """(N, H) -> (N, V), of each place by itself"""
+        """(N, H) -> (N, R), of each place by itself"""
         if "lm_head" in self:
             return self.target.capped(self.lm_head(hidden.astype(self.dtype)).astype(hidden.dtype))
         return self.target.head(hidden)
@@ -352,11 +359,16 @@ def _leave(layer: Any, *arrays: Any) -> mx.array:
 
 
 def sanitize_dflash(weights: Weights) -> Weights:
-    """Under our names: without `model.` in front, codebooks as embeddings. Never float16, see `DFlash.dtype`. Raises ModelError if two
-    tensors have one place."""
+    """Under our names: without `model.` in front, codebooks as embeddings, and without what other engines keep beside them (which of the
+    target's tokens the draft has, and the target's own head and norm). Never float16, see `DFlash.dtype`. Raises ModelError if two tensors
+    have one place."""
     out: Weights = {}
     for given, value in weights.items():
         name = given.removeprefix("model.")
+        if name == "t2d" or name.startswith("verifier_"):
+            continue
+        if name == "d2t" and value.dtype == mx.int64:
+            value = value.astype(mx.int32)
         name = f"{name}.weight" if name.endswith("_codebook") else name
         if name in out:
             raise ModelError("The block drafter's folder has two tensors for one place.")

@@ -1,6 +1,8 @@
 """Shape of a block drafter (DFlash, DFlash2, DSpark), read from config.json and checked.
 
-What such a checkpoint is, its tensors tell: `candidate_selector.*` is in DFlash2 only, `markov_head.*` in DSpark only.
+What such a checkpoint is, its tensors tell: `candidate_selector.*` is in DFlash2 only, `markov_head.*` in DSpark only. config.json has one
+of two layouts: the authors' (sizes at the top level, `dflash_config` beside them) or the speculators library's
+(`transformer_layer_config`, and `aux_hidden_state_layer_ids` that count the layers that have run: 2 is the output of layer 1).
 """
 
 from __future__ import annotations
@@ -49,11 +51,13 @@ OWN_KEYS = Keys(
         num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta vocab_size
         """.split()
     )
-    | INNER_KEYS.read,
+    | INNER_KEYS.read
+    | {"draft_vocab_size", "speculators_model_type", "target_hidden_size"},
     idle=EVERYWHERE
     | AROUND
     | INNER_KEYS.idle
-    | {"dflash_config", "max_window_layers", "tie_word_embeddings", "use_sliding_window"},
+    | {"dflash_config", "max_window_layers", "tie_word_embeddings", "use_sliding_window"}
+    | {"max_anchors", "sliding_window_non_causal", "speculators_config", "speculators_version"},
     only={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -68,7 +72,8 @@ class DFlashConfig:
     """text: the layers, which are plain Qwen3's. windows: of each layer, how many tokens it sees, the block's first among them; None for
     all. layer_ids: layers of the target (0-based) whose outputs it reads. softcap: of its target's logits, None where it does not say.
     num_drafts: tokens of its longest draft. starts_at_anchor: the newest known token's own place predicts the first of them, in place of a
-    mask's. conv_kernel, conv_group: of DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's
+    mask's. draft_vocab: rows of a language-model head of its own, which `d2t` says the tokens of; None where it has the target's tokens.
+    conv_kernel, conv_group: of DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's
     Markov head."""
 
     kind: BlockKind
@@ -88,17 +93,26 @@ class DFlashConfig:
     confidence_sees_markov: bool = True
     has_embedding: bool = False
     has_head: bool = False
+    draft_vocab: int | None = None
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], names: Collection[str]) -> DFlashConfig:
         """names: of the checkpoint's tensors. Raises ModelError naming the first key that is missing, out of range or not supported."""
+        config = _in_one_layout(config)
         inner = mapping(config, "dflash_config")
         get = Values({**config, **{k: v for k, v in inner.items() if v is not None}})
         OWN_KEYS.check(get)
         kind = kind_of(names)
         rope = Values(merged(Values(config)))
+        has_vocabulary = "d2t" in names or get.size("draft_vocab_size", get.size("vocab_size")) != get.size(
+            "vocab_size"
+        )
         max_context = get.size("max_position_embeddings", 262144)
-        starts_at_anchor = kind == "DSpark" and get.flag("sample_from_anchor", True)
+        starts_at_anchor = get.flag("sample_from_anchor", kind == "DSpark")
+        if get.size("target_hidden_size", get.size("hidden_size")) != get.size("hidden_size"):
+            raise ModelError(
+                "config.json: target_hidden_size differs from hidden_size, which is not supported."
+            )
         made = cls(
             kind=kind,
             text=plain_layers(get, rope, max_context, get.size("intermediate_size")),
@@ -106,7 +120,7 @@ class DFlashConfig:
             layer_ids=_layer_ids(get),
             num_target_layers=get.size("num_target_layers") if "num_target_layers" in get.raw else None,
             mask_id=_index(get, "mask_token_id"),
-            num_drafts=get.size("block_size", 16) - (0 if kind == "DSpark" else 1),
+            num_drafts=get.size("block_size", 16) - (0 if starts_at_anchor else 1),
             starts_at_anchor=starts_at_anchor,
             softcap=get.number("final_logit_softcapping") if get.raw.get("final_logit_softcapping") else None,
             conv_kernel=get.size("conv_kernel_size") if kind == "DFlash2" else 0,
@@ -117,6 +131,7 @@ class DFlashConfig:
             confidence_sees_markov=get.flag("confidence_head_with_markov", True),
             has_embedding="embed_tokens.weight" in names,
             has_head="lm_head.weight" in names,
+            draft_vocab=get.size("draft_vocab_size") if has_vocabulary else None,
         )
         made._check()
         return made
@@ -130,6 +145,12 @@ class DFlashConfig:
             raise ModelError("config.json: conv_group_size must divide hidden_size.")
         if self.top_k > self.text.vocab_size:
             raise ModelError("config.json: selector_top_k is more than the vocabulary has.")
+        if self.draft_vocab is not None and self.kind != "DFlash":
+            raise ModelError(f"config.json: draft_vocab_size of a {self.kind} drafter is not supported.")
+        if self.draft_vocab is not None and not self.has_head:
+            raise ModelError(
+                "The drafter has a vocabulary of its own (d2t) and no language-model head (lm_head) for it."
+            )
 
     def check_fits(self, target: Any, num_layers: int) -> None:
         """Raise ModelError unless it drafts for such a model. target: has hidden_size and vocab_size; num_layers: how many it has."""
@@ -155,6 +176,7 @@ class DFlashConfig:
 
 
 MOST_DRAFTS = 64
+_SPECULATORS = ("dflash", "dflash2", "dspark")  # values of speculators_model_type
 _RANKS: Mapping[str, str] = {"DFlash2": "selector_rank", "DSpark": "markov_rank"}
 
 
@@ -170,13 +192,35 @@ def is_block_drafter(names: Collection[str], config: Mapping[str, Any] | None = 
     through `fc` and one norm, and its layers norm queries and keys."""
     bare = {name.removeprefix("model.") for name in names}
     is_one = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"} <= bare
-    return is_one or "dflash_config" in (config or {})
+    config = config or {}
+    return is_one or "dflash_config" in config or config.get("speculators_model_type") in _SPECULATORS
 
 
 def unknown_dflash_keys(config: Mapping[str, Any]) -> list[str]:
     """Keys of a block drafter's config.json that say something and that nobody reads."""
+    config = _in_one_layout(config)
     inner = INNER_KEYS.unknown(mapping(config, "dflash_config"))
     return sorted({*OWN_KEYS.unknown(config), *(f"dflash_config.{key}" for key in inner)})
+
+
+def _in_one_layout(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The speculators library's layout as the authors'. Raises ModelError for what is not supported of it."""
+    layer = mapping(config, "transformer_layer_config")
+    if not layer:
+        return config
+    found = {
+        **layer,
+        **{k: v for k, v in config.items() if k != "transformer_layer_config" and v is not None},
+    }
+    ids = found.pop("aux_hidden_state_layer_ids", None)
+    is_list = isinstance(ids, list) and all(type(i) is int for i in ids)
+    found["target_layer_ids"] = [i - 1 for i in ids] if isinstance(ids, list) and is_list else ids
+    kinds = found.get("layer_types")
+    if isinstance(kinds, list) and "sliding_attention" in kinds:
+        raise ModelError(
+            "config.json: layers with a window are not supported in the speculators library's format."
+        )
+    return found
 
 
 def _index(get: Values, key: str) -> int:

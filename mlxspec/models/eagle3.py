@@ -22,7 +22,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
@@ -33,6 +32,7 @@ from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
+from mlxspec.models.draft_vocabulary import target_ids
 from mlxspec.models.full_attention import attend_in_places
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import (
@@ -51,7 +51,6 @@ from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
 from mlxspec.platform import device
-from mlxspec.platform.host import numbers
 
 _OF_A_CELL = 30  # kernels that Metal launches for a token, for `device.start`
 _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight")
@@ -364,17 +363,8 @@ class Eagle3Head(nn.Module):
             self[name] = FusedLinear([self[name]])
         if "d2t" not in self:
             return
-        ids = numbers(self.d2t).astype(np.int64) + np.arange(self._config.draft_vocab)
+        self.ids = target_ids(self.d2t, self._config.vocab_size, self.title)
         del self.d2t
-        beyond = ids[(ids < 0) | (ids >= self._config.vocab_size)]
-        if len(beyond):
-            raise ModelError(
-                f"The EAGLE-3 drafter cannot be loaded: its d2t names token {beyond[0]}, and the target has tokens 0 to "
-                f"{self._config.vocab_size - 1}."
-            )
-        if len(np.unique(ids)) != len(ids):
-            raise ModelError("The EAGLE-3 drafter cannot be loaded: its d2t names a token twice.")
-        self.ids = mx.array(ids.astype(np.int32))
 
     @property
     def target(self) -> TextModel:

@@ -25,6 +25,7 @@ from mlxspec.errors import ConfigError, MlxspecError, ModelError
 from mlxspec.models.folder import drafter_in
 from mlxspec.policy.calibrate import likely_draft
 
+Hurt = Callable[[Config, Arrays], object]
 ANSWER = SamplingParams(max_tokens=30, ignore_eos=True)
 PROMPTS = [[5, 9, 12, 9, 12, 9], [7]]
 
@@ -70,6 +71,63 @@ def test_published_layouts(zoo: Zoo, kind: str, dtype: mx.Dtype, dialect: str, t
     assert [r.tokens for r in auto.generate(PROMPTS, ANSWER)] == [r.tokens for r in plain]
 
 
+@pytest.mark.parametrize("num_rows", [None, 150])
+def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, tmp_path: Path) -> None:
+    """The same drafter, with and without a vocabulary of its own: its logits are those rows of the same logits, and texts are the same."""
+    c = tiny_dflash.config("DFlash", **sizes(), window=None)
+    arrays = tiny_dflash.weights("DFlash", c, own_ends=True)
+    rows = None if num_rows is None else np.sort(np.random.default_rng(1).permutation(tiny.VOCAB)[:num_rows])
+    folders = [
+        tiny_dflash.write(tmp_path / "authors", c, arrays),
+        tiny_dflash.write(tmp_path / "speculators", *tiny_dflash.as_speculators(c, arrays, rows)),
+    ]
+    target = str(target_of(zoo))
+    made = [mlxspec.load(target, draft="dflash", draft_model=str(f), spec=FIXED) for f in folders]
+    one, two = (e.chain.drafters["dflash"]._model for e in made)
+    assert not any("not known here" in n for n in made[1].notices)
+    assert (two.config.layer_ids, two.config.num_drafts) == (one.config.layer_ids, one.config.num_drafts)
+    hidden = mx.random.normal((3, 64))
+    wanted = one.head(hidden)
+    assert mx.array_equal(two.head(hidden), wanted if rows is None else wanted[:, mx.array(rows)])
+    assert (two.ids is None) == (rows is None)
+    assert rows is None or two.ids.tolist() == rows.tolist()
+    plain, *drafted = (e.generate(PROMPTS, ANSWER) for e in (mlxspec.load(target, draft="off"), *made))
+    for results in drafted:
+        assert [r.tokens for r in results] == [r.tokens for r in plain]
+        assert all(r.stats.drafters["dflash"].num_drafted > 0 for r in results)
+    sampled = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=5)
+    exact = SpecConfig(drafters=("dflash",), policy="fixed", acceptance="rejection")
+    assert not made[1].generate(PROMPTS[0], sampled, spec=exact).stats.notices
+
+
+ROWS = np.arange(0, tiny.VOCAB, 2)
+BAD_SPECULATORS: dict[str, tuple[Hurt, str]] = {
+    "d2t out of range": (lambda c, a: a["d2t"].__setitem__(3, 999), "d2t names token 1002, and the target has tokens 0 to 196"),
+    "d2t below 0": (lambda c, a: a["d2t"].__setitem__(0, -1), "d2t names token -1"),
+    "d2t names a token twice": (lambda c, a: a["d2t"].__setitem__(1, -1), "d2t names a token twice"),
+    "no head for its vocabulary": (lambda c, a: a.pop("lm_head.weight"), "no language-model head .lm_head. for it"),
+    "layers with a window": (
+        lambda c, a: c["transformer_layer_config"].update(layer_types=["full_attention", "sliding_attention"], sliding_window=7),
+        "layers with a window are not supported in the speculators",
+    ),
+    "layer ids that are none": (lambda c, a: c.update(aux_hidden_state_layer_ids="all"), "target_layer_ids is 'all'"),
+    "layer 0, the embedding": (lambda c, a: c.update(aux_hidden_state_layer_ids=[0, 2, 4]), "no rising list"),
+    "another hidden size of the target": (lambda c, a: c.update(target_hidden_size=128), "target_hidden_size differs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_SPECULATORS)
+def test_bad_speculators_folders_are_one_sentence(zoo: Zoo, name: str, tmp_path: Path) -> None:
+    hurt, says = BAD_SPECULATORS[name]
+    c = tiny_dflash.config("DFlash", **sizes(), window=None)
+    c, arrays = tiny_dflash.as_speculators(c, tiny_dflash.weights("DFlash", c, own_ends=True), ROWS)
+    hurt(c, arrays)
+    drafter = tiny_dflash.write(tmp_path / "drafter", c, arrays)
+    with pytest.raises(ModelError, match=says) as caught:
+        mlxspec.load(str(target_of(zoo)), draft="dflash", draft_model=str(drafter))
+    one_sentence(caught.value)
+
+
 def test_never_computed_in_float16(zoo: Zoo, tmp_path: Path) -> None:
     """Sums of several layers' outputs do not fit there."""
     drafter = write(tmp_path / "drafter", "DFlash", dtype=mx.float16)
@@ -111,7 +169,6 @@ def test_inspect(zoo: Zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert drafter_in(json.loads((Path(drafter) / "config.json").read_text())) == "dflash"
 
 
-Hurt = Callable[[Config, Arrays], object]
 INNER = "dflash_config"
 BAD: dict[str, tuple[str, Hurt, str]] = {
     "a larger target": ("DFlash", lambda c, a: c.update(num_target_layers=8), "its target's number of layers is 8, not 6"),

@@ -116,10 +116,38 @@ def weights(kind: str, c: Config, seed: int = 0, *, own_ends: bool = False) -> A
     return out
 
 
+def as_speculators(c: Config, arrays: Arrays, rows: np.ndarray | None = None) -> tuple[Config, Arrays]:
+    """The same drafter in the speculators library's layout. rows: ids of the target's tokens that its head keeps, ascending; None: it has
+    no vocabulary of its own."""
+    inner, own = c["dflash_config"], {"block_size", "dflash_config", "num_target_layers", "architectures"}
+    layer = {k: v for k, v in c.items() if k not in own | {"layer_types", "sliding_window"}}
+    found = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.5.0",
+        "speculators_config": {"algorithm": "dflash"},
+        "transformer_layer_config": layer,
+        "block_size": c["block_size"],
+        "draft_vocab_size": c["vocab_size"] if rows is None else len(rows),
+        "aux_hidden_state_layer_ids": [i + 1 for i in inner["target_layer_ids"]],
+        "mask_token_id": inner["mask_token_id"],
+        "sample_from_anchor": False,
+    }
+    out = dict(arrays)
+    if rows is not None:
+        out["lm_head.weight"] = arrays["lm_head.weight"][rows]
+        out["d2t"] = rows - np.arange(len(rows))
+        out["t2d"] = np.isin(np.arange(c["vocab_size"]), rows)
+        out["verifier_norm.weight"] = np.ones(c["hidden_size"], np.float32)
+    return found, out
+
+
 def write(folder: Path, c: Config, arrays: Arrays, *, dtype: mx.Dtype = mx.float32) -> Path:
     """As published: one file, names without a prefix."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {k: mx.array(v).astype(dtype) for k, v in arrays.items()}
+    tensors = {
+        k: mx.array(v).astype(dtype) if v.dtype == np.float32 else mx.array(v) for k, v in arrays.items()
+    }
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(c, indent=1))
     return folder
