@@ -1,4 +1,4 @@
-"""The nine tasks, one after the other, and what drafting did in each: against an engine in this process, or a server that speaks OpenAI's
+"""The ten tasks, one after the other, and what drafting did in each: against an engine in this process, or a server that speaks OpenAI's
 chat completions. Columns are those of llama.cpp's MTP benchmark: predicted tokens, drafted, accepted, rate, tokens a second.
 
 Knows engines and HTTP; prints nothing.

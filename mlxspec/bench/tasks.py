@@ -1,4 +1,4 @@
-"""Nine prompts of nine kinds, the kinds of the benchmark that MTP in llama.cpp is measured by; the texts were written for this page.
+"""Ten prompts of ten kinds, the kinds of the benchmark that MTP in llama.cpp is measured by; the texts were written for this page.
 
 Knows texts; knows no model and no timing.
 """
@@ -116,6 +116,11 @@ TASKS = (
         prompt="A tank holds 240 litres. One pump fills it in 6 hours, a second one in 4 hours, and a leak would "
         "empty the full tank in 12 hours. All three run together from an empty tank. After how many hours is "
         "it full, and how many litres has the leak lost by then? Work it out step by step.",
+    ),
+    Task(
+        name="high_entropy",
+        prompt="Make up forty different words that stand in no dictionary, each with a meaning of at most six words. No two may begin "
+        "with the same two letters, and no meaning may have to do with another one.",
     ),
     Task(
         name="long_code_review",

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="mtp",
         type=_suite,
-        help="the nine tasks of llama.cpp's MTP benchmark instead of recorded prompts",
+        help="the ten tasks of llama.cpp's MTP benchmark instead of recorded prompts",
     )
     options.add_model(parser)
     options.add_drafting(parser)

@@ -1,4 +1,4 @@
-"""`mlxspec bench mtp`: the nine tasks of llama.cpp's MTP benchmark, its columns and its summary, in this process or against a server.
+"""`mlxspec bench mtp`: the ten tasks of llama.cpp's MTP benchmark, its columns and its summary, in this process or against a server.
 
 Knows options and output; the tasks and what asks them are mlxspec.bench.
 """
@@ -34,7 +34,7 @@ _OTHERS = ("workloads", "items", "rows", "repeat", "plot")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask all nine. Returns 0."""
+    """Ask all ten. Returns 0."""
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     defaults = options.parse(["bench"])
     _refuse(args, defaults, _OTHERS, "is for recorded prompts; `bench mtp` has prompts of its own")

@@ -1,4 +1,4 @@
-"""`bench mtp`: the nine tasks in process and against servers of three dialects, llama.cpp's columns, and servers that are none."""
+"""`bench mtp`: the ten tasks in process and against servers of three dialects, llama.cpp's columns, and servers that are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlxspec.cli.main import main
 
 NAMES = [
     "code_python", "code_cpp", "explain_concept", "summarize", "qa_factual", "translation", "creative_short",
-    "stepwise_math", "long_code_review",
+    "stepwise_math", "high_entropy", "long_code_review",
 ]  # fmt: skip
 LLAMA = {"timings": {"predicted_n": 12, "predicted_per_second": 50.0, "draft_n": 10, "draft_n_accepted": 7}}
 OPENAI = {
@@ -65,7 +65,7 @@ def server(
             thread.join()
 
 
-def test_the_tasks_are_the_nine() -> None:
+def test_the_tasks_are_the_ten() -> None:
     assert [t.name for t in TASKS] == NAMES
     assert len(TASKS[-1].prompt) > 1500
 
@@ -84,11 +84,11 @@ def test_columns_against_a_server(
     for name, row in zip(NAMES, out.splitlines(), strict=False):
         assert row.startswith(f"  {name:<17s}  pred=  12 {columns} tok/s=")
     total = json.loads(out[out.index("{") :])
-    assert total["n_requests"] == 9
-    assert total["total_predicted"] == 108
+    assert total["n_requests"] == 10
+    assert total["total_predicted"] == 120
     assert total["aggregate_accept_rate"] == (0.7 if drafted else None)
-    assert total["total_draft"] == (90 if drafted else None)
-    assert len(got) == 9
+    assert total["total_draft"] == (100 if drafted else None)
+    assert len(got) == 10
     assert all(g["path"] == "/v1/chat/completions" and g["model"] == "first" for g in got)
     assert all(g["max_tokens"] == 16 and g["temperature"] == 0 and g["key"] == "Bearer secret" for g in got)
 
