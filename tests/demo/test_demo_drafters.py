@@ -1,0 +1,104 @@
+"""The training networks of drafters that read the target's layers compute what the engine computes from the folders that they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the training networks need PyTorch")
+
+from demo_training import dflash, eagle3  # noqa: E402
+from demo_training.export import read_member  # noqa: E402
+from demo_training.network import TARGET  # noqa: E402
+from demo_training.streams import streams_of, write_folder  # noqa: E402
+from demo_training.tuning import shifted  # noqa: E402
+
+import mlxspec.demo  # noqa: E402
+from mlxspec.kernels.flat import FlatRows  # noqa: E402
+from mlxspec.loading.weights import read_folder  # noqa: E402
+from mlxspec.models.assemble import assemble, assemble_dflash_lazily, assemble_eagle3_lazily  # noqa: E402
+
+pytestmark = pytest.mark.torch
+LENGTH = 40
+
+
+@pytest.fixture(scope="module")
+def target():
+    return read_member(mlxspec.demo.TARGET, TARGET)
+
+
+@pytest.fixture(scope="module")
+def engine_target():
+    config = json.loads((mlxspec.demo.TARGET / "config.json").read_text())
+    return assemble(config, lambda: read_folder(mlxspec.demo.TARGET)).model
+
+
+def written(module: torch.nn.Module, folder: Path, config: dict) -> Path:
+    """The folder of an untrained drafter whose every matrix does something."""
+    torch.manual_seed(4)
+    for p in module.parameters():
+        if p.ndim == 2 and not p.any():
+            torch.nn.init.normal_(p, std=0.5 * p.shape[1] ** -0.5)
+    torch.save({"model": module.state_dict()}, folder / "trained.pt")
+    write_folder(folder / "trained.pt", folder / "drafter", config)
+    return folder / "drafter"
+
+
+@torch.no_grad()
+def test_blocks(target, engine_target, tmp_path: Path) -> None:
+    drafter = dflash.DFlash(dflash.BLOCK_SHAPE)
+    drafter.begin_with(target)
+    folder = written(drafter, tmp_path, dflash.config())
+    ids = torch.randint(128, 2048, (1, LENGTH))
+    streams, _ = streams_of(target, ids)
+    starts = torch.tensor([[5, 17, 29]])
+    wanted = dflash.read_dflash(folder)(target.model.embed_tokens, streams, ids.gather(1, starts), starts)[0]
+    made = assemble_dflash_lazily(dflash.config(), lambda: read_folder(folder), engine_target, mx.float32)
+    for start, hidden in zip(starts[0].tolist(), wanted, strict=True):
+        cache = made.make_cache(1)
+        made.remember(mx.array(streams[0, :start].numpy()), FlatRows((start,)), cache)
+        cache.commit()
+        block = mx.array([int(ids[0, start]), *[dflash.MASK] * (dflash.BLOCK - 1)], mx.int32)
+        got = made.block(block, FlatRows((dflash.BLOCK,)), cache).hidden[1:]
+        np.testing.assert_allclose(np.array(got), hidden.numpy(), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_eagle3_cells(target, engine_target, tmp_path: Path) -> None:
+    """The first step at every cell; and two recursive steps behind the last one."""
+    rows = torch.arange(0, 2048, 2)[: eagle3.ROWS]
+    rows = torch.cat([rows, torch.arange(1, 2048, 2)])[: eagle3.ROWS].sort().values
+    head = eagle3.Eagle3(eagle3.EAGLE, rows)
+    head.begin_with(target)
+    folder = written(head, tmp_path, eagle3.config())
+    trained = eagle3.read_eagle3(folder)
+    ids = torch.randint(0, 2048, (1, LENGTH + 2))
+    streams, _ = streams_of(target, ids)
+    cells = shifted(streams)[:, 1:LENGTH]
+    wanted = trained.recurse(target.model.embed_tokens, cells, ids[:, 1:], 3)
+    made = assemble_eagle3_lazily(eagle3.config(), lambda: read_folder(folder), engine_target, mx.float32)
+    assert made.ids is not None
+    assert made.ids.tolist() == rows.tolist()
+    cache, num = made.make_cache(1), LENGTH - 1
+    tokens = [int(i) for i in ids[0]]
+    out = made.forward(
+        mx.array(tokens[1:LENGTH], mx.int32),
+        made.take(mx.array(cells[0].numpy())),
+        FlatRows((num,)),
+        cache,
+        logits_at="all",
+    )
+    cache.commit()
+    np.testing.assert_allclose(
+        np.array(out.logits), trained.logits(wanted[0])[0].numpy(), atol=2e-4, rtol=1e-4
+    )
+    hidden = out.hidden[-1:]
+    for step in (1, 2):
+        out = made.forward(mx.array([tokens[LENGTH - 1 + step]], mx.int32), hidden, FlatRows((1,)), cache)
+        cache.commit()
+        hidden = out.hidden
+        np.testing.assert_allclose(np.array(hidden), wanted[step][0, -1:].numpy(), atol=2e-4, rtol=1e-4)
