@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+
 from mlxspec.checkpoints.graft import read_head
 from mlxspec.checkpoints.head import (
     DTYPES,
@@ -35,7 +37,7 @@ from mlxspec.loading.download import check_disk
 from mlxspec.loading.folder import VISION_FILE
 from mlxspec.loading.vision_weights import is_of_vision
 from mlxspec.loading.weights import Weights, is_of_a_tower
-from mlxspec.models.assemble import assemble_lazily
+from mlxspec.models.assemble import assemble_alone, assemble_lazily
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
@@ -67,10 +69,11 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What came of it. head_bytes, vision_bytes: 0 where there is none. skipped: tensors for images, video and sound that were left out;
-    no_images: why those for images are among them, empty where they are not."""
+    """What came of it. title: what it is, with its article. head_bytes, vision_bytes: 0 where there is none. skipped: tensors for images,
+    video and sound that were left out; no_images: why those for images are among them, empty where they are not."""
 
     folder: Path
+    title: str
     trunk_bytes: int
     head_bytes: int
     skipped: int
@@ -79,7 +82,8 @@ class Converted:
 
 
 class _Made(NamedTuple):
-    """What is to be written, not evaluated; nothing else may refer to its arrays, so that each is let go of when it has been written."""
+    """What is to be written, not evaluated; nothing else may refer to its arrays, so that each is let go of when it has been written.
+    trunk: of a drafter all of it."""
 
     trunk: Weights
     head: Weights
@@ -96,7 +100,8 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     """
     check_target(out)
     folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_disk))
-    made = _prepare(folder, source, wish)
+    is_drafter = folder.kind() in ("eagle3", "dflash")
+    made = _prepare_drafter(folder, source, wish) if is_drafter else _prepare(folder, source, wish)
     parts = (made.trunk, made.head, made.vision)
     trunk_bytes, head_bytes, vision_bytes = (sum(v.nbytes for v in part.values()) for part in parts)
     total = trunk_bytes + head_bytes + vision_bytes
@@ -110,21 +115,53 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
         if made.vision:
             save(draft / VISION_FILE, made.vision, step)
         written = ModelFolder(draft)
-        again = assemble_lazily(written.config(), written.read, images=draft)
-        for what, found, wanted in (
-            ("MTP head", again.mtp, head_bytes),
-            ("vision tower", again.vision, vision_bytes),
-        ):
-            if (found is not None) != bool(wanted):
-                raise ModelError(f"The {what} did not come through the conversion; nothing was written.")
+        _check_written(written, draft, head_bytes, vision_bytes, is_drafter=is_drafter)
     return Converted(
         folder=out,
+        title=folder.title(),
         trunk_bytes=trunk_bytes,
         head_bytes=head_bytes,
         skipped=made.skipped,
         vision_bytes=vision_bytes,
         no_images=made.no_images,
     )
+
+
+def _check_written(
+    written: ModelFolder, draft: Path, head_bytes: int, vision_bytes: int, *, is_drafter: bool
+) -> None:
+    """Read it again as for loading. Raises ModelError where something did not come through."""
+    if is_drafter:
+        assemble_alone(written.config(), written.read)
+        return
+    again = assemble_lazily(written.config(), written.read, images=draft)
+    for what, found, wanted in (
+        ("MTP head", again.mtp, head_bytes),
+        ("vision tower", again.vision, vision_bytes),
+    ):
+        if (found is not None) != bool(wanted):
+            raise ModelError(f"The {what} did not come through the conversion; nothing was written.")
+
+
+def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
+    """An EAGLE-3 or block drafter: every matrix quantized, under the names that it is loaded by."""
+    if wish.head_bits is not None or wish.graft is not None:
+        raise ConfigError(
+            f"{source} is {folder.title()} and has no MTP head; leave --mtp-bits and --graft-mtp out."
+        )
+    if wish.dtype == "float16" and folder.kind() == "dflash":
+        raise ConfigError(
+            "A block drafter is not computed in float16, in which sums over several layers overflow; leave --dtype out."
+        )
+    config = folder.config()
+    module, weights = assemble_alone(config, folder.read)
+    _check(wish, weights, {}, source)
+    dtype = DTYPES[wish.dtype] if wish.dtype else main_dtype(config, weights)
+    weights = cast(weights, mx.bfloat16 if dtype == mx.float16 and folder.kind() == "dflash" else dtype)
+    if wish.trunk is None:
+        return _Made(weights, {}, {}, config, 0, "")
+    weights, formats = quantize(weights, module, wish.trunk)
+    return _Made(weights, {}, {}, config | {"quantization": described(formats, wish.trunk)}, 0, "")
 
 
 def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:

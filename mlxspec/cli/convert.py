@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
         made = convert(args.source, Path(args.output).expanduser(), wish, revision=args.revision)
     head = f"an MTP head of {amount(made.head_bytes)}" if made.head_bytes else "no MTP head"
     tower = f", a vision tower of {amount(made.vision_bytes)}" if made.vision_bytes else ""
-    terminal.say(f"{made.folder}: {amount(made.trunk_bytes)}{tower} and {head}.\n")
+    beside = f"{tower} and {head}" if made.title == "a model" else f" of {made.title}"
+    terminal.say(f"{made.folder}: {amount(made.trunk_bytes)}{beside}.\n")
     if made.vision_bytes and made.skipped:
         terminal.note(f"Tensors for sound were left out: {made.skipped}.")
     elif made.skipped:

@@ -33,7 +33,7 @@ from mlxspec.loading.weights import (
 from mlxspec.models.adapters import fuse_adapter
 from mlxspec.models.dflash import DFlash, sanitize_dflash
 from mlxspec.models.dflash_config import DFlashConfig
-from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, sanitize_eagle3
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3, sanitize_eagle3
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
 from mlxspec.models.qwen3_5 import Qwen35
@@ -265,6 +265,43 @@ def assemble_dflash_lazily(
         _pack(made, draft_bits)
     made.fuse()
     return made
+
+
+class _AbsentTarget(NamedTuple):
+    """What drafters ask of their target when they are built. config: has its softcap."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    config: Any
+
+
+def assemble_alone(config: Mapping[str, Any], read: Callable[[], Weights]) -> tuple[nn.Module, Weights]:
+    """An EAGLE-3 or block drafter without its target, which is taken to be the one that it was made for: the module, not filled and not
+    fused, and the folder's tensors under its names. Raises ModelError where `assemble_eagle3_lazily` or `assemble_dflash_lazily` would."""
+    weights = read()
+    if is_eagle3(weights, config):
+        weights, eagle = sanitize_eagle3(weights), Eagle3Config.from_dict(config)
+        target: Any = _AbsentTarget(
+            hidden_size=eagle.target_size,
+            vocab_size=eagle.vocab_size,
+            num_layers=1 + max(eagle.layers, default=63),
+            config=eagle,
+        )
+        made: list[Eagle3Head | DFlash] = [Eagle3Head(eagle, target, weights) for _ in range(2)]
+    else:
+        weights = sanitize_dflash(weights)
+        block = DFlashConfig.from_dict(config, weights.keys())
+        target = _AbsentTarget(
+            hidden_size=block.text.hidden_size,
+            vocab_size=block.text.vocab_size,
+            num_layers=block.num_target_layers or 1 + max(block.layer_ids),
+            config=block,
+        )
+        made = [DFlash(block, target) for _ in range(2)]
+    filled, empty = made
+    _fill(filled, weights, None, f"The {filled.title}", _foreign_format(config))
+    return empty, weights
 
 
 def _foreign_format(config: Mapping[str, Any]) -> str | None:

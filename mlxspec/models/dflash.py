@@ -196,7 +196,7 @@ class DFlash(nn.Module):
     def __init__(self, config: DFlashConfig, target: Trunk) -> None:
         """Raises ModelError where it is for another model."""
         super().__init__()
-        config.check_fits(target, len(target.language_model.model.layers))
+        config.check_fits(target)
         c = config.text
         self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
         self._rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)

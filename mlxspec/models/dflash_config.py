@@ -16,6 +16,7 @@ from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mappi
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
+from mlxspec.models.text_model import TextModel
 
 BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
 # these may stand at the top level or in `dflash_config`
@@ -152,8 +153,9 @@ class DFlashConfig:
                 "The drafter has a vocabulary of its own (d2t) and no language-model head (lm_head) for it."
             )
 
-    def check_fits(self, target: Any, num_layers: int) -> None:
-        """Raise ModelError unless it drafts for such a model. target: has hidden_size and vocab_size; num_layers: how many it has."""
+    def check_fits(self, target: TextModel) -> None:
+        """Raise ModelError unless it drafts for such a model."""
+        num_layers = target.num_layers
         for what, ours, theirs in (
             ("hidden size", self.text.hidden_size, target.hidden_size),
             ("vocabulary", self.text.vocab_size, target.vocab_size),
