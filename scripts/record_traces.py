@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Records what every drafter would have said at every place of real answers: the traces that scripts/simulate replays.
 
-    scripts/record_traces [--model demo] [--draft-model demo's] [--workloads FOLDER] [--items N] [--tokens N] [--seed N]
-                          [--out FILE]
+    scripts/record_traces [--model demo] [--draft-model demo's] [--drafters NAMES] [--workloads FOLDER] [--items N] [--tokens N]
+                          [--seed N] [--add] [--out FILE]
 
 The engine decodes plainly; before each round every drafter is asked, and what it said is compared with the text that came. Model
-drafters are asked for as many tokens as the controller may ever ask for. Says nothing about time.
+drafters are asked for as many tokens as the controller may ever ask for. --add: the answers are in FILE already, with what other drafters
+said to them; what these say is put beside it. Says nothing about time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 
 import mlx.core as mx
 import numpy as np
-from simulation.traces import Answer, Said, Workload, distinct_share, matched, write_traces
+from simulation.requests import MODELS
+from simulation.traces import Answer, Said, Workload, distinct_share, matched, read_traces, write_traces
 
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import SamplingParams, SpecConfig
@@ -29,6 +31,7 @@ from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
+from mlxspec.errors import ConfigError
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -110,7 +113,7 @@ def record(
     answer = {}
     for name in engine.spec.drafters:
         offers = [place[name] for place in places]
-        depth = MODEL_DEPTH if name in ("mtp", "draft-model") else LOOKUP_DEPTH
+        depth = MODEL_DEPTH if name in MODELS else LOOKUP_DEPTH
         sure = np.zeros((len(offers), depth), np.uint8)
         for i, said in enumerate(offers):
             sure[i, : len(said.sure or ())] = np.round(255 * np.asarray(said.sure or ()))
@@ -124,6 +127,21 @@ def record(
     return answer, distinct_share(text)
 
 
+def beside(known: Workload, found: Workload) -> Workload:
+    """The same answers with what both recordings say. Raises ConfigError where they are not the same."""
+    pairs = list(zip(known.answers, found.answers, strict=False))
+    if len(known.answers) != len(found.answers) or any(_places(a) != _places(b) for a, b in pairs):
+        raise ConfigError(
+            f"The recorded answers to {found.name} are not the same ones; record them anew without --add."
+        )
+    answers = [{**a, **b} for a, b in pairs]
+    return Workload(name=found.name, answers=answers, distinct=found.distinct)
+
+
+def _places(answer: Answer) -> int:
+    return len(next(iter(answer.values())))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -134,10 +152,13 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=320)
     parser.add_argument("--seed", type=int, default=0, help="of the first answer that is sampled")
+    parser.add_argument("--drafters", default=",".join(DRAFTERS))
+    parser.add_argument("--add", action="store_true", help="put it beside what is in --out")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    known = read_traces(options.out) if options.add else {}
     spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH, policy="fixed")
-    engine = load(options.model, draft=DRAFTERS, draft_model=options.draft_model, spec=spec)
+    engine = load(options.model, draft=options.drafters, draft_model=options.draft_model, spec=spec)
     recorder = Recorder(engine.drafting)
     recorded = []
     with device.private_kernels():
@@ -148,18 +169,18 @@ def main() -> None:
                     max_tokens=options.tokens, temperature=workload.temperature, seed=options.seed + i
                 )
                 answer, share = record(engine, recorder, prompt, params)
-                if len(answer["mtp"]) > 1:
+                if _places(answer) > 1:
                     answers.append(answer)
                     shares.append(share)
             found = Workload(name=workload.name, answers=answers, distinct=shares)
             _report(found, len(workload.prompts))
-            recorded += [found] if answers else []
+            recorded += [beside(known[found.name], found) if options.add else found] if answers else []
     write_traces(options.out, recorded)
     print(f"{options.out.name}: {options.out.stat().st_size / 1e3:.0f} kB")
 
 
 def _report(workload: Workload, num_prompts: int) -> None:
-    places = sum(len(a["mtp"]) for a in workload.answers)
+    places = sum(map(_places, workload.answers))
     share = f"distinct 4-grams {np.mean(workload.distinct):.2f}" if workload.answers else "all of them loop"
     print(f"{workload.name}: {len(workload.answers)} of {num_prompts} answers, {places} places, {share}")
     for name in workload.answers[0] if workload.answers else ():

@@ -2,12 +2,13 @@
 """How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--sensitivity]
+                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--sensitivity] [--alone]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
 --rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
-workload and of all mixed. --sensitivity: what halving and doubling each of the policy's constants does to the worst and to the mean cell.
+workload and of all mixed. --alone: the controller with all of --drafters beside the controller with the lookups and one of those that run a
+model. --sensitivity: what halving and doubling each of the policy's constants does to the worst and to the mean cell.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from simulation.report import (
     run_group_cells,
     worst,
 )
+from simulation.requests import MODELS
 from simulation.traces import read_traces
 
 from mlxspec.errors import ConfigError
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     _check(parser, options)
     names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
@@ -65,6 +68,15 @@ def main() -> None:
         ]
         with ProcessPoolExecutor(options.jobs) as pool:
             _print_sensitivity(settings, pool)
+        return
+    if options.alone:
+        settings = [
+            (options.traces, name, length, machines, options.requests, drafters)
+            for name in names
+            for length in lengths
+        ]
+        with ProcessPoolExecutor(options.jobs) as pool:
+            _print_alone([line for found in pool.map(_alone_job, settings) for line in found])
         return
     if options.rows > 1:
         groups = [
@@ -95,6 +107,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
             parser.error(f"--{name} must be at least 1")
     if options.rows > 1 and (options.fixed or options.json):
         parser.error("--fixed and --json are for one row")
+    if options.alone and not set(options.drafters.split(",")) & set(MODELS):
+        parser.error("--alone needs --drafters of which one runs a model")
     if not options.traces.is_file():
         parser.error(f"there is no file {options.traces}")
     traces = read_traces(options.traces)
@@ -122,6 +136,34 @@ def _ratios_job(job):  # type: ignore[no-untyped-def]
         read_traces(path)[name], length, machines, constants, count=count, drafters=drafters
     )
     return {f"{cell}, {length}": ratio for cell, ratio in found.items()}
+
+
+def _alone_job(setting):  # type: ignore[no-untyped-def]
+    """Per cell: its name, speed over plain decoding with all drafters, and with the lookups and each that runs a model."""
+    path, name, length, machines, count, drafters = setting
+    lookups = [d for d in drafters if d not in MODELS]
+    sets = {d: [*lookups, d] for d in drafters if d in MODELS}
+
+    def ratios(some: list[str]) -> dict[str, float]:
+        return auto_over_plain(
+            read_traces(path)[name], length, machines, Constants(), count=count, drafters=some
+        )
+
+    every, single = ratios(drafters), {d: ratios(some) for d, some in sets.items()}
+    return [
+        (f"{cell}, {length}", ratio, {d: r[cell] for d, r in single.items()}) for cell, ratio in every.items()
+    ]
+
+
+def _print_alone(lines: list[tuple[str, float, dict[str, float]]]) -> None:
+    names = list(lines[0][2])
+    print("| curve, workload, start, tokens | all |", " | ".join(names), "| all / best alone |")
+    print("|---|---|", "---|" * len(names), "---|", sep="")
+    for cell, ratio, single in lines:
+        each = " | ".join(f"{single[n]:.3f}" for n in names)
+        print(f"| {cell} | {ratio:.3f} | {each} | {ratio / max(single.values()):.3f} |")
+    worst_cell, ratio, single = min(lines, key=lambda line: line[1] / max(line[2].values()))
+    print(f"\nworst: {ratio / max(single.values()):.3f} ({worst_cell})")
 
 
 def _print_sensitivity(settings: list, pool: ProcessPoolExecutor) -> None:

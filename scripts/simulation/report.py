@@ -35,7 +35,12 @@ DRAFTERS = (
     "ngram-simple",
     "mtp",
 )  # what loading takes by itself; the draft model stands in where there is no head
-FIRST_DEPTHS = {"mtp": 3, "draft-model": 3}  # llama.cpp's default for models; lookups take all they have
+FIRST_DEPTHS = {
+    "mtp": 3,
+    "eagle3": 3,
+    "dflash": 8,
+    "draft-model": 3,
+}  # llama.cpp's default for models; lookups take all they have
 _ORACLE_REQUESTS = 8
 
 

@@ -17,7 +17,7 @@ from mlxspec.policy.cost import Curve, DraftCost
 
 from .traces import Answer, Said, join
 
-MODELS = ("mtp", "draft-model")  # drafters that run a model; all others look up
+MODELS = ("mtp", "eagle3", "dflash", "draft-model")  # drafters that run a model; all others look up
 _SPIKE = 0.005  # of forwards take twice as long
 
 

@@ -19,6 +19,7 @@ import simulate
         ("--drafters", "mtp,oracle"),
         ("--fixed", "--rows=4"),
         ("--traces", "nowhere.npz"),
+        ("--alone", "--drafters=ngram-simple"),
     ],
 )
 def test_bad_options(
