@@ -109,6 +109,20 @@ FAULTS = (
         f"{_RESPONSES}::test_stored_responses_keep_to_a_budget_and_a_time",
     ),
     Fault(
+        "states on disk are told apart by weights alone",
+        "engine/prefix_disk/signature.py",
+        'found = hashlib.sha256("\\n".join(_settings(module)).encode())',
+        "found = hashlib.sha256()",
+        f"{_RESTART}::test_settings_of_the_same_weights_count",
+    ),
+    Fault(
+        "a vocabulary of a block drafter's own is not looked up",
+        "models/dflash.py",
+        "self.ids = target_ids(self.d2t, self.config.text.vocab_size, self.title)",
+        "self.ids = None",
+        "tests/models/test_load_dflash.py::test_the_speculators_layout[150]",
+    ),
+    Fault(
         "stored responses stay for ever",
         "server/stored_responses.py",
         "if kept.until <= now",
