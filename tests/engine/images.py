@@ -107,10 +107,16 @@ def positions(given: PromptWithImages, num_more: int = 0) -> np.ndarray:
 
 def greedy(model, given: PromptWithImages, num: int, tower: OneMatrix) -> list[int]:  # type: ignore[no-untyped-def]
     """The continuation that a forward over everything gives, once more for every token: no cache, no chunks, no positions in between."""
+    return greedy_with_logprobs(model, given, num, tower)[0]
+
+
+def greedy_with_logprobs(model, given: PromptWithImages, num: int, tower: OneMatrix):  # type: ignore[no-untyped-def]
+    """(tokens, their log-probabilities)"""
     from mlxspec.kernels.flat import FlatRows
     from mlxspec.models.image_rows import ImageInput
 
     answer: list[int] = []
+    sure: list[float] = []
     rows = tuple(
         (span.start, tower(prepared)) for span, prepared in zip(given.spans, given.images, strict=True)
     )
@@ -128,7 +134,8 @@ def greedy(model, given: PromptWithImages, num: int, tower: OneMatrix) -> list[i
             images=ImageInput(rows=rows, positions=positions(given, len(answer))),
         )
         answer.append(int(mx.argmax(out.logits[-1]).item()))
-    return answer
+        sure.append(float((out.logits[-1].max() - mx.logsumexp(out.logits[-1])).item()))
+    return answer, sure
 
 
 __all__ = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,9 @@ from tests import tiny_models
 from tests.engine import equality, images
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+WITH_LOGPROBS = replace(
+    GREEDY, logprobs=True
+)  # the tiny model is led by its last token: its text may stand while its numbers are wrong
 PLAIN = equality.PLAIN
 
 
@@ -70,9 +75,10 @@ def test_chunks_of_any_size_give_the_text_of_one_forward(chunk: int) -> None:
     given = images.prompt(
         images.text(9, 1), images.image(5, 4, 1), images.text(7, 2), images.image(3, 6, 2), images.text(5, 3)
     )
-    wanted = images.greedy(tiny_models.target(), given, 20, images.OneMatrix())
-    result = engine(prefill_chunk=chunk).generate(given, GREEDY, spec=PLAIN)
+    wanted, sure = images.greedy_with_logprobs(tiny_models.target(), given, 20, images.OneMatrix())
+    result = engine(prefill_chunk=chunk).generate(given, WITH_LOGPROBS, spec=PLAIN)
     assert list(result.tokens) == wanted
+    assert np.abs(np.array([t.logprob for t in result.logprobs]) - sure).max() < 1e-4
     assert result.stats.num_prompt == len(given.tokens)
 
 
@@ -164,14 +170,20 @@ def test_a_draft_model_without_a_tower_ends_and_says_so() -> None:
 
 
 def test_parked_rows_keep_their_positions() -> None:
-    e = engine(max_rows=1)
+    e = engine(max_rows=2)
     asked = [images.random_prompt(8), images.random_prompt(9)]
-    wanted = [images.greedy(tiny_models.target(), p, 20, images.OneMatrix()) for p in asked]
-    requests = [e.submit(asked[0], GREEDY, client="a"), e.submit(asked[0], GREEDY, client="a")]
+    found = [images.greedy_with_logprobs(tiny_models.target(), p, 20, images.OneMatrix()) for p in asked]
+    wanted, sure = zip(*found, strict=True)
+    requests = [e.submit(asked[0], WITH_LOGPROBS, client="a") for _ in range(2)]
     for _ in range(4):
         e.step()
-    requests.append(e.submit(asked[1], GREEDY, client="b"))
+    requests.append(e.submit(asked[1], WITH_LOGPROBS, client="b"))
+    was_parked = False
     while not e.is_idle:
         e.step()
+        was_parked = was_parked or (e.num_waiting > 0 and requests[2].num_generated > 0)
     answers = [r.history[len(r.prompt) :] for r in requests]
+    assert was_parked
     assert answers == [wanted[0], wanted[0], wanted[1]]
+    for request, chances in zip(requests, (sure[0], sure[0], sure[1]), strict=True):
+        assert np.abs(np.array([t.logprob for t in request.logprobs]) - chances).max() < 1e-4
