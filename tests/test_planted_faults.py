@@ -818,7 +818,7 @@ FAULTS = (
         "engine/prefix_disk/disk.py",
         "if self._failures != self.stats.num_failed:",
         "if False:",
-        f"{_DISK}::test_a_full_disk_costs_the_piece_and_is_told",
+        f"{_DISK}::test_no_end_follows_a_piece_that_could_not_be_written",
     ),
     Fault(
         "a reading that goes wrong never ends",
@@ -846,7 +846,7 @@ FAULTS = (
         "engine/prefix_disk/open.py",
         "    roots |= {d.name: root for d in drafters if (root := of_drafter(target, d)) is not None}\n",
         "",
-        f"{_RESTART}::test_a_conversation_goes_on_behind_restarts[float32-wish0-params0]",
+        f"{_RESTART}::test_states_of_every_drafter_that_has_some_are_written",
     ),
     Fault(
         "rows wait while a prompt is read from the disk",

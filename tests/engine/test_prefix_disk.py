@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.engine.prefix_disk import disk as disk_module
+from mlxspec.engine.prefix_disk import mover as mover_module
 from mlxspec.engine.prefix_disk.disk import Fetch, PrefixDisk
 from mlxspec.engine.prefix_disk.folder import LOCK, DiskFiles, PieceFolder
 from mlxspec.engine.prefix_disk.mover import Mover
@@ -225,6 +226,17 @@ def test_a_full_disk_costs_the_piece_and_is_told(tmp_path: Path, caplog) -> None
         keep(again, PrefixStore(PLENTY), text)
         assert check(found(again, text), text) == len(text)
     assert "could not be written (No space left on device)" in caplog.text
+
+
+def test_no_end_follows_a_piece_that_could_not_be_written(tmp_path: Path, monkeypatch) -> None:
+    """Also where writing goes on at once."""
+    monkeypatch.setattr(mover_module, "REST_SECONDS", 0.0)
+    made = disk(tmp_path, files=WatchedFiles(tmp_path, PLENTY, full_at=frozenset({2})))
+    keep(made, PrefixStore(PLENTY), list(range(11)))
+    assert (made.stats.num_failed, made.stats.num_lost) == (1, 1)
+    assert not [e for e in made._mover.folder.entries if (e.label.part, e.label.kind) == (TARGET, "end")]
+    keep(made, PrefixStore(PLENTY), list(range(11)))
+    assert check(found(made, list(range(11))), list(range(11))) == 11
 
 
 def test_some_of_the_disk_is_left_to_others(tmp_path: Path) -> None:

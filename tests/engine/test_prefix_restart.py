@@ -150,18 +150,27 @@ def test_damaged_pieces_cost_their_reading(tmp_path: Path, caplog) -> None:
 
 
 def test_other_weights_find_nothing(tmp_path: Path) -> None:
-    """A fine-tune has the same shapes and names."""
-    text = words(300, 1)
-    first = engine(tmp_path)
-    ask(first, text, GREEDY, spec())
-    first.close()
-    other = Engine(
-        tiny_models.echo(),
-        tiny_models.tokenizer(),
-        config=EngineConfig(prefix_disk=PLENTY, prefix_dir=tmp_path),
-    )
-    assert ask(other, text, GREEDY, SpecConfig()).stats.num_cached == 0
-    other.close()
+    """A fine-tune has the same shapes and names, and nothing else about the engine differs."""
+
+    def cached(drift: float) -> int:
+        config = EngineConfig(prefix_disk=PLENTY, prefix_dir=tmp_path)
+        made = Engine(tiny_models.echo(drift=drift), tiny_models.tokenizer(), config=config)
+        found = ask(made, words(300, 1), GREEDY, SpecConfig()).stats.num_cached
+        made.close()
+        return found
+
+    assert cached(0.1) == 0
+    assert cached(0.1) > 200
+    assert cached(0.2) == 0
+
+
+def test_states_of_every_drafter_that_has_some_are_written(tmp_path: Path) -> None:
+    made = engine(tmp_path)
+    ask(made, words(200, 3), GREEDY, spec(*ALL))
+    assert made.prefix.disk is not None
+    parts = {entry.label.part for entry in made.prefix.disk._mover.folder.entries}
+    assert parts >= {TARGET, "mtp", "draft-model"}
+    made.close()
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
