@@ -128,6 +128,8 @@ FAULTS = (
         "if kept.until <= now",
         "if False",
         f"{_RESPONSES}::test_stored_responses_keep_to_a_budget_and_a_time",
+    ),
+    Fault(
         "a block drafter's context begins a position late",
         "models/dflash.py",
         "turns = Places(rows, cache.lengths)",
