@@ -90,11 +90,25 @@ def inputs(name: str, given: PromptWithImages, answer: list[int]) -> dict[str, A
         return found | {"pixel_values": whole, "token_type_ids": kinds}
     rows, columns = given.images[0].grid[1:]
     places = torch.tensor([[[x, y] for y in range(rows) for x in range(columns)]] * len(pixels))
-    return found | {
-        "pixel_values": torch.stack(pixels),
-        "image_position_ids": places,
-        "mm_token_type_ids": kinds,
-    }
+    found |= {"pixel_values": torch.stack(pixels), "image_position_ids": places, "mm_token_type_ids": kinds}
+    return found | ({"attention_mask": declared_masks(name, kinds)} if kind == "gemma4_unified" else {})
+
+
+def declared_masks(name: str, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The masks that Transformers declares for the unified model: blocks in layers with a window only, and within the window. Its forward
+    of 5.23 makes others (blocks in all layers, the window not applied to them), unlike its forward of the other Gemma 4 models."""
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as unified
+
+    config = both(name)[0].config.get_text_config()
+    found: dict[str, torch.Tensor] = unified.create_masks_for_vision_model(
+        config=config,
+        inputs_embeds=torch.zeros((*kinds.shape, config.hidden_size)),
+        attention_mask=torch.ones_like(kinds),
+        past_key_values=None,
+        position_ids=None,
+        block_sequence_ids=unified.get_block_sequence_ids_for_mask(kinds, device=kinds.device),
+    )
+    return found
 
 
 @torch.no_grad()
