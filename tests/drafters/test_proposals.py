@@ -82,8 +82,6 @@ def test_a_growing_text_brings_its_latest_tokens(monkeypatch: pytest.MonkeyPatch
     history += [45, 200, -1]  # in the list; beyond the head's rows; no id
     made.open({7: history})
     assert made.ids.tolist() == [*LISTED, 0, 2, 3]
-    made.open({7: [5]})  # the history has been cut
-    assert made.ids.tolist() == [*LISTED, 5]
     made.forget(7)
     made.open({7: [6, 7]})
     assert made.ids.tolist() == [*LISTED, 6, 7]

@@ -227,7 +227,7 @@ def test_errors_are_those_the_sdk_knows(client: Any) -> None:
         ({"extra_body": {"ngram_static": "x"}}, "ngram_static"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},
-            "messages[0].content[0].type",
+            "messages[0].content[0]",
         ),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
     ):

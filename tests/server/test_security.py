@@ -139,7 +139,7 @@ def test_a_form_of_a_web_page_is_no_request(demo: Served, kind: str) -> None:
 
 def test_bodies_too_large_too_deep_or_no_json(demo: Served) -> None:
     for raw, status in (
-        (b"x" * (20 << 20), 413),
+        (b"x" * (33 << 20), 413),
         (b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400),
         (b'{"messages": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}", 400),
         (b"[" * 100_000, 400),
@@ -167,7 +167,7 @@ def test_a_body_that_grows_past_its_limit(demo: Served) -> None:
         connection.sendall((head + more).encode())
         piece = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
         try:
-            for _ in range(18):
+            for _ in range(34):
                 connection.sendall(piece)
         except OSError:
             pass  # it has stopped reading
@@ -226,7 +226,8 @@ def test_messages_that_are_none(demo: Served) -> None:
     ):
         status, _, data = demo.ask("POST", "/v1/chat/completions", {**BODY, "messages": messages})
         assert status == 400, (messages, data)
-        assert envelope(data)["param"].startswith("messages"), data
+        error = envelope(data)
+        assert error["code"] == "invalid_image" or error["param"].startswith("messages"), data
 
 
 @pytest.mark.parametrize(
