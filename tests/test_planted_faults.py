@@ -39,6 +39,7 @@ _EAGLE = "tests/drafters/test_eagle3.py"
 _DISK = "tests/engine/test_prefix_disk.py"
 _RESTART = "tests/engine/test_prefix_restart.py"
 _BLOCKS = "tests/models/test_dflash_model.py"
+_FIELD = "tests/engine/test_images_in_the_field.py"
 
 
 class Fault(NamedTuple):
@@ -863,6 +864,55 @@ FAULTS = (
         "            self._coming += fetch.nbytes\n",
         "",
         f"{_RESTART}::test_what_is_read_has_room_in_the_budget",
+    ),
+    Fault(
+        "another tower's states are served from the disk",
+        "engine/prefix_disk/signature.py",
+        "        None if tower is None else fingerprint(tower),\n",
+        "",
+        f"{_RESTART}::test_images_continue_behind_a_restart_with_the_same_tower_only",
+    ),
+    Fault(
+        "another tower of a draft model is served the states of the first",
+        "drafters/draft_model.py",
+        "(self._model,) if self._vision is None else (self._model, self._vision.tower)",
+        "(self._model,)",
+        f"{_RESTART}::test_images_continue_behind_a_restart_with_the_same_tower_only",
+    ),
+    Fault(
+        "reading an image takes no memory",
+        "engine/memory.py",
+        "        return self._tower.scratch_bytes(most) if most else 0\n",
+        "        return 0\n",
+        f"{_MEMORY}::test_reading_an_image_is_counted",
+    ),
+    Fault(
+        "text behind an image has the positions of its indices",
+        "models/image_rows.py",
+        "        return self._shifts[num - 1] if num else 0\n",
+        "        return 0\n",
+        f"{_FIELD}::test_decoding_goes_on_at_the_shifted_position",
+    ),
+    Fault(
+        "an image's tokens are known by their number alone",
+        "models/image_rows.py",
+        "image_keys(prepared.digest, len(places))",
+        'image_keys(b"", len(places))',
+        f"{_FIELD}::test_another_image_of_one_size_is_another_prompt",
+    ),
+    Fault(
+        "the MTP head is fed the rows of the cell's own token",
+        "drafters/model_based.py",
+        "image_input(list(pieces), skips=self.skips, axes=self.turns_by_axes)",
+        "image_input(list(pieces), axes=self.turns_by_axes)",
+        "tests/engine/test_images_drafted.py::test_the_head_is_fed_the_rows_and_positions_of_images[512]",
+    ),
+    Fault(
+        "all images of a prompt are read in one step",
+        "engine/prefill.py",
+        "                return True\n        return False\n\n    def _turn(self)",
+        "        return False\n\n    def _turn(self)",
+        "tests/engine/test_images.py::test_rows_that_decode_wait_for_one_image_at_most",
     ),
 )
 

@@ -21,8 +21,7 @@ from mlxspec.config import DRAFTER_NAMES, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.qwen_weights import split_mtp
-from mlxspec.loading.vision_weights import is_of_vision
-from mlxspec.loading.weights import Weights, formats, is_of_a_tower, rename, split_experts
+from mlxspec.loading.weights import Weights, formats, is_of_a_tower, is_of_vision, rename, split_experts
 from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
     Assembled,
@@ -346,6 +345,7 @@ def _memory(
         drafter_state=sum(memory.state_bytes(m, context, rows) for m in drafters if hasattr(m, "make_cache")),
         machine=memory.machine_memory(),
         vision=0 if made.vision is None else made.vision.nbytes,
+        reading=0 if made.vision is None else memory.reading_bytes(made.vision),
     )
 
 

@@ -14,7 +14,8 @@ from mlx.utils import tree_flatten
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.errors import ModelError
 from mlxspec.models.registry import architecture
-from mlxspec.models.vision.blueprint import blueprint
+from mlxspec.models.vision.base import Vision
+from mlxspec.models.vision.blueprint import Blueprint, blueprint
 from mlxspec.platform import device
 
 DEFAULT_CONTEXT = 8192
@@ -25,8 +26,8 @@ _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
     """Bytes, at most. state: keys, values and recurrent states of `rows` rows of `context` tokens, the model's and its drafters'.
-    machine: what this one gives to MLX. vision: weights of the vision tower, where `weights` does not include them. Activations of a
-    forward come on top: they are small beside the rest."""
+    machine: what this one gives to MLX. vision: weights of the vision tower, where `weights` does not include them; reading: what the
+    tower takes while it reads an image of 1024 x 1024 pixels. Activations of the text model come on top: they are small beside the rest."""
 
     context: int
     rows: int
@@ -36,10 +37,12 @@ class MemoryEstimate:
     drafter_state: int
     machine: int
     vision: int = 0
+    reading: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.vision + self.drafter_weights + self.state + self.drafter_state
+        weights = self.weights + self.vision + self.drafter_weights
+        return weights + self.state + self.drafter_state + self.reading
 
     @property
     def fits(self) -> bool:
@@ -84,17 +87,15 @@ def expected(
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
-    in_memory, tower, quantized = (
-        file_bytes,
-        0,
-        bool(config.get("quantization") or config.get("quantization_config")),
-    )
+    in_memory, vision, plan = file_bytes, 0, _vision_plan(config, parsed.hidden_size)
+    quantized = bool(config.get("quantization") or config.get("quantization_config"))
     if device.has_gpu():
-        model.set_dtype(mx.bfloat16)
+        for module in (model, *([] if plan is None else [plan.tower])):
+            module.set_dtype(mx.bfloat16)
     else:
         values = bytes_of(model)  # float32
         if not quantized or device.floats_fit(values):
-            in_memory, tower = values, _tower_bytes(config, parsed.hidden_size)
+            in_memory, vision = values, 0 if plan is None else bytes_of(plan.tower)
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
     return MemoryEstimate(
         context=context,
@@ -104,13 +105,20 @@ def expected(
         state=state_bytes(model, context, rows),
         drafter_state=0,
         machine=machine_memory(),
-        vision=tower,
+        vision=vision,
+        reading=0 if plan is None else reading_bytes(plan),
     )
 
 
-def _tower_bytes(config: dict[str, Any], hidden_size: int) -> int:
-    """Of a vision tower in float32; 0 where config.json describes none that can be used."""
+def reading_bytes(vision: Blueprint | Vision) -> int:
+    """What a vision tower takes while it reads an image of 1024 x 1024 pixels."""
+    tower: Any = vision.tower
+    return int(tower.scratch_bytes(vision.preprocessor.tokens_of(1024, 1024)))
+
+
+def _vision_plan(config: dict[str, Any], hidden_size: int) -> Blueprint | None:
+    """None where config.json describes no vision tower that can be used."""
     try:
-        return bytes_of(blueprint(config, {}, hidden_size).tower)
+        return blueprint(config, {}, hidden_size)
     except ModelError:
-        return 0
+        return None

@@ -159,8 +159,7 @@ def _take(session: Session, line: Typed) -> bool:
         return chat_commands.obey(session, text)
     if line.may_command and session.talk.engine.vision is not None:
         text, names = pasted(text)
-        for name in names:
-            session.talk.show(name)
+        session.talk.show(*names)
         if names and not text:
             return chat_commands.obey(session, "/image")
     return _turn(session, text[1:] if line.may_command and text.startswith("//") else text)

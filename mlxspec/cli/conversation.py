@@ -155,9 +155,9 @@ class Conversation:
         self.turns = self.turns[:-2]
         return question
 
-    def show(self, name: str) -> None:
-        """An image goes with the next question. Raises ConfigError, ImageError."""
-        self.pictures = [*self.pictures, read_picture(name, self.engine)]
+    def show(self, *names: str) -> None:
+        """These images go with the next question. Raises ConfigError and ImageError; none of them does then."""
+        self.pictures = [*self.pictures, *(read_picture(name, self.engine) for name in names)]
 
     def clear(self) -> None:
         """Forget all turns and images; system prompt, drafters and statistics stay."""

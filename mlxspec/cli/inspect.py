@@ -43,6 +43,7 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
     m, head = r.memory, r.head
     verdict = "fits" if m.fits else "does not fit"
     vision = f", vision tower {amount(m.vision)}" if m.vision else ""
+    vision += f", reading an image {amount(m.reading)}" if m.reading else ""
     return [
         ("model", r.name),
         ("folder", r.folder),

@@ -34,6 +34,8 @@ class DFlashDrafter(ModelDrafter):
     name = "dflash"
     skips = 1  # a token comes with what was given out for the one before it
     drafts_at_once = True
+    sees_images = True  # in what the target's layers gave out
+    turns_by_axes = False
 
     def __init__(self, model: DFlash, max_context: int, head_rows: HeadRows | None = None) -> None:
         """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order."""

@@ -42,13 +42,15 @@ class DraftModel(ModelDrafter):
         """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too. vision:
         its own, which reads images as they are prepared for the target."""
         super().__init__(model.max_context, head_rows)
+        self._vision = vision
         self._features = None if vision is None else ImageFeatures(vision.tower)
         self._model = model
         self._vocab_size = vocab_size
 
     @property
     def weight_bytes(self) -> int:
-        return bytes_of(self._model) + (0 if self.reduced is None else self.reduced.weight_bytes)
+        tower = 0 if self._vision is None else self._vision.nbytes
+        return bytes_of(self._model) + tower + (0 if self.reduced is None else self.reduced.weight_bytes)
 
     @property
     def reads(self) -> Reads:
@@ -56,7 +58,9 @@ class DraftModel(ModelDrafter):
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:
-        return (self._model,) if isinstance(self._model, nn.Module) else None
+        made_by = (self._model,) if self._vision is None else (self._model, self._vision.tower)
+        modules = tuple(m for m in made_by if isinstance(m, nn.Module))
+        return modules if len(modules) == len(made_by) else None
 
     def see(self, row: int, seen: SeenImages) -> None:
         if self._features is None:

@@ -126,8 +126,9 @@ class Engine(EngineApi):
         self._prefills: list[Prefill] = []
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
         images = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
-        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images)
-        disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR)
+        tower = None if vision is None else vision.tower
+        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images, tower)
+        disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR, tower=tower)
         budget, stride = self.memory.prefix_budget, stride_of(model.make_cache(0))
         self.prefix = Prefix(budget, stride=stride, disk=disk)
         self._rows: list[Request] = []  # in cache order

@@ -5,6 +5,7 @@ read, and the prefix store, which gets what the others leave. Estimates of bytes
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -18,6 +19,7 @@ from mlxspec.engine.request import TOKEN_BYTES, Request
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
+from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import device
 
 SMALLEST_CHUNK = 32  # tokens
@@ -26,6 +28,14 @@ _STORE_SHARE, _STORE_AT_MOST = 4, 8 << 30  # of what the weights leave, one part
 # Of each token of a chunk, float32 numbers that are alive at once, in hidden sizes: a feed-forward layer's gate, up and product at three to
 # four each, projections of queries, keys and values, a recurrence's inputs, and what the graph has not let go of yet.
 _ALIVE = 64
+
+
+class _Reserved(NamedTuple):
+    """Of one request. nbytes: of its row; length: tokens it may come to have; tower: bytes that reading its largest image takes."""
+
+    nbytes: int
+    length: int
+    tower: int
 
 
 class EngineMemory:
@@ -39,9 +49,10 @@ class EngineMemory:
         config: EngineConfig,
         verify: int,
         vision: int = 0,
+        tower: VisionTower | None = None,
     ) -> None:
-        """vision: bytes of a vision tower and of the rows that are kept of images. Raises MemoryBudgetError where the weights
-        alone do not fit: no request ever would."""
+        """vision: bytes of a vision tower and of the rows that are kept of images. tower: that tower. Raises MemoryBudgetError where the
+        weights alone do not fit: no request ever would."""
         self._model, self._drafters, self._verify = model, tuple(drafters), verify
         self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
@@ -50,11 +61,13 @@ class EngineMemory:
         left = self.budget - self.weights
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
-        self._reserved: dict[int, tuple[int, int]] = {}  # request -> bytes, tokens
+        self._tower = tower
+        self._reserved: dict[int, _Reserved] = {}  # by request
 
     def close(self) -> None:
         """Let go of model and drafters. Nothing can be asked about requests any more."""
         self._drafters, self._reserved, self.weights, self.prefix_budget = (), {}, 0, 0
+        self._tower = None
         vars(self).pop("_model", None)
 
     def read_by(self, num_tokens: int) -> None:
@@ -65,7 +78,7 @@ class EngineMemory:
     @property
     def reserved(self) -> int:
         """Bytes of the rows that are here, as long as they may still grow."""
-        return sum(nbytes for nbytes, _ in self._reserved.values())
+        return sum(r.nbytes for r in self._reserved.values())
 
     def needed(self, request: Request) -> int:
         """Of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
@@ -96,7 +109,8 @@ class EngineMemory:
     def check(self, request: Request) -> None:
         """Raises MemoryBudgetError where it does not fit even alone."""
         length = _most_tokens(request)
-        needed = self.weights + self.needed(request) + self.activations(self._smallest, length)
+        running = max(self.activations(self._smallest, length), self._of_tower(request))
+        needed = self.weights + self.needed(request) + running
         if needed > self.budget:
             raise MemoryBudgetError(
                 f"{length} tokens (the prompt and max_tokens) need {_shown(needed)} with this model, and memory_budget is "
@@ -107,10 +121,11 @@ class EngineMemory:
         """Take a request's bytes if they fit beside the rows that are here; alone it always does, having been checked."""
         needed = self.needed(request)
         longest = max(self._longest, _most_tokens(request))
-        taken = self.weights + self.reserved + needed + self.activations(self._smallest, longest)
-        if taken > self.budget and self._reserved:
+        tower = self._of_tower(request)
+        running = max(self.activations(self._smallest, longest), tower, self._largest_tower)
+        if self.weights + self.reserved + needed + running > self.budget and self._reserved:
             return False
-        self._reserved[request.number] = needed, _most_tokens(request)
+        self._reserved[request.number] = _Reserved(needed, _most_tokens(request), tower)
         device.adjust(self, self.scratch)
         return True
 
@@ -135,14 +150,16 @@ class EngineMemory:
     @property
     def for_store(self) -> int:
         """Bytes that the prefix store may have now."""
-        return max(0, min(self.prefix_budget, self._free - self.activations(self.chunk, self._longest)))
+        running = max(self.activations(self.chunk, self._longest), self._largest_tower)
+        return max(0, min(self.prefix_budget, self._free - running))
 
     @property
     def scratch(self) -> int:
         """Bytes that one forward after another needs for itself, at most, with the rows that are here: their longest context, rounded up
         to a power of two so that it seldom changes, and not below DEFAULT_CONTEXT."""
         longest = 1 << max(self._longest - 1, DEFAULT_CONTEXT - 1).bit_length()
-        return self.activations(self.full_chunk, min(longest, self._model.max_context))
+        forward = self.activations(self.full_chunk, min(longest, self._model.max_context))
+        return max(forward, self._largest_tower)
 
     def activations(self, chunk: int, context: int) -> int:
         """What a forward of so many tokens behind `context` ones takes while it runs."""
@@ -153,7 +170,19 @@ class EngineMemory:
 
     @property
     def _longest(self) -> int:
-        return max((length for _, length in self._reserved.values()), default=0)
+        return max((r.length for r in self._reserved.values()), default=0)
+
+    @property
+    def _largest_tower(self) -> int:
+        """Bytes that reading one image of the rows that are here takes; images are read one at a time, and not during a forward."""
+        return max((r.tower for r in self._reserved.values()), default=0)
+
+    def _of_tower(self, request: Request) -> int:
+        """Bytes that reading the request's largest image takes."""
+        if request.seen is None or self._tower is None:
+            return 0
+        most = max((len(span.places) for span in request.seen.images.spans), default=0)
+        return self._tower.scratch_bytes(most) if most else 0
 
     @property
     def _free(self) -> int:

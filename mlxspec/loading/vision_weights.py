@@ -18,17 +18,9 @@ _QWEN = re.compile(r"(?:model\.)?(?:visual|vision_tower)\.")
 _SIGLIP = re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?|(?:model\.)?(?=multi_modal_projector\.)")
 _GEMMA4 = re.compile(r"(?:model\.)?vision_tower\.|(?:model\.)?(?=embed_vision\.)")
 _BLOCKS = re.compile(r"(?:model\.)?(?:vision_embedder\.|embed_vision\.(?=patch_|pos_)|(?=embed_vision\.))")
-_OF_VISION = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|multi_modal_projector)\."
-)
 _RANGES = (".input_max", ".input_min", ".output_max", ".output_min")
 _FLOAT32 = ("std_bias", "std_scale")
 _UNUSED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "position_ids")
-
-
-def is_of_vision(name: str) -> bool:
-    """Whether a tensor is for images or video, and not for sound."""
-    return _OF_VISION.match(name) is not None
 
 
 def qwen_tower(weights: Weights, kernel: tuple[int, ...]) -> Weights:

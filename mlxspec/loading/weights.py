@@ -34,9 +34,10 @@ _AFFINE = dict.fromkeys(((b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 12
 _BYTES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}  # formats whose scales are bytes
 _STACKED = re.compile(r"(.*)experts\.(gate_up_proj|down_proj)(?:\.(weight|scales|biases))?")
 _ALONE = re.compile(r"(.*)experts\.(\d{1,6})\.((?:gate_proj|up_proj|down_proj)\.(?:weight|scales|biases))")
-_NOT_TEXT = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector)\."
-)
+_SEEING = "visual|vision_tower|vision_embedder|embed_vision|multi_modal_projector"
+_HEARING = "audio_tower|embed_audio"
+_OF_VISION = re.compile(rf"(model\.)?({_SEEING})\.")
+_OF_A_TOWER = re.compile(rf"(model\.)?({_SEEING}|{_HEARING})\.")
 
 
 def read_folder(folder: Path) -> Weights:
@@ -74,7 +75,12 @@ def is_bare_head(names: Collection[str]) -> bool:
 
 def is_of_a_tower(name: str) -> bool:
     """Whether a tensor is for images, video or sound."""
-    return _NOT_TEXT.match(name) is not None
+    return _OF_A_TOWER.match(name) is not None
+
+
+def is_of_vision(name: str) -> bool:
+    """Whether a tensor is for images or video, and not for sound."""
+    return _OF_VISION.match(name) is not None
 
 
 def rename(weights: Weights) -> Weights:

@@ -20,7 +20,7 @@ from mlxspec.loading import progress
 from mlxspec.loading.names import printable
 from mlxspec.loading.progress import amount
 from mlxspec.loading.qwen_weights import head_of
-from mlxspec.loading.vision_weights import in_dtype, is_of_vision
+from mlxspec.loading.vision_weights import in_dtype
 from mlxspec.loading.weights import (
     Packed,
     Weights,
@@ -28,6 +28,7 @@ from mlxspec.loading.weights import (
     dequantize,
     formats,
     is_of_a_tower,
+    is_of_vision,
     missing_and_extra,
 )
 from mlxspec.models.adapters import fuse_adapter

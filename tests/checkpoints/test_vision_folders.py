@@ -18,8 +18,7 @@ from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.checkpoints.inspect import InspectReport, inspect
 from mlxspec.checkpoints.quantize import Format
-from mlxspec.loading.vision_weights import is_of_vision
-from mlxspec.loading.weights import read_folder
+from mlxspec.loading.weights import is_of_vision, read_folder
 from mlxspec.platform import device
 
 Q8 = Format(bits=8, group_size=32)
@@ -96,6 +95,7 @@ def test_inspect_counts_the_tower(name: str) -> None:
     assert parts == sum(on_disk.values())
     prepared = loaded.vision.preprocessor.prepare(picture(1024, 1024))
     assert report.vision.square_tokens == prepared.tokens <= report.vision.max_tokens
+    assert report.memory.reading == loaded.vision.tower.scratch_bytes(prepared.tokens) > 0
 
 
 @pytest.mark.parametrize("name", ["qwen-64", "gemma3"])
@@ -105,7 +105,10 @@ def test_memory_is_told_before_a_download(name: str, monkeypatch: pytest.MonkeyP
     config, there = json.loads((folder / "config.json").read_text()), looked_at(folder).memory
     told = memory.expected(config, 10**6, context=there.context)
     assert told.vision == there.vision > 0
+    assert told.reading > 0
+    assert told.total > told.weights + told.vision + told.reading
     assert memory.expected(config | {"vision_config": {}}, 10**6).vision == 0
     monkeypatch.setattr(device, "backend", lambda: "cuda")
     on_gpu = memory.expected(config, 10**6)
     assert (on_gpu.weights, on_gpu.vision) == (10**6, 0)
+    assert 0 < on_gpu.reading < told.reading  # 16 bits a number

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from mlxspec.engine.image_prompt import PromptWithImages
@@ -21,23 +22,34 @@ IMAGE, LOOKUP = 94, 90  # ids of the tiny vocabulary
 _PIXELS = 12
 
 
-class OneMatrix:
-    """A tower of one matrix. runs: digests of the images that went through it."""
+class OneMatrix(nn.Module):
+    """A tower of one matrix. runs: digests of the images that went through it. scratch: bytes that it says a token of an image takes."""
 
-    def __init__(self, hidden: int = 64, seed: int = 11) -> None:
+    def __init__(self, hidden: int = 64, seed: int = 11, scratch: int = 0) -> None:
+        super().__init__()
         drawn = np.random.default_rng(seed).normal(0.0, 1.0, (_PIXELS, hidden)) / np.sqrt(_PIXELS)
-        self._weight = mx.array(drawn.astype(np.float32))
-        self.runs: list[bytes] = []
+        self.weight = mx.array(drawn.astype(np.float32))
+        self._runs: list[bytes] = []
+        self._scratch = scratch
+
+    @property
+    def runs(self) -> list[bytes]:
+        return self._runs
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        self.runs.append(prepared.digest)
-        return mx.array(prepared.pixels) @ self._weight
+        self._runs.append(prepared.digest)
+        return mx.array(prepared.pixels) @ self.weight
+
+    def scratch_bytes(self, tokens: int) -> int:
+        return self._scratch * tokens
 
 
-def vision(*, hidden: int = 64, seed: int = 11, bidirectional: Bidirectional = "none") -> Vision:
+def vision(
+    *, hidden: int = 64, seed: int = 11, bidirectional: Bidirectional = "none", scratch: int = 0
+) -> Vision:
     """No test prepares images of real pixels with it."""
     return Vision(
-        tower=OneMatrix(hidden, seed),
+        tower=OneMatrix(hidden, seed, scratch),
         preprocessor=None,  # type: ignore[arg-type]
         prompt=ImagePrompt(placeholder=IMAGE, image=IMAGE, lookup=LOOKUP),
         bidirectional=bidirectional,

@@ -151,6 +151,26 @@ def test_the_tower_runs_once_an_image_and_step() -> None:
     assert runs[-1] == 2  # the first image stands in the prompt twice
 
 
+def test_rows_that_decode_wait_for_one_image_at_most() -> None:
+    """Three images that arrive at once: between two of them every row that decodes gets its tokens."""
+    vision = images.vision()
+    e = engine(vision=vision)
+    decoding = e.submit(images.text(20, 1), replace(GREEDY, max_tokens=60), spec=PLAIN, client="a")
+    while decoding.num_generated == 0:
+        e.step()
+    given = images.prompt(*(images.image(3, 3, i) for i in range(3)), images.text(4, 2))
+    asked = e.submit(given, GREEDY, spec=PLAIN, client="b")
+    runs, tokens = [0], [decoding.num_generated]
+    while asked.num_generated == 0:
+        e.step()
+        runs.append(len(vision.tower.runs))
+        tokens.append(decoding.num_generated)
+    assert runs[-1] == 3
+    at = [i for i in range(1, len(runs)) if runs[i] > runs[i - 1]]
+    assert len(at) == 3
+    assert all(tokens[later] > tokens[earlier] for earlier, later in zip(at, at[1:], strict=False))
+
+
 def test_a_model_without_vision_says_so() -> None:
     e = Engine(tiny_models.target(), tiny_models.tokenizer())
     with pytest.raises(ImageError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
@@ -26,7 +28,7 @@ from tests.engine import equality, images
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-DRAFTERS = (*NGRAMS, "mtp", "eagle3", "draft-model")
+DRAFTERS = (*NGRAMS, "mtp", "eagle3", "dflash", "draft-model")
 
 
 def drafters(form: str = "float32"):
@@ -34,6 +36,7 @@ def drafters(form: str = "float32"):
     return [
         Mtp(tiny_models.mtp_head(form), model.max_context),
         Eagle3(tiny_models.eagle3(form), model.max_context),
+        DFlashDrafter(tiny_models.dflash(form=form), model.max_context),
         DraftModel(tiny_models.echo(form=form), model.vocab_size, vision=images.vision()),
         NgramSimple(2, 12),
         NgramMapK(2, 8, 1),
@@ -54,13 +57,21 @@ def engine(given=(), form: str = "float32", **config) -> Engine:
 
 
 class Case:
-    """Two turns of one to three rows, some without images; the drafters, the policy and what is asked are drawn from the number."""
+    """Two turns of one to three rows, some without images; the drafters, the policy and what is asked are drawn from the number. among:
+    drafters that there are. axes: whether positions of images have three axes."""
 
-    def __init__(self, number: int, drafter: str | None = None, policy: str | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        drafter: str | None = None,
+        policy: str | None = None,
+        *,
+        among: Sequence[str] = DRAFTERS,
+        axes: bool = True,
+    ) -> None:
         self.rng = rng = np.random.default_rng(number)
-        names = (
-            [drafter] if drafter else [str(n) for n in rng.permutation(DRAFTERS)[: int(rng.integers(1, 4))]]
-        )
+        self.axes = axes
+        names = [drafter] if drafter else [str(n) for n in rng.permutation(among)[: int(rng.integers(1, 4))]]
         self.spec = SpecConfig(
             drafters=tuple(names),
             policy=policy or ("auto" if rng.random() < 0.4 else "fixed"),
@@ -73,7 +84,7 @@ class Case:
         self.rows = [
             images.text(int(rng.integers(3, 40)), number + r)
             if rng.random() < 0.3
-            else images.random_prompt(1000 * number + r)
+            else images.random_prompt(1000 * number + r, axes=axes)
             for r in range(int(rng.integers(1, 4)))
         ]
         self.params = [
@@ -116,7 +127,7 @@ class Case:
             at = span.stop
         parts.append([*before.tokens[at:], *more])
         if self.rng.random() < 0.5:
-            parts += [images.image(3, 4, int(self.rng.integers(0, 2))), images.text(4, 1)]
+            parts += [images.image(3, 4, int(self.rng.integers(0, 2)), axes=self.axes), images.text(4, 1)]
         return images.prompt(*parts)
 
 

@@ -21,16 +21,19 @@ GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 BLOCKS = {"gemma3": "all", "gemma4-dense": "windowed", "gemma4-e": "none", "gemma4-moe": "windowed"}
 
 
-def engine(form: str, **config) -> Engine:
+def engine(form: str, drafters=None, **config) -> Engine:  # type: ignore[no-untyped-def]
     target = gemma.make(form)
     vision = images.vision(bidirectional=BLOCKS[form])
-    drafters = [
-        NgramSimple(2, 12),
-        DraftModel(gemma.make(form, drift=0.1), target.vocab_size, vision=vision),
-    ]
+    if drafters is None:
+        drafters = [NgramSimple(2, 12), draft_model(form)]
     return Engine(
         target, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(**config), vision=vision
     )
+
+
+def draft_model(form: str) -> DraftModel:
+    vision = images.vision(bidirectional=BLOCKS[form])
+    return DraftModel(gemma.make(form, drift=0.1), tiny_models.VOCAB, vision=vision)
 
 
 def greedy(form: str, given, num: int) -> list[int]:  # type: ignore[no-untyped-def]

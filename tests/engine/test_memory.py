@@ -19,7 +19,7 @@ from mlxspec.errors import EngineStoppedError, MemoryBudgetError
 from mlxspec.events import FinishEvent
 from mlxspec.platform import device
 from tests import tiny_models
-from tests.engine import equality
+from tests.engine import equality, images
 from tests.engine.equality import ALL, same, spec
 
 MIB = 1 << 20
@@ -66,6 +66,41 @@ def test_the_longest_row_is_the_longest_that_is_not_refused() -> None:
                     tight.submit([1, 2, 3], params, spec=spec(*who))
         shared = equality.engine(memory_budget=least() + extra, prefix_budget=MIB // 2)
         assert shared.memory.most_tokens(spec(*who)) < most or most == tight.max_context
+
+
+def test_reading_an_image_is_counted() -> None:
+    """What the tower takes while it runs is left free: an image that can never be read is refused, one that cannot be now waits."""
+    per_token = 32 * MIB
+    given = images.prompt([1, 2, 3], images.image(2, 3, 1), [4])
+
+    def made(budget: int | None = None, scratch: int = per_token) -> Engine:
+        config = EngineConfig(prefix_budget=0, memory_budget=budget)
+        return Engine(
+            tiny_models.target(),
+            tiny_models.tokenizer(),
+            config=config,
+            vision=images.vision(scratch=scratch),
+        )
+
+    free = made(scratch=0)
+    row = free.memory.needed(free.submit(given, FEW))
+    assert free.features is not None
+    # a part of the budget, of 32, is for rows of images that no request has
+    least = -(-(free.memory.weights - free.features.budget + row + 6 * per_token) * 32 // 31)
+    assert free.memory.scratch < 6 * per_token
+    with pytest.raises(MemoryBudgetError):
+        made(least - MIB // 2).submit(given, FEW)
+    tight = made(least + 64)
+    tight.submit(given, FEW)
+    second = tight.submit(given, FEW)
+    tight.step()
+    assert tight.memory.scratch == 6 * per_token
+    assert tight.num_waiting == 1
+    while not tight.is_idle:
+        tight.step()
+    assert second.finish_reason == "length"
+    assert tight.memory.reserved == 0
+    assert tight.memory.scratch < 6 * per_token
 
 
 def test_what_does_not_fit_now_waits_its_turn() -> None:

@@ -26,7 +26,7 @@ from mlxspec.engine.prefix_store import TARGET
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import ConfigError
 from tests import tiny_models
-from tests.engine import equality
+from tests.engine import equality, images
 from tests.engine.equality import ALL, spec
 from tests.engine.test_prefix import words
 
@@ -204,6 +204,59 @@ def test_exact_rows_continue_from_exact_rows_only() -> None:
     model = tiny_models.target()
     assert of_target(model, EngineConfig()) != of_target(model, EngineConfig(exact=True))
     assert of_target(model, EngineConfig()) == of_target(model, EngineConfig(max_rows=2))
+
+
+def test_images_continue_behind_a_restart_with_the_same_tower_only(tmp_path: Path) -> None:
+    """Image tokens are known by their image. Another tower makes other rows of it, and so other states."""
+
+    def made(tower: int, drafting: int, folder: Path | None = tmp_path) -> Engine:
+        model = tiny_models.target()
+        drafter = DraftModel(tiny_models.echo(), model.vocab_size, vision=images.vision(seed=drafting))
+        more = {} if folder is None else {"prefix_disk": PLENTY, "prefix_dir": folder}
+        return Engine(
+            model,
+            tiny_models.tokenizer(),
+            drafters=[drafter],
+            config=EngineConfig(prefix_budget=1 << 28, **more),
+            vision=images.vision(seed=tower),
+        )
+
+    wish = spec("draft-model")
+    given = images.prompt(words(40, 1), images.image(6, 6, 1), words(80, 2))
+    other = images.prompt(words(40, 1), images.image(6, 6, 2), words(80, 2))
+    first = made(11, 11)
+    ask(first, given, GREEDY, wish)
+    first.close()
+    found = {}
+    for name, tower, drafting, asked in (
+        ("same", 11, 11, given),
+        ("other tower", 12, 11, given),
+        ("other tower of the draft model", 11, 12, given),
+        ("other image", 11, 11, other),
+    ):
+        again = made(tower, drafting)
+        got = ask(again, asked, GREEDY, wish)
+        wanted = made(tower, drafting, None).generate(asked, GREEDY, spec=wish)
+        assert got.tokens == wanted.tokens, name
+        found[name] = got.stats.num_cached
+        drafter = again.chain.drafters["draft-model"]
+        if name == "same":
+            assert again.vision.tower.runs == drafter._vision.tower.runs == []
+        elif name == "other tower of the draft model":
+            assert len(drafter._vision.tower.runs) == 1
+        again.close()
+    assert found["same"] >= 144
+    assert found["other tower"] == 0
+    assert found["other tower of the draft model"] >= 144
+    assert found["other image"] <= 40
+
+
+def test_a_tower_without_known_weights_has_no_prefix_store_on_disk(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    vision = replace(images.vision(), tower=lambda prepared: mx.zeros((prepared.tokens, 64)))
+    config = EngineConfig(prefix_disk=PLENTY, prefix_dir=tmp_path)
+    made = Engine(tiny_models.target(), tiny_models.tokenizer(), config=config, vision=vision)
+    assert made.prefix.disk is None
+    assert "There is no prefix store on disk" in caplog.text
 
 
 def test_half_of_a_state_is_nearly_the_state(tmp_path: Path) -> None:

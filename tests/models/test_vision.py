@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from functools import cache
@@ -219,6 +220,23 @@ def test_scores_in_parts_give_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> 
     whole = parts.attend(q, k, v, 0.25)
     monkeypatch.setattr(parts, "_SCORES_AT_MOST", 3000)  # 7 queries a part
     assert np.allclose(parts.attend(q, k, v, 0.25), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_scratch_bytes_bound_what_a_tower_takes(name: str) -> None:
+    """The estimate is never too low, and at most a few times what is used."""
+    vision = loaded(name).vision
+    prepared = vision.preprocessor.prepare(picture(330, 270))
+    mx.eval(vision.tower(prepared))
+    gc.collect()  # what other tests have left must not go meanwhile
+    mx.synchronize()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(vision.tower(prepared))
+    taken = mx.get_peak_memory() - before
+    told = vision.tower.scratch_bytes(prepared.tokens)
+    assert taken <= told <= 6 * taken, (taken, told)
 
 
 # ---- what a model has for images

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.cache.model_cache import ModelCache
@@ -28,8 +29,11 @@ _WORDS = 1 << 22  # of 32 bits that are summed at once
 _AT_ONCE = 16  # of those sums that are evaluated together
 
 
-def of_target(model: Model, config: EngineConfig, layers: Sequence[int] = ()) -> str:
-    """64 hexadecimal digits. It reads all weights once. layers: those whose residual streams are kept behind the final hidden."""
+def of_target(
+    model: Model, config: EngineConfig, layers: Sequence[int] = (), tower: nn.Module | None = None
+) -> str:
+    """64 hexadecimal digits. It reads all weights once. layers: those whose residual streams are kept behind the final hidden. tower: reads
+    the images of prompts. Image tokens are known by their image alone, so states behind them are told apart by the tower's weights."""
     report = device.report()
     return _digest(
         FORMAT,
@@ -43,6 +47,7 @@ def of_target(model: Model, config: EngineConfig, layers: Sequence[int] = ()) ->
         [model.vocab_size, model.hidden_size, str(model.dtype)],
         _layout(model.make_cache(0)),
         fingerprint(model),
+        None if tower is None else fingerprint(tower),
     )
 
 

@@ -22,6 +22,10 @@ class VisionTower(Protocol):
         they are: a scale of embeddings is not applied to them."""
         ...
 
+    def scratch_bytes(self, tokens: int) -> int:
+        """What a call for an image of so many tokens takes beside the weights while it runs, at most."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Vision:

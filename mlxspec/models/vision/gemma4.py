@@ -17,7 +17,15 @@ import numpy as np
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.models.config_values import Keys, Values, mapping
-from mlxspec.models.vision.parts import attend, axial_frequencies, gelu_tanh, layer_norm, turned, turns
+from mlxspec.models.vision.parts import (
+    attend,
+    axial_frequencies,
+    gelu_tanh,
+    layer_bytes,
+    layer_norm,
+    turned,
+    turns,
+)
 
 _KEYS = Keys(
     read=frozenset(),
@@ -105,6 +113,19 @@ class Gemma4VisionTower(nn.Module):
         if self._c.standardizes:
             pooled = (pooled - self.std_bias.astype(mx.float32)) * self.std_scale.astype(mx.float32)
         return self.embed_vision(pooled.astype(x.dtype))
+
+    def scratch_bytes(self, tokens: int) -> int:
+        c, itemsize = self._c, self.patch_embedder.position_embedding_table.itemsize
+        num, numbers = tokens * c.pool**2, 3 * c.patch_size**2
+        layer = layer_bytes(
+            num,
+            size=c.hidden_size,
+            inner=c.intermediate_size,
+            heads=c.num_heads,
+            dim=c.head_dim,
+            itemsize=itemsize,
+        )
+        return layer + num * (3 * 4 + itemsize) * numbers + 8 * num * c.head_dim
 
     def _pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
         """(patches, hidden size), row by row -> (tokens, hidden size) float32: scaled they are too large for float16."""
@@ -265,3 +286,8 @@ class JoinedBlocks(nn.Module):
         x = layer_norm(self.patch_dense(x), self.patch_ln2)
         x = x + (table[mx.array(across), 0] + table[mx.array(down), 1])
         return self.embed_vision(layer_norm(x, self.pos_norm))
+
+    def scratch_bytes(self, tokens: int) -> int:
+        itemsize = self.pos_embedding.itemsize
+        numbers, size = len(self.patch_ln1.weight), len(self.patch_ln2.weight)
+        return tokens * (4 * numbers + itemsize * (4 * numbers + 6 * size))

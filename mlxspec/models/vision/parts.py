@@ -59,6 +59,22 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     return out[0].transpose(1, 0, 2)[..., :dim].reshape(num, heads * dim)
 
 
+def layer_bytes(num: int, *, size: int, inner: int, heads: int, dim: int, itemsize: int) -> int:
+    """What one layer over `num` patches takes while it runs, at most.
+
+    size, inner: numbers of a patch's hidden state and of a feed-forward layer between its matrices, of which a gate and a product may be
+    alive as well. heads, dim: of attention. itemsize: bytes of the tower's numbers; queries and keys are turned in float32.
+    """
+    is_fused = device.backend() == "metal" and dim <= _FUSED[-1]
+    wide = heads * (next(n for n in _FUSED if n >= dim) if is_fused else dim)
+    attending = itemsize * (3 * size + 10 * wide) + 6 * 4 * wide
+    feeding = itemsize * (3 * size + 4 * inner) + 2 * 4 * inner
+    scores = (
+        0 if is_fused else 3 * max(heads * num * itemsize, min(_SCORES_AT_MOST, heads * num * num * itemsize))
+    )
+    return num * max(attending, feeding) + scores
+
+
 def turns(angles: np.ndarray) -> tuple[mx.array, mx.array]:
     """angles (N, ..., D / 2), in radians -> what `rotate` multiplies a number and the other of its pair with, (N, ..., D) float32 each."""
     cos, sin = np.cos(angles), np.sin(angles)

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.models.config_values import Keys, Values
-from mlxspec.models.vision.parts import attend, gelu_tanh, layer_norm
+from mlxspec.models.vision.parts import attend, gelu_tanh, layer_bytes, layer_norm
 
 _KEYS = Keys(
     read=frozenset(),
@@ -97,6 +97,19 @@ class SiglipTower(nn.Module):
         for layer in self.encoder.layers:
             x = layer(x)
         return self.multi_modal_projector(layer_norm(x, self.post_layernorm))
+
+    def scratch_bytes(self, tokens: int) -> int:
+        c, itemsize = self._c, self.embeddings.patch_embedding.weight.itemsize
+        num, numbers = c.side**2, 3 * c.patch_size**2
+        layer = layer_bytes(
+            num,
+            size=c.hidden_size,
+            inner=c.intermediate_size,
+            heads=c.num_heads,
+            dim=c.hidden_size // c.num_heads,
+            itemsize=itemsize,
+        )
+        return layer + num * (4 + itemsize) * numbers
 
 
 class _Embeddings(nn.Module):

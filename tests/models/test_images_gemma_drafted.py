@@ -1,0 +1,59 @@
+"""Gemma models over prompts with images: whoever drafts, and under each policy, the text is that of plain decoding."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from test_gemma_assistant import make_assistant
+
+from mlxspec.drafters.gemma_assistant import GemmaAssistant
+from mlxspec.drafters.ngram_cache import NgramCache
+from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
+from mlxspec.drafters.ngram_mod import NgramMod
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine
+from tests.engine.test_images_drafted import NGRAMS, Case
+from tests.engine.test_images_gemma import BLOCKS, draft_model, engine
+
+
+def drafting(form: str, **config) -> tuple[Engine, tuple[str, ...]]:  # type: ignore[no-untyped-def]
+    """An engine with every drafter of the family, and their names."""
+    lookups = [
+        NgramSimple(2, 12),
+        NgramMapK(2, 8, 1),
+        NgramMapK4v(2, 8, 1),
+        NgramMod(4, 8),
+        NgramCache(8),
+    ]
+    found = engine(form, [*lookups, draft_model(form)], **config)
+    if form == "gemma3":  # for which no assistant is published
+        return found, (*NGRAMS, "draft-model")
+    assistant = GemmaAssistant(make_assistant(found.model, 0, "float32"), found.max_context)
+    return engine(form, [*lookups, draft_model(form), assistant], **config), (*NGRAMS, "draft-model", "mtp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", BLOCKS)
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_every_drafter_and_policy_gives_the_plain_text(form: str, policy: str) -> None:
+    run, names = drafting(form, prefill_chunk=24)
+    plain = engine(form, [], prefix_budget=0)
+    for name in names:
+        counts: Counter[str] = Counter()
+        for number in range(3):
+            counts += Case(number, name, policy, axes=False).play(run, plain)
+        assert counts["cached"] > 0
+        if policy == "fixed":
+            assert counts[name] > 0, name
+
+
+@pytest.mark.parametrize(
+    ("form", "number"),
+    [("gemma4-dense", 1), *(pytest.param(f, n, marks=pytest.mark.slow) for f in BLOCKS for n in range(12))],
+)
+def test_random_rows_and_drafters_give_the_plain_text(form: str, number: int) -> None:
+    chunk = int(np.random.default_rng(number).choice([16, 23, 512]))
+    run, names = drafting(form, prefill_chunk=chunk)
+    Case(number, among=names, axes=False).play(run, engine(form, [], prefix_budget=0))
