@@ -20,6 +20,7 @@ from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads
 from mlxspec.policy import calibrate
+from mlxspec.policy.constants import Constants
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import Curve
 from mlxspec.policy.cost_file import write_followed
@@ -27,15 +28,19 @@ from tests import tiny_models
 
 WIDTHS = Curve({1: 1.0, 2: 1.3, 4: 1.6, 8: 2.4, 17: 3.6})  # plain rounds
 PAIRS = 5
+CONSTANTS = Constants()
+# shapes that drafting adds, each of which runs cold twice: drafts of a prompt's rows and of one row, verifies of 2 and 3 tokens, one more
+SHAPES = 5
 
 
 class Clock:
     """plain: seconds of a plain round. head: of the language-model head, layer: of the MTP head's layer, in plain rounds. cold: what the
-    first two forwards of a width take longer, in plain rounds."""
+    first two forwards of a width take longer, in plain rounds. `compiled` is the sum of that."""
 
     def __init__(self, *, plain: float, head: float, layer: float, cold: float = 1.0) -> None:
         self.plain, self.head, self.layer, self.cold = plain, head, layer, cold
         self.spent = 0.0
+        self.compiled = 0.0
         self._runs: Counter[object] = Counter()
 
     def forward(self, num_tokens: int) -> bool:
@@ -55,7 +60,9 @@ class Clock:
     def _is_warm(self, *shape: object) -> bool:
         self._runs[shape] += 1
         is_warm = self._runs[shape] > 2
-        self.spend(0.0 if is_warm else self.cold)
+        if not is_warm:
+            self.spend(self.cold)
+            self.compiled += self.cold
         return is_warm
 
 
@@ -115,7 +122,7 @@ def loaded(clock: Clock, load_seconds: float) -> tuple[Engine, float]:
 
 
 def ratios(engine: Engine, clock: Clock, tokens: int, temperature: float) -> list[float]:
-    """Of pairs of answers: plain decoding's time over auto's."""
+    """Of pairs of answers: plain decoding's time over auto's. No answer loses more than the account allows, compiling apart."""
 
     def answer(spec: SpecConfig, turn: int) -> float:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=temperature, seed=turn)
@@ -126,12 +133,17 @@ def ratios(engine: Engine, clock: Clock, tokens: int, temperature: float) -> lis
         return clock.spent - began - request.stats.prefill_seconds
 
     answer(SpecConfig(), 0)  # what plain rounds compile
-    found = []
+    compiled, found = clock.compiled, []
     for turn in range(PAIRS):
+        compiled_before = clock.compiled
         times = {
             kind: answer(SpecConfig() if kind else engine.spec, turn) for kind in (turn % 2, 1 - turn % 2)
         }
         found.append(times[1] / times[0])
+        compiling = clock.compiled - compiled_before
+        allowed = CONSTANTS.credit + CONSTANTS.earn * times[0] / clock.plain
+        assert (times[0] - times[1]) / clock.plain - compiling <= allowed
+    assert clock.compiled - compiled <= SHAPES * 2 * clock.cold
     return found
 
 
@@ -171,12 +183,11 @@ def processes(
 def test_a_head_that_is_never_right_costs_little(
     is_sure: bool, tokens: int, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head of half a plain round, as beside a vocabulary of 248k words, on a load that leaves time for two plain rounds of measuring. No
-    answer loses more than what the first draft and the first verify compile, and a credit; the median loses a look."""
+    """A head of half a plain round, as beside a vocabulary of 248k words, on a load that leaves time for two plain rounds of measuring. The
+    median answer loses at most a look."""
     first, second = processes(tmp_path, monkeypatch, is_sure=is_sure, tokens=tokens, temperature=temperature)
     assert statistics.median(first) >= (0.95 if not is_sure else 0.94)
     assert statistics.median(second) >= (0.98 if not is_sure else 0.96)
-    assert min(first + second) >= tokens / (tokens + 8.0)
 
 
 def test_what_a_process_learned_of_drafts_is_where_the_next_one_begins(
