@@ -308,6 +308,7 @@ def test_a_gemma_has_no_head(machine: Machine) -> None:
     refused(machine.run("pull", "owner/gemma", "--mtp-bits", "5"), "--mtp-bits must be one of")
 
 
+@pytest.mark.slow
 def test_an_interrupted_fetch_leaves_no_head_and_goes_on(hub: Machine, folders: dict[str, Path]) -> None:
     """Killed half way through the head: the model is whole and has no head; the next pull asks for the rest of the head only."""
     original = folders["original"]
@@ -370,6 +371,7 @@ def test_models_are_listed_without_a_network(machine: Machine) -> None:
     assert "4096 tokens" in table.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

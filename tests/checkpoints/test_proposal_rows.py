@@ -176,6 +176,7 @@ def test_bits_that_there_are_not(bits: int) -> None:
         SpecConfig(draft_bits=bits)
 
 
+@pytest.mark.slow
 def test_a_head_of_floats_is_kept_in_4_bits_beside_a_quantized_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

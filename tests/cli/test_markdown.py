@@ -129,7 +129,7 @@ def test_nothing_is_hidden_and_no_block_is_closed_too_early(text: str, wanted: s
         assert shown([text[:i], text[i:]]) == wanted
 
 
-@pytest.mark.parametrize("height", [3, 5, 200])
+@pytest.mark.parametrize("height", [3, 5, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_block_taller_than_the_window_is_whole_at_the_end(height: int) -> None:
     text = "```\n" + "".join(f"line {i}\n" for i in range(30)) + "```\n\n" + "word " * 200
     pieces = [text[i : i + 7] for i in range(0, len(text), 7)]

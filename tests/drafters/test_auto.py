@@ -63,7 +63,13 @@ def plain(kind: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize(
-    "widths", [FLAT, LINEAR, {1: 1.0, 2: 1.2, 4: 1.4, 8: 2.5}], ids=["flat", "linear", "between"]
+    "widths",
+    [
+        pytest.param(FLAT, marks=pytest.mark.slow),
+        pytest.param(LINEAR, marks=pytest.mark.slow),
+        {1: 1.0, 2: 1.2, 4: 1.4, 8: 2.5},
+    ],
+    ids=["flat", "linear", "between"],
 )
 def test_the_text_is_that_of_plain_decoding(kind: str, widths: dict[int, float]) -> None:
     together, alone = plain(kind)

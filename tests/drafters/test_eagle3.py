@@ -185,8 +185,13 @@ def test_for_gemma_the_embedding_is_the_table_without_its_scale(tmp_path: Path, 
         same_steps(kind, values, target, text, got)
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    ("depth", "overlaps"),
+    [
+        (3, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, False), (1, True), (3, False))),
+    ],
+)
 def test_what_the_engine_feeds_it(tmp_path: Path, overlaps: bool, depth: int) -> None:
     """Over whole answers, prompts read in pieces, a second turn behind a prefix hit, and rounds drafted behind unread ones: every draft is
     the algorithm's from the whole text. So accepted positions are fed again with the target's own streams, and no rejected one is."""

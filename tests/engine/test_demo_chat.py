@@ -25,6 +25,7 @@ def cold() -> Engine:
     return load("demo", spec=SpecConfig(policy="fixed"), config=EngineConfig(prefix_budget=0))
 
 
+@pytest.mark.slow
 def test_turn_two_of_a_long_conversation_reads_little(engine: Engine, cold: Engine) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     first = engine.chat(messages, PARAMS)

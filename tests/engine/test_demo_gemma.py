@@ -165,6 +165,7 @@ def test_exact_is_plain_text() -> None:
     assert run.generate(prompt, params).tokens == wanted.tokens
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_that_of_mlx_lm() -> None:
     """Greedy, over several windows, from the same folder: ours plain and drafted, theirs with rotating caches."""
     from mlx_lm.utils import load_model

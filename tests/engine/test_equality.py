@@ -149,6 +149,7 @@ def test_a_seed_decides_the_text_and_none_draws_one() -> None:
     assert plain[1].stats.seed == params[1].seed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(equality.EXACT, reason="this process computes with MLX's own BLAS already")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MLX's own BLAS is a Linux matter")
 def test_bit_for_bit_without_any_excuse_where_widths_do_not_matter() -> None:

@@ -153,6 +153,7 @@ def test_pieces_shrink_near_the_limit_and_change_nothing() -> None:
     same(plain, Result.of(request), text, FEW, "in small pieces")
 
 
+@pytest.mark.slow
 def test_200_mixed_requests_stay_within_the_budget_and_give_it_back() -> None:
     """By what MLX holds: the budget less the weights, which the tests share, bounds what comes on top."""
     made = equality.engine(max_rows=4, prefill_chunk=64, prefix_budget=2 * MIB)

@@ -58,9 +58,6 @@ def figures(result: Result) -> tuple:
     [
         ("float32", spec(*ALL), GREEDY),
         ("bfloat16", spec("mtp"), SAMPLED),
-        ("4bit", spec("mtp"), GREEDY),
-        ("float32", spec("eagle3"), GREEDY),
-        ("bfloat16", spec("dflash"), SAMPLED),
         *(
             pytest.param(form, wish, params, marks=pytest.mark.slow)
             for form in ("float32", "float16", "bfloat16", "4bit", "8bit", "mxfp4")
@@ -87,6 +84,7 @@ def test_a_conversation_goes_on_behind_restarts(tmp_path: Path, form: str, wish,
         text = [*text, *got.tokens, *words(20, turn + 10)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["gemma3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma4-dense", "gemma4-e"))]
 )
@@ -129,6 +127,7 @@ def test_a_drafter_that_was_not_there_catches_up(tmp_path: Path) -> None:
         longer = [*longer, *got.tokens, *words(20, 9 + turn)]
 
 
+@pytest.mark.slow
 def test_damaged_pieces_cost_their_reading(tmp_path: Path, caplog) -> None:
     """Each in turn: the answer is that of a cold run, and what is continued from is what stands before the damage."""
     text, one = words(200, 3), engine(None)
@@ -336,7 +335,9 @@ def test_rows_go_on_while_a_prompt_waits_for_the_disk(tmp_path: Path) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+@pytest.mark.parametrize(
+    "how", ["cancel", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deadline", "close"))]
+)
 def test_a_request_may_end_while_it_waits_for_the_disk(tmp_path: Path, how: str) -> None:
     text = kept(tmp_path)
     made = engine(tmp_path)

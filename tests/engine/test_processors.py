@@ -78,8 +78,8 @@ def asked(**more) -> tuple[list[list[int]], list[SamplingParams]]:
     return starts, params
 
 
-# alone, each drafter is checked in the slow tier; together and by what is forced, always
-SETS = [d if len(d) > 1 or d == ("forced",) else pytest.param(d, marks=pytest.mark.slow) for d in DRAFTERS]
+# what is forced is checked always, each drafter and all together in the slow tier
+SETS = [d if d == ("forced",) else pytest.param(d, marks=pytest.mark.slow) for d in DRAFTERS]
 
 
 @cache
@@ -305,6 +305,7 @@ def test_events_carry_the_logprobs_of_their_tokens() -> None:
 # ---- rejection
 
 
+@pytest.mark.slow
 def test_the_whole_engine_keeps_the_distribution_under_rejection() -> None:
     """4096 answers of two drafted tokens; the first token comes from the prompt's own forward."""
     rng, size = np.random.default_rng(1), 6

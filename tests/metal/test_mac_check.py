@@ -55,6 +55,7 @@ def here(script, tmp_path, *, has_metal=True, **changes):
     return script.Here(sizes=sizes, has_metal=has_metal, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_every_section_about_kernels_runs(emulated, script, monkeypatch, tmp_path):
     monkeypatch.setattr(script.kernels.qmv_rows, "MAX_ROWS", 2)
     run = here(script, tmp_path)

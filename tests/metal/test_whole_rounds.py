@@ -209,7 +209,7 @@ def modes(ran: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int], kernel: st
 # The fast tier runs one form of each kind; what a launch is told differs by form in dtypes and in qmv_rows only.
 FORMS = [
     pytest.param("bfloat16", FEW),
-    pytest.param("nvfp4", FEW),
+    pytest.param("nvfp4", FEW, marks=pytest.mark.slow),
     *(pytest.param(form, MANY, marks=pytest.mark.slow) for form in ("bfloat16", "float16", "float32")),
     *(
         pytest.param(form, MANY, marks=pytest.mark.slow)

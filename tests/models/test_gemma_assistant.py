@@ -217,8 +217,8 @@ def engine(form: str, clusters: int, weights: str) -> Engine:
 @pytest.mark.parametrize(
     ("form", "clusters", "weights"),
     [
-        ("gemma4-e", 0, "float32"),
         ("gemma4-dense", 12, "bfloat16"),
+        pytest.param("gemma4-e", 0, "float32", marks=pytest.mark.slow),
         *(pytest.param("gemma4-dense", num, "float32", marks=pytest.mark.slow) for num in (0, 12)),
         *(
             pytest.param("gemma4-e", 0, weights, marks=pytest.mark.slow)

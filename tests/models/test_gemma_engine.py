@@ -76,9 +76,9 @@ def engine(form: str, weights: str = "float32") -> Engine:
 @pytest.mark.parametrize(
     ("form", "weights"),
     [
-        *((form, "float32") for form in FORMS if form != "gemma4-dense"),
+        ("gemma4-e", "float32"),
         ("gemma4-dense", "bfloat16"),
-        pytest.param("gemma4-dense", "float32", marks=pytest.mark.slow),
+        *(pytest.param(form, "float32", marks=pytest.mark.slow) for form in FORMS if form != "gemma4-e"),
         *(
             pytest.param(form, weights, marks=pytest.mark.slow)
             for form in FORMS

@@ -39,7 +39,9 @@ def test_float_checkpoints(gemmas: Gemmas, name: str) -> None:
         assert_same_logits(ours, reference, f"{name}, {dialect}")
 
 
-@pytest.mark.parametrize("dialect", ["mlx-8bit", "mlx-4bit", "mlx-hub-4bit"])
+@pytest.mark.parametrize(
+    "dialect", ["mlx-hub-4bit", *(pytest.param(d, marks=pytest.mark.slow) for d in ("mlx-8bit", "mlx-4bit"))]
+)
 @pytest.mark.parametrize("name", tiny_gemma.CONFIGS)
 def test_quantized_checkpoints(
     gemmas: Gemmas, name: str, dialect: str, monkeypatch: pytest.MonkeyPatch

@@ -65,9 +65,8 @@ def engine(form: str, weights: str) -> Engine:
 @pytest.mark.parametrize(
     ("form", "weights"),
     [
-        ("moe", "float32"),
         ("qwen3-moe", "bfloat16"),
-        *(pytest.param(f, "float32", marks=pytest.mark.slow) for f in FORMS if f != "moe"),
+        *(pytest.param(f, "float32", marks=pytest.mark.slow) for f in FORMS),
         *(
             pytest.param(f, weights, marks=pytest.mark.slow)
             for f in ("moe", "moe-attention-first", "qwen3-moe", "qwen3-next")

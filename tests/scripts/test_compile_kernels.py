@@ -69,7 +69,7 @@ def test_a_file_is_the_whole_text_that_mlx_compiles(written, named):
 @pytest.mark.parametrize(
     ("rollback", "bits"),
     [
-        (TAPE, 4),
+        pytest.param(TAPE, 4, marks=pytest.mark.slow),
         pytest.param(TAPE, None, marks=pytest.mark.slow),
         pytest.param(Snapshots(4), 4, marks=pytest.mark.slow),
     ],

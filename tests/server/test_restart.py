@@ -56,7 +56,8 @@ def turn(served: Served, *messages: dict[str, Any]) -> tuple[dict[str, Any], int
     return answer["choices"][0]["message"], read, (counts[0], counts[1])
 
 
-@pytest.mark.parametrize("form", [pytest.param("demo-gemma", marks=pytest.mark.slow), "demo"])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["demo-gemma", "demo"])
 def test_a_conversation_goes_on_behind_a_kill(tmp_path: Path, form: str) -> None:
     folder, flag = tmp_path / "prefix", tmp_path / "half"
     args = ("--model", form, "--policy", "fixed")
@@ -95,6 +96,7 @@ def test_a_conversation_goes_on_behind_a_kill(tmp_path: Path, form: str) -> None
         assert not any("Traceback" in line for line in again.lines)
 
 
+@pytest.mark.slow
 def test_a_model_that_was_unloaded_goes_on_where_it_was(tmp_path: Path) -> None:
     disk = ("--prefix-disk", "1G", "--prefix-dir", str(tmp_path / "prefix"))
     with Served("--policy", "fixed", "--idle-unload", "0.5", *disk) as served:

@@ -178,7 +178,15 @@ def test_a_body_that_grows_past_its_limit(demo: Served) -> None:
 WRONG: list[Any] = ["x" * 70_000, -1, 10**40, 1.5, [[]], {"a": 1}]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        pytest.param("/v1/completions", marks=pytest.mark.slow),
+        "/tokenize",
+        "/detokenize",
+    ],
+)
 def test_wrong_types_in_every_field(demo: Served, path: str) -> None:
     """No field, whatever is in it, gives more than a sentence: 4xx, or an answer where the value happens to be valid."""
     schema = {

@@ -36,7 +36,7 @@ STAGES = {
 IN_TIME = 5.0  # seconds
 
 
-@pytest.mark.parametrize("stage", ["prefill", "loading"])
+@pytest.mark.parametrize("stage", [pytest.param("prefill", marks=pytest.mark.slow), "loading"])
 def test_a_signal_in_a_stage(stage: str, tmp_path: Path) -> None:
     stop_in(stage, tmp_path / "met")
 
