@@ -12,13 +12,17 @@ import pytest
 from mlxspec.platform import compile_folder
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of the demo what has one row compile all there is, and rows together use it; scripts/test --all runs every test compiled.
+# Of the demo what has one row compile all there is; each shape that is new to the folder costs a run of g++.
 EQUALITY = "tests/engine/test_demo_equality.py::test"
-TESTS = (
+ONE_ROW = (
     f"{EQUALITY}_one_row_drafted_is_the_row_plain[ngram-simple+mtp+draft-model]",
+    "tests/kernels/test_activations.py",
+)
+# Rows together, and what else depends on fusing. scripts/test --all runs every test compiled.
+MORE = (
+    *ONE_ROW,
     f"{EQUALITY}_ragged_rows_drafted_are_the_rows_plain[ngram-simple+mtp+draft-model-0]",
     f"{EQUALITY}_rows_together_are_the_rows_alone[0]",
-    "tests/kernels/test_activations.py",
     "tests/kernels/test_gdn_ops.py",
     "tests/models/test_runners.py",
     "tests/models/test_launches.py",
@@ -29,7 +33,10 @@ TESTS = (
     sys.platform.startswith("linux") and compile_folder.compiler() is None,
     reason="needs g++, with which MLX compiles for the CPU",
 )
-def test_shipped_models_say_the_same_compiled() -> None:
+@pytest.mark.parametrize(
+    "tests", [ONE_ROW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["one row", "more"]
+)
+def test_shipped_models_say_the_same_compiled(tests: tuple[str, ...]) -> None:
     kept = {k: v for k, v in os.environ.items() if k != "MLX_DISABLE_COMPILE"}
     command = [
         sys.executable,
@@ -40,7 +47,7 @@ def test_shipped_models_say_the_same_compiled() -> None:
         "not slow",
         "-p",
         "no:cacheprovider",
-        *TESTS,
+        *tests,
     ]
     done = subprocess.run(command, env=kept, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
