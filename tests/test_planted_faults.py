@@ -40,6 +40,7 @@ _DISK = "tests/engine/test_prefix_disk.py"
 _RESTART = "tests/engine/test_prefix_restart.py"
 _BLOCKS = "tests/models/test_dflash_model.py"
 _FIELD = "tests/engine/test_images_in_the_field.py"
+_OVERLAPPED = "tests/drafters/test_dflash.py::test_drafts_behind_rounds_that_nobody_has_read"
 
 
 class Fault(NamedTuple):
@@ -359,7 +360,7 @@ FAULTS = (
         "sampling/sampler.py",
         "counts = counts if drafts is None else counts + drafts",
         "counts = counts",
-        f"{_RANDOM}::test_drafted_text_is_plain_text_in_float32[89]",
+        f"{_RANDOM}::test_drafted_text_is_plain_text_in_float32[72]",
     ),
     Fault(
         "p_min goes by the token drawn",
@@ -773,6 +774,20 @@ FAULTS = (
         "return self._eagle.ids",
         "return None",
         f"{_EAGLE}::test_drafts_are_of_its_own_vocabulary_and_rejection_knows_them_in_the_whole_one",
+    ),
+    Fault(
+        "a block behind an unread round sees cells of rejected tokens",
+        "models/dflash.py",
+        "    if cache.exact is None:\n        return None\n    length",
+        "    return None\n    length",
+        f"{_OVERLAPPED}[DFlash]",
+    ),
+    Fault(
+        "a block behind an unread round begins with an old token",
+        "drafters/dflash.py",
+        "            newest = unread.newest\n",
+        "",
+        f"{_OVERLAPPED}[DSpark]",
     ),
     Fault(
         "a list of layers that counts those before names the layer behind",

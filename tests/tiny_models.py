@@ -208,15 +208,21 @@ def make_mtp(c: Qwen35Config, target: Qwen35, seed: int = 1, *, form: str = "flo
 
 
 def make_dflash(
-    target: Trunk, kind: str = "DFlash", seed: int = 5, *, form: str = "float32", drafts: int = 6
+    target: Trunk,
+    kind: str = "DFlash",
+    seed: int = 5,
+    *,
+    form: str = "float32",
+    drafts: int = 6,
+    window: int | None = 9,
 ) -> DFlash:
-    """A block drafter of two layers, the second with a window that short texts fill."""
+    """A block drafter of two layers, the second with a window that short texts fill, or without one."""
     text = replace(QWEN3, max_context=target.max_context, vocab_size=target.vocab_size)
     num_layers = len(target.language_model.model.layers)
     c = DFlashConfig(
         kind=kind,
         text=text,
-        windows=(None, 9),
+        windows=(None, window),
         layer_ids=(0, num_layers - 1),
         num_target_layers=num_layers,
         mask_id=3,
@@ -235,8 +241,8 @@ def make_dflash(
 
 
 @functools.cache
-def dflash(kind: str = "DFlash", form: str = "float32") -> DFlash:
-    return make_dflash(target(form), kind, form=form)
+def dflash(kind: str = "DFlash", form: str = "float32", window: int | None = 9) -> DFlash:
+    return make_dflash(target(form), kind, form=form, window=window)
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 Each known token's context cell is made of what the target's chosen layers gave out for it, so the newest token has none: it is the
 block's first. Cells are of committed tokens only and blocks are not kept, so nothing is ever rolled back. A row that takes shorter
-drafts gets a shorter block. Knows rows and queues by model_based.py; the network is models/dflash.py's.
+drafts gets a shorter block. Behind an unread round cells are made of all its places, and a block sees those of accepted tokens. Knows rows
+and queues by model_based.py; the network is models/dflash.py's.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.checkpoints.memory import bytes_of
-from mlxspec.drafters.base import Ask, Draft, Needs
-from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.base import Ask, Draft, Needs, Unread
+from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.dflash import DFlash
@@ -25,10 +26,11 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads, reads
 from mlxspec.platform import device
+from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import BatchSampler, Drawn, confidence
 
 
-class DFlashDrafter(ModelDrafter):
+class DFlashDrafter(BehindUnread):
     """One context cell for each known token but the newest. max_draft: of a whole block."""
 
     name = "dflash"
@@ -76,16 +78,55 @@ class DFlashDrafter(ModelDrafter):
             raise ValueError("a block drafter needs what the target's layers gave out for every token")
         return self._model.remember(hidden, rows, cache)
 
+    def propose_behind(
+        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
+    ) -> list[Draft] | None:
+        if any(window is not None for window in self._model.config.windows):
+            return None  # cells of a window must know where their row ends
+        return super().propose_behind(asks, sampler, unread)
+
+    def _draft_behind(
+        self,
+        cache: ModelCache,
+        names: dict[int, int],
+        asks: Sequence[Ask],
+        sampler: BatchSampler,
+        unread: Unread,
+    ) -> dict[int, Draft]:
+        rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
+        self._model.remember(unread.hidden, rows, cache, facts=False)
+        cache.commit(self._of_all_rows(unread.num, names))
+        return self._block(cache, asks, sampler, {a.row: i for i, a in enumerate(asks)}, unread)
+
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         self._open(asks)
         cache, _ = self._run({a.row: self._rows[a.row].take() for a in asks}, "none")
+        return self._block(cache, asks, sampler, owners)
+
+    def _block(
+        self,
+        cache: ModelCache,
+        asks: Sequence[Ask],
+        sampler: BatchSampler,
+        owners: dict[int, int],
+        unread: Unread | None = None,
+    ) -> dict[int, Draft]:
+        """Drafts behind the cells of `cache`. unread: in the cache's order, what follows the histories of all these rows."""
         c = self._model.config
         asked = {a.row: a for a in asks}
         active = [asked[name] for name in self._order if name in asked]  # in the cache's order
         masks = 0 if c.starts_at_anchor else 1
         widths = tuple(asked[n].limit + masks if n in asked else 0 for n in self._order)
-        tokens = [t for a in active for t in (a.history[-1], *[c.mask_id] * (a.limit + masks - 1))]
-        out = self._model.block(mx.array(np.asarray(tokens, np.int32)), FlatRows(widths), cache)
+        given = [t for a in active for t in (a.history[-1], *[c.mask_id] * (a.limit + masks - 1))]
+        tokens, newest = (
+            mx.array(np.asarray(given, np.int32)),
+            mx.array([a.history[-1] for a in active], mx.int32),
+        )
+        if unread is not None:
+            newest = unread.newest
+            firsts = np.cumsum([0, *(a.limit + masks for a in active)])[:-1]
+            tokens[mx.array(firsts.astype(np.int32))] = newest
+        out = self._model.block(tokens, FlatRows(widths), cache)
         self.is_warm = self.is_warm and out.is_warm
         hidden = out.hidden
         if masks:
@@ -94,11 +135,17 @@ class DFlashDrafter(ModelDrafter):
                 [np.arange(s + 1, s + 1 + a.limit) for s, a in zip(starts, active, strict=False)]
             )
             hidden = hidden[mx.array(kept.astype(np.int32))]
-        choose = self._in_order if self._model.picks_in_order else self._all_at_once
-        return choose(active, hidden, sampler, owners)
+        if self._model.picks_in_order:
+            return self._in_order(active, hidden, newest, sampler, owners, unread)
+        return self._all_at_once(active, hidden, sampler, owners, unread)
 
     def _all_at_once(
-        self, active: Sequence[Ask], hidden: mx.array, sampler: BatchSampler, owners: dict[int, int]
+        self,
+        active: Sequence[Ask],
+        hidden: mx.array,
+        sampler: BatchSampler,
+        owners: dict[int, int],
+        unread: Unread | None,
     ) -> dict[int, Draft]:
         """Each place by itself. hidden (sum of limits, H), row by row."""
         each = [(a, d) for a in active for d in range(a.limit)]
@@ -107,8 +154,9 @@ class DFlashDrafter(ModelDrafter):
             logits = self._model.head(hidden)
         else:
             logits, ids = self.proposals.logits(hidden, [a.row for a, _ in each]), self.proposals.ids
-        logits = self._scored(logits, [(a.row, len(a.history) + d) for a, d in each])
-        positions = [len(a.history) + d for a, d in each]
+        places = [i for i, a in enumerate(active) for _ in range(a.limit)]
+        positions = _positions([len(a.history) + d for a, d in each], places, unread)
+        logits = self._scored(logits, [a.row for a, _ in each], positions)
         drawn = sampler.draft(logits, [owners[a.row] for a, _ in each], positions, ids)
         sure = confidence(logits)
         device.start(drawn.tokens)  # not how sure it is, which nobody looks at who has set no limit to it
@@ -121,23 +169,28 @@ class DFlashDrafter(ModelDrafter):
         return found
 
     def _in_order(
-        self, active: Sequence[Ask], hidden: mx.array, sampler: BatchSampler, owners: dict[int, int]
+        self,
+        active: Sequence[Ask],
+        hidden: mx.array,
+        before: mx.array,
+        sampler: BatchSampler,
+        owners: dict[int, int],
+        unread: Unread | None,
     ) -> dict[int, Draft]:
-        """Place after place, each behind the token that was drawn before it, of all rows together."""
+        """Place after place, each behind the token that was drawn before it, of all rows together. before (rows,) int32: the token before
+        each row's first place."""
         logits = self._model.head(hidden)
         starts = np.cumsum([0, *(a.limit for a in active)])
         drafted: dict[int, list[tuple[Drawn, int, mx.array]]] = {a.row: [] for a in active}
-        before = mx.array([a.history[-1] for a in active], mx.int32)
         going = list(range(len(active)))
         depth = 0
         while going:
             places = mx.array([int(starts[i]) + depth for i in going], mx.int32)
             seen, own = hidden[places], logits[places]
             rows = [active[i] for i in going]
-            scored = self._scored(
-                self._model.follow(seen, own, before), [(a.row, len(a.history) + depth) for a in rows]
-            )
-            positions = [len(a.history) + depth for a in rows]
+            positions = _positions([len(a.history) + depth for a in rows], going, unread)
+            followed = self._model.follow(seen, own, before)
+            scored = self._scored(followed, [a.row for a in rows], positions)
             drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions)
             sure = self._model.sureness(seen, before)
             sure = confidence(scored) if sure is None else sure
@@ -150,9 +203,16 @@ class DFlashDrafter(ModelDrafter):
             going = [going[i] for i in left]
         return {a.row: _joined(drafted[a.row], a.sampler.keeps_drafts) for a in active}
 
-    def _scored(self, logits: mx.array, places: Sequence[tuple[int, int]]) -> mx.array:
-        """Logits (N, V) as they are drawn from. places: the row of each and its position there."""
+    def _scored(self, logits: mx.array, rows: Sequence[int], positions: Positions) -> mx.array:
+        """Logits (N, V) as they are drawn from. rows: whose each is, at which of its positions."""
         return logits
+
+
+def _positions(known: Sequence[int], places: Sequence[int], unread: Unread | None) -> Positions:
+    """Of places whose rows are at `places` of `unread`. known: where they would be if nothing were unread."""
+    if unread is None:
+        return known
+    return Shifted(known, unread.num[mx.array(places, mx.int32)], unread.width)
 
 
 def _joined(steps: Sequence[tuple[Drawn, int, mx.array]], keeps: bool) -> Draft:

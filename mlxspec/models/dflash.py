@@ -261,10 +261,12 @@ class DFlash(nn.Module):
             num_rows,
         )
 
-    def remember(self, features: mx.array, rows: FlatRows, cache: ModelCache) -> Output:
+    def remember(
+        self, features: mx.array, rows: FlatRows, cache: ModelCache, *, facts: bool = True
+    ) -> Output:
         """features (N, n * H): what the target's chosen layers gave out for the next tokens of each row. Leaves the transaction open; the
-        Output has no logits, and as hidden the cells (N, H)."""
-        places, num_cold = cache.begin(rows, facts=True), self._runners.num_cold
+        Output has no logits, and as hidden the cells (N, H). facts: as in models.base."""
+        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
         cos, sin = self._rotary.table(places.turns)
         cells = self._runners.get("cells", self._cells, rows)(features.astype(self.dtype))
         for i in range(len(self.layers)):
@@ -273,10 +275,11 @@ class DFlash(nn.Module):
         return Output(logits=None, hidden=cells, is_warm=self._runners.num_cold == num_cold)
 
     def block(self, tokens: mx.array, rows: FlatRows, cache: ModelCache) -> Output:
-        """tokens (N,) int32: of each row its newest token and masks. Changes nothing in the cache, which must be idle. The Output's hidden
-        (N, H) is what a head reads, in the target's dtype."""
+        """tokens (N,) int32: of each row its newest token and masks. Changes nothing in the cache, which must be idle; where its
+        lengths are bounds, a row's block sees the cells that stand. The Output's hidden (N, H) is what a head reads, in the target's dtype.
+        """
         num_cold, shape = self._runners.num_cold, rows.num_tokens
-        turns = Places(rows, cache.lengths)
+        turns = Places(rows, cache.lengths, cache.exact)
         cos, sin = self._rotary.table(turns.turns)
         places = mx.array(np.concatenate([np.arange(w) for w in rows.widths]).astype(np.int32))
         x = self._embed(tokens).astype(self.dtype)
@@ -308,7 +311,7 @@ class DFlash(nn.Module):
                 seen = min(window - 1, cache.lengths[r])
                 keys, values = (x[:, :, x.shape[2] - seen :] for x in (keys, values))
             own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
-            out = attend_tailed(own[0], keys, values, own[1], own[2], scale)
+            out = attend_tailed(own[0], keys, values, own[1], own[2], scale, _seen(r, rows.widths[r], cache))
             outs.append(out.swapaxes(1, 2).reshape(end - start, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
@@ -344,6 +347,15 @@ class DFlash(nn.Module):
         if self.config.confidence_sees_markov:
             seen = mx.concatenate([seen, self.markov_head.markov_w1(before).astype(self.dtype)], axis=-1)
         return mx.sigmoid(self.confidence_head.proj(seen)[:, 0].astype(mx.float32))
+
+
+def _seen(row: int, width: int, cache: ModelCache) -> mx.array | None:
+    """(width, lengths[row] + width) bool, which cells and tokens of its block a row's block sees; None where it sees all."""
+    if cache.exact is None:
+        return None
+    length = cache.lengths[row]
+    places = mx.arange(length + width)
+    return mx.broadcast_to((places < cache.exact[row]) | (places >= length), (width, length + width))
 
 
 def _keys(layer: Any, cells: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:

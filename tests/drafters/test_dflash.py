@@ -18,10 +18,11 @@ import tiny_dflash
 from tiny_dflash import Reference
 
 from mlxspec.config import SamplingParams
-from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.base import Ask, Draft, Unread
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.engine.engine import Engine
-from mlxspec.sampling.noise import gumbel
+from mlxspec.sampling.noise import Positions, Shifted, gumbel
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 from tests.drafters.residual_streams import shown
 from tests.engine import equality
@@ -35,28 +36,44 @@ NUM_ROWS = 4
 class Watched(DFlashDrafter):
     """Keeps what it was asked and what it gave."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(tiny_models.dflash(kind), 2048)
+    def __init__(self, kind: str, *, window: int | None = 9) -> None:
+        super().__init__(tiny_models.dflash(kind, window=window), 2048)
+        self.num_behind = 0
         self.drafted: list[tuple[list[int], list[int], list[float], np.ndarray]] = []
         self._seen: dict[tuple[int, int], np.ndarray] = {}
 
-    def _scored(self, logits: mx.array, places: Sequence[tuple[int, int]]) -> mx.array:
-        self._seen |= dict(zip(places, np.array(logits), strict=True))
+    def _scored(self, logits: mx.array, rows: Sequence[int], positions: Positions) -> mx.array:
+        if isinstance(positions, Shifted):
+            positions = np.asarray(mx.array(positions.first) + positions.by).tolist()
+        self._seen |= dict(zip(zip(rows, positions, strict=True), np.array(logits), strict=True))
         return logits
 
-    def propose(self, asks: Sequence[Ask], sampler) -> list[Draft]:  # type: ignore[no-untyped-def]
+    def propose_behind(
+        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
+    ) -> list[Draft] | None:
+        self._seen.clear()
+        drafts = super().propose_behind(asks, sampler, unread)
+        for i, (ask, draft) in enumerate(zip(asks, drafts or (), strict=bool(drafts))):
+            known = [*ask.history, *unread.tokens[i, : unread.num[i].item()].tolist()]
+            self._keep(ask.row, known, draft)
+            self.num_behind += 1
+        return drafts
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         self._seen.clear()
         drafts = super().propose(asks, sampler)
         for ask, draft in zip(asks, drafts, strict=True):
-            history = list(ask.history)
-            logits = np.stack([self._seen[ask.row, len(history) + d] for d in range(draft.length)])
-            sure = draft.confidences.tolist()  # type: ignore[union-attr]
-            self.drafted.append((history, draft.tokens.tolist(), sure, logits))  # type: ignore[union-attr]
+            self._keep(ask.row, list(ask.history), draft)
         return drafts
+
+    def _keep(self, row: int, history: list[int], draft: Draft) -> None:
+        logits = np.stack([self._seen[row, len(history) + d] for d in range(draft.length)])
+        sure = draft.confidences.tolist()  # type: ignore[union-attr]
+        self.drafted.append((history, draft.tokens.tolist(), sure, logits))  # type: ignore[union-attr]
 
 
 @cache
-def reference(kind: str) -> Reference:
+def reference(kind: str, window: int | None = 9) -> Reference:
     model, target = tiny_models.make_dflash(tiny_models.target(), kind), tiny_models.target()
     c, text = model.config, model.config.text
     arrays = unfused(kind)
@@ -67,7 +84,7 @@ def reference(kind: str) -> Reference:
         target_layers=3,
         layer_ids=c.layer_ids,
         mask_id=c.mask_id,
-        window=9,
+        window=window,
         head_dim=text.head_dim,
         num_attention_heads=text.num_heads,
         num_key_value_heads=text.num_kv_heads,
@@ -101,6 +118,13 @@ def test_proposals_are_those_of_the_reference(kind: str) -> None:
     some = [[5], prompts(3, 1)[0] or [1, 2], list(range(20, 60))]
     made.generate(some, params, spec=spec("dflash", n_max=5))
     assert len(watched.drafted) >= 40
+    worst = furthest(watched, told, made)
+    print(f"{kind}: largest difference {worst:.1e}")
+    assert worst <= AT_MOST
+
+
+def furthest(watched: Watched, told: Reference, made: Engine) -> float:
+    """The largest difference of logits over 40 of the drafts, or all if they are fewer."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for i in rng.permutation(len(watched.drafted))[:40]:
@@ -112,10 +136,33 @@ def test_proposals_are_those_of_the_reference(kind: str) -> None:
             possible = np.isfinite(wanted)
             assert (np.isfinite(logits[d]) == possible).all()
             worst = max(worst, np.abs(logits[d][possible] - wanted[possible]).max())
-            if kind == "DSpark":
+            if told.kind == "DSpark":
                 assert abs(sure[d] - told.sureness(h, before)) < 1e-4
-    print(f"{kind}: largest difference {worst:.1e}")
-    assert worst <= AT_MOST
+    return worst
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_behind_rounds_that_nobody_has_read(kind: str) -> None:
+    """Without windows they are the reference's from the whole text, drawn with the noise of their positions, and texts are plain."""
+    some = [[5], list(range(20, 60)), list(range(30, 5, -1))]
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 0.9, 0.7)]
+    for window in (None, 9):
+        watched = Watched(kind, window=window)
+        made = equality.engine([watched])
+        made._pipeline._overlaps = True
+        got = made.generate(some, params, spec=spec("dflash", n_max=4))
+        for prompt, wish, one in zip(some, params, got, strict=True):
+            wanted = equality.engine([]).generate(prompt, wish, spec=PLAIN)
+            same(wanted, one, prompt, wish, kind)
+            assert not one.stats.notices
+        assert (watched.num_behind > 15) == (window is None), watched.num_behind
+        assert furthest(watched, reference(kind, window), made) <= AT_MOST
+        for history, drafted, _, logits in watched.drafted:
+            row = next(i for i, p in enumerate(some) if history[: len(p)] == p)
+            if params[row].temperature > 0:
+                for d, token in enumerate(drafted):
+                    noise = np.array(gumbel([3], [len(history) + d], logits.shape[1]))[0]
+                    assert np.argmax(logits[d] / params[row].temperature + noise) == token
 
 
 @cache

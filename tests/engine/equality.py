@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
@@ -27,7 +27,7 @@ from mlxspec.models.base import Model
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
-from mlxspec.sampling.noise import gumbel
+from mlxspec.sampling.noise import Positions, Shifted, gumbel
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models
 
@@ -196,11 +196,22 @@ class Nudged(DFlashDrafter):
         self._histories = {a.row: list(a.history) for a in asks}
         return super().propose(asks, sampler)
 
-    def _scored(self, logits: mx.array, places: Sequence[tuple[int, int]]) -> mx.array:
-        right = [self._next(row, position) for row, position in places]
+    def propose_behind(
+        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
+    ) -> list[Draft] | None:
+        self._histories = {a.row: list(a.history) for a in asks}
+        return super().propose_behind(asks, sampler, unread)
+
+    def _scored(self, logits: mx.array, rows: Sequence[int], positions: Positions) -> mx.array:
+        first = positions.first if isinstance(positions, Shifted) else positions
+        most = positions.most if isinstance(positions, Shifted) else 0
+        told = mx.array(
+            [[self._next(r, p + i) for i in range(most + 1)] for r, p in zip(rows, first, strict=True)]
+        )
+        right = told[mx.arange(len(rows)), positions.by] if isinstance(positions, Shifted) else told[:, 0]
         ids = mx.arange(logits.shape[1]) if self.proposals is None else self.proposals.ids
         most = mx.max(logits, axis=-1, keepdims=True) + 4.0
-        return mx.where(ids[None] == mx.array(right)[:, None], most, logits)
+        return mx.where(ids[None] == right[:, None], most, logits)
 
     def _next(self, row: int, position: int) -> int:
         history = self._histories[row]
