@@ -108,7 +108,7 @@ def main() -> None:
         from demo_training.streams import write_folder
         from demo_training.tuning import Plan
 
-        tune_eagle3(work, out / "target", Plan(steps=args.eagle3_steps, rate=2e-3))
+        tune_eagle3(work, out / "target", Plan(steps=args.eagle3_steps, rate=1e-3))
         write_folder(work / "eagle3.pt", out / "eagle3", config())
     if args.phase == "dflash":
         from demo_training.dflash import config, tune_dflash

@@ -134,7 +134,7 @@ FAULTS = (
     Fault(
         "a block drafter's context begins a position late",
         "models/dflash.py",
-        "turns = Places(rows, cache.lengths)",
+        "turns = Places(rows, cache.lengths, cache.exact)",
         "turns = Places(rows, [n + 1 for n in cache.lengths])",
         f"{_BLOCKS}::test_blocks_behind_a_growing_context[DFlash-False]",
     ),
@@ -155,8 +155,8 @@ FAULTS = (
     Fault(
         "a block drafter's tokens are drawn with the noise of the position before",
         "drafters/dflash.py",
-        "positions = [len(a.history) + d for a, d in each]",
-        "positions = [len(a.history) + d - 1 for a, d in each]",
+        "positions = _positions([len(a.history) + d for a, d in each]",
+        "positions = _positions([len(a.history) + d - 1 for a, d in each]",
         "tests/drafters/test_dflash.py::test_noise_is_that_of_the_position",
     ),
     Fault(

@@ -1,7 +1,8 @@
 """The demo family's EAGLE-3 drafter in PyTorch: its network, its training on the frozen target, its config.json, and its figures.
 
-It is trained as the MTP head is: three recursive steps that learn the target's distribution, here over the tokens that the drafter has rows
-for. Parameter names and config.json are those of the speculators library. Knows full sequences only: no cache, no generation.
+It begins close to the target's MTP head, and is trained as that head is: three recursive steps that learn the target's distribution, here
+over the tokens that the drafter has rows for. Parameter names and config.json are those of the speculators library. Knows full sequences
+only: no cache, no generation.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ from torch import Tensor, nn
 from .batches import Data
 from .export import read_member
 from .network import TARGET, FeedForward, LanguageModel, Shape, attend_to_chain, rotate
-from .streams import LAYERS, Norm, begin_small, begin_with_last, read_folder, streams_of
+from .streams import LAYERS, Norm, begin_small, read_folder, streams_of
 from .tuning import DEPTH, DEPTH_WEIGHTS, Plan, _optimise, _Source, shifted
 
-ROWS = 1536  # of the target's 2,048 tokens: the most frequent ones
+ROWS = 1408  # of the target's 2,048 tokens: the most frequent ones
+CARRIED = (
+    6  # heads that begin by carrying a cell's own embedding (the first half) and hidden (the second half)
+)
+FOCUS = 3.0  # scale of those heads' queries and keys: a cell's score for itself is about 8 * FOCUS**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class EagleShape(Shape):
-    """head_dim of attention that is rotated whole; `rows` of the language-model head."""
+    """`rows` of the language-model head. A cell's token enters the residual stream through values alone: those of CARRIED heads are as wide
+    as the embedding and the hidden together. The other heads are as many as the MTP head has."""
 
+    heads: int = CARRIED + TARGET.heads
+    kv_heads: int = CARRIED + TARGET.heads
     rows: int = ROWS
-    rotary_fraction: float = 1.0
     mtp: bool = False
 
 
@@ -55,7 +62,8 @@ class Mixer(nn.Module):
             part(x).view(batch, length, -1, s.head_dim).transpose(1, 2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        rates = s.rope_theta ** (-torch.arange(0, s.head_dim, 2).float() / s.head_dim)
+        dims = int(s.head_dim * s.rotary_fraction)
+        rates = s.rope_theta ** (-torch.arange(0, dims, 2).float() / dims)
         angles = torch.arange(offset, offset + length).float()[:, None] * rates
         angles = torch.cat([angles, angles], -1)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
@@ -98,12 +106,46 @@ class Eagle3(nn.Module):
         """(rows,)"""
         return self.d2t + torch.arange(self.s.rows)  # type: ignore[no-any-return]
 
-    def begin_with(self, target: LanguageModel) -> None:
-        """The last stream goes through, and rows of the head are the target's."""
-        begin_with_last(self.fc)
+    def begin_with(self, target: LanguageModel, ids: Tensor) -> None:
+        """Begin close to the target's MTP head. The first CARRIED heads attend to their own cell and carry its embedding and its hidden to
+        where that head has them; the others are its attention, with means in place of its gate and of the norms of its heads. ids (B, T): a
+        text that gives the means."""
+        mtp, layer, s = target.mtp, self.layers[0], self.s
+        assert mtp is not None
+        theirs, size, half = mtp.layers[0].self_attn, s.hidden, CARRIED // 2 * s.head_dim
+        assert half == size
         with torch.no_grad():
+            streams, hidden = streams_of(target, ids)
+            mixed = mtp.mix(target.model.embed_tokens(ids), shifted(hidden))
+            own = mtp.layers[0].input_layernorm(mixed)
+            q, k = theirs.q_proj(own).view(*ids.shape, -1, 2 * s.head_dim), theirs.k_proj(own)
+            q, gate = q.chunk(2, -1)
+            scale, out_norm = _rms(mtp.layers[0](mixed)), 1 + mtp.norm.weight
+            self.fc.weight.mul_(0.02)
+            last = scale / _rms(streams[..., -size:]) * (1 + target.model.norm.weight) / out_norm
+            self.fc.weight[:, -size:] += last.diag()
+            # a cell's normed embedding and hidden (2H,) -> what the head mixes of them (H,)
+            mix = mtp.fc.weight * torch.cat(
+                [1 + mtp.pre_fc_norm_embedding.weight, (1 + mtp.pre_fc_norm_hidden.weight) * out_norm]
+            )
+            seen = (1 + mtp.layers[0].input_layernorm.weight)[:, None] * mix / _rms(mixed)
+            attn = layer.self_attn
+            queries = theirs.q_proj.weight.view(TARGET.heads, 2, s.head_dim, size)[:, 0] @ seen
+            queries = queries / _rms(q, (0, 1, 3))[:, None, None] * (1 + theirs.q_norm.weight)[:, None]
+            keys = theirs.k_proj.weight @ seen / _rms(k) * (1 + theirs.k_norm.weight)[:, None]
+            rows = attn.k_proj.weight[: 2 * half].normal_(std=FOCUS * size**-0.5)
+            rows[:half, size:] = 0.0
+            attn.q_proj.weight.copy_(torch.cat([rows, queries.flatten(0, 1)]))
+            attn.k_proj.weight[2 * half :] = keys.repeat(TARGET.heads, 1)
+            attn.v_proj.weight[: 2 * half] = torch.eye(2 * size)
+            attn.v_proj.weight[2 * half :] = (theirs.v_proj.weight @ seen).repeat(TARGET.heads, 1)
+            attn.o_proj.weight[:, : 2 * half] = mix
+            attn.o_proj.weight[:, half : 2 * half] -= scale * torch.eye(size)
+            attn.o_proj.weight[:, 2 * half :] = theirs.o_proj.weight * gate.sigmoid().mean((0, 1)).flatten()
+            layer.mlp.load_state_dict(mtp.layers[0].mlp.state_dict())
+            layer.post_attention_layernorm.weight.copy_(1 + mtp.layers[0].post_attention_layernorm.weight)
+            self.norm.weight.copy_(out_norm)
             self.lm_head.weight.copy_(target.lm_head.weight[self.ids])
-            self.norm.weight.copy_(1 + target.model.norm.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(self.norm(hidden))  # type: ignore[no-any-return]
@@ -128,6 +170,11 @@ class Eagle3(nn.Module):
         return outputs
 
 
+def _rms(x: Tensor, over: tuple[int, ...] | None = None) -> Tensor:
+    """Root of the mean square, of all or of what the other axes tell apart."""
+    return x.pow(2).mean(over).sqrt()
+
+
 def frequent(data: Data, num: int, vocab: int) -> Tensor:
     """The most frequent ids of the training data, ascending; those that end texts and turns among them."""
     counts = np.zeros(vocab, np.int64)
@@ -146,10 +193,10 @@ def tune_eagle3(folder: Path, target_folder: Path, plan: Plan) -> None:
     target = read_member(target_folder, TARGET)
     assert isinstance(target, LanguageModel)
     head = Eagle3(EAGLE, frequent(data, ROWS, TARGET.vocab))
-    head.begin_with(target)
+    source = _Source(data, plan, None)
+    head.begin_with(target, source.batch(0))
     target.compile_layers()
     recurse = torch.compile(head.recurse, dynamic=False)
-    source = _Source(data, plan, None)
     ids_of_rows = head.ids
 
     def loss_at(step: int) -> tuple[torch.Tensor, str]:
@@ -189,6 +236,7 @@ def config() -> dict[str, object]:
         "head_dim": s.head_dim,
         "rms_norm_eps": 1e-6,
         "rope_theta": s.rope_theta,
+        "partial_rotary_factor": s.rotary_fraction,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

@@ -23,7 +23,7 @@ from mlxspec.loading.weights import read_folder  # noqa: E402
 from mlxspec.models.assemble import assemble, assemble_dflash_lazily, assemble_eagle3_lazily  # noqa: E402
 
 pytestmark = pytest.mark.torch
-LENGTH = 40
+LENGTH = 64  # the training network takes multiples of 32 tokens
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +73,10 @@ def test_eagle3_cells(target, engine_target, tmp_path: Path) -> None:
     rows = torch.arange(0, 2048, 2)[: eagle3.ROWS]
     rows = torch.cat([rows, torch.arange(1, 2048, 2)])[: eagle3.ROWS].sort().values
     head = eagle3.Eagle3(eagle3.EAGLE, rows)
-    head.begin_with(target)
+    ids = torch.randint(0, 2048, (1, LENGTH + 32))
+    head.begin_with(target, ids)
     folder = written(head, tmp_path, eagle3.config())
     trained = eagle3.read_eagle3(folder)
-    ids = torch.randint(0, 2048, (1, LENGTH + 2))
     streams, _ = streams_of(target, ids)
     cells = shifted(streams)[:, 1:LENGTH]
     wanted = trained.recurse(target.model.embed_tokens, cells, ids[:, 1:], 3)
