@@ -25,7 +25,7 @@ async def agent(kind: type[Any]) -> str:
         made = agents.Agent(
             name="reader",
             model=kind(model="demo", openai_client=client),
-            model_settings=agents.ModelSettings(max_tokens=8, temperature=0),
+            model_settings=agents.ModelSettings(max_tokens=20, temperature=0),
         )
         parts = [
             {"type": "input_image", "detail": "auto", "image_url": GIVEN["url"]},
@@ -40,7 +40,7 @@ def completion(model: str, base: str) -> str:
         {"type": "image_url", "image_url": {"url": GIVEN["url"]}},
         {"type": "text", "text": GIVEN["question"]},
     ]
-    given = {"max_tokens": 8, "temperature": 0, "messages": [{"role": "user", "content": parts}]}
+    given = {"max_tokens": 20, "temperature": 0, "messages": [{"role": "user", "content": parts}]}
     found = litellm.completion(model=model, api_base=base, api_key="none", **given)
     return str(found.choices[0].message.content)
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def wanted(served: Served, data: bytes) -> str:
     parts = [{"type": "image_url", "image_url": {"url": url(data)}}, {"type": "text", "text": WORDS}]
-    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 8, "temperature": 0}
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 20, "temperature": 0}
     status, answer = served.post("/v1/chat/completions", body)
     assert status == 200, answer
     return str(answer["choices"][0]["message"]["content"])
@@ -38,7 +38,7 @@ def test_the_openai_sdk(sighted: Served) -> None:  # noqa: F811
             given = {
                 "model": "demo",
                 "messages": [{"role": "user", "content": parts}],
-                "max_tokens": 8,
+                "max_tokens": 20,
                 "temperature": 0,
             }
             whole = client.chat.completions.create(**given)
@@ -48,7 +48,7 @@ def test_the_openai_sdk(sighted: Served) -> None:  # noqa: F811
             assert streamed == whole.choices[0].message.content
             shown = [{"type": "input_image", "image_url": url(data)}, {"type": "input_text", "text": WORDS}]
             response = client.responses.create(
-                model="demo", input=[{"role": "user", "content": shown}], max_output_tokens=8, temperature=0
+                model="demo", input=[{"role": "user", "content": shown}], max_output_tokens=20, temperature=0
             )
             assert response.output_text == whole.choices[0].message.content
         bad = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
@@ -65,8 +65,8 @@ def test_the_anthropic_sdk(sighted: Served) -> None:  # noqa: F811
     with anthropic.Anthropic(base_url=root, api_key="none", max_retries=0, timeout=LONG) as client:
         given = {
             "model": "demo",
-            "max_tokens": 8,
-            "temperature": 0,
+            "max_tokens": 20,
+            "extra_body": {"temperature": 0},
             "messages": [{"role": "user", "content": blocks}],
         }
         message = client.messages.create(**given)
