@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError('There is no prompt: `mlxspec generate "TEXT"`, or pipe one in.')
     if args.image and (args.ignore_chat_template or len(prompts) > 1):
         raise ConfigError("--image goes with one prompt that the chat template is applied to.")
+    if args.image and args.no_images:
+        raise ConfigError("--image needs the vision tower that --no-images leaves out.")
     system = None if args.system is None else terminal.checked(args.system, "--system")
     engine = options.load_engine(args, spec)
     pictures = [read_picture(name, engine) for name in args.image or ()]
