@@ -24,7 +24,7 @@ from mlxspec.server.endpoint import Asked, Endpoint, Reply, Work, encode
 from mlxspec.server.error_forms import error_body
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fairness import Gate, Lanes, check_wanted
-from mlxspec.server.images import take_images
+from mlxspec.server.images import holds_images, take_images
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.llama_completion import LlamaProtocol
 from mlxspec.server.messages_api import MessagesProtocol, messages_request, shows_thinking
@@ -408,8 +408,11 @@ class Server:
         return work.compiled(job, loaded.engine, self.config.limits)
 
     async def _prepare(self, asked: Asked, make: Callable[[], T], body: Mapping[str, Any] | None = None) -> T:
-        """What `make` returns, made in a thread. body: of a request whose answers may be constrained, which may take long to compile."""
-        is_large = asked.is_large or (body is not None and work.may_compile_long(body))
+        """What `make` returns, made in a thread. body: of a request whose answers may be constrained, which may take long to compile, or
+        that may hold images, which may take long to decode."""
+        is_large = asked.is_large or (
+            body is not None and (work.may_compile_long(body) or holds_images(body))
+        )
         try:
             async with asyncio.timeout(self.config.limits.prepare_seconds):
                 return await asked.off_loop(make, is_large=is_large)

@@ -83,6 +83,19 @@ def take_images(body: dict[str, Any]) -> None:
         _take_list(body, "prompt", "images", most)
 
 
+def holds_images(body: Mapping[str, Any]) -> bool:
+    """Whether `take_images` has found some in the body. To be asked of small bodies only: it looks at all texts."""
+    return any(_holds(body.get(name)) for name in ("messages", "input", "prompt"))
+
+
+def _holds(value: Any) -> bool:
+    if isinstance(value, str):
+        return _BEGIN in value
+    if isinstance(value, dict):
+        return any(map(_holds, value.values()))
+    return isinstance(value, list) and any(map(_holds, value))
+
+
 def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> None:
     """Of a message or an item, or of a tool's result inside a message."""
     for name in ("content", "output"):

@@ -82,6 +82,18 @@ def test_chunks_of_any_size_give_the_text_of_one_forward(chunk: int) -> None:
     assert result.stats.num_prompt == len(given.tokens)
 
 
+@pytest.mark.slow
+def test_every_chunk_from_16_to_the_whole_gives_the_text_of_one_forward() -> None:
+    given = images.prompt(
+        images.text(9, 4), images.image(4, 3, 1), images.text(11, 5), images.image(2, 7, 2), images.text(6, 6)
+    )
+    wanted, sure = images.greedy_with_logprobs(tiny_models.target(), given, 20, images.OneMatrix())
+    for chunk in range(16, len(given.tokens) + 1):
+        result = engine(prefill_chunk=chunk).generate(given, WITH_LOGPROBS, spec=PLAIN)
+        assert list(result.tokens) == wanted, chunk
+        assert np.abs(np.array([t.logprob for t in result.logprobs]) - sure).max() < 1e-4, chunk
+
+
 def test_rows_with_and_without_images_decode_together_as_alone() -> None:
     asked = [
         images.random_prompt(3),

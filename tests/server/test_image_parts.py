@@ -235,3 +235,37 @@ def test_a_client_that_leaves_while_its_image_is_read_leaves_nothing(sighted: Se
     time.sleep(0.01)
     connection.close()
     assert sighted.settle()["mlxspec_state_bytes"] == 0
+
+
+_SLOW = """
+import time
+from mlxspec.images import source
+decode = source.decode_image
+def slow(data, limits):
+    time.sleep(3)
+    return decode(data, limits)
+source.decode_image = slow
+"""
+
+
+@pytest.mark.slow
+def test_an_image_that_takes_long_to_decode_delays_nobody_else(folder: Path) -> None:
+    """Three seconds each, outside the engine's thread: text that is asked for meanwhile is answered first, all of it."""
+    ended: list[str] = []
+    with Served("--model", str(folder), "--max-rows", "4", plant=_SLOW) as served:
+        served.chat(WORDS, **MORE)
+
+        def ask(i: int) -> None:
+            said(served, url(sighted_demo.picture(seed=30 + i)))
+            ended.append("image")
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        for _ in range(3):
+            served.chat(WORDS, **MORE)
+            ended.append("text")
+        for thread in threads:
+            thread.join(60)
+    assert ended == ["text"] * 3 + ["image"] * 2
