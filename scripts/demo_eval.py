@@ -16,6 +16,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from demo_training.eagle3 import agreement as eagle3_agreement
 from demo_training.eagle3 import read_eagle3
 from demo_training.export import read_member
 from demo_training.generate import END_OF_TURN, complete
+from demo_training.layer_card import write_layer_card
 from demo_training.network import DRAFT, TARGET, LanguageModel
 from demo_training.tuning import shifted
 
@@ -381,13 +383,25 @@ def evaluate(work: Path, out: Path, *, rows: int) -> dict[str, object]:
 
 
 def record(work: Path, out: Path, *, rows: int = 32) -> None:
-    """Measure, then write `figures.json` and the model cards; what demo_eval_gemma.py wrote there stays."""
+    """Measure, then write `figures.json` and the model cards; what is of other members stays."""
     figures = evaluate(work, out, rows=rows)
     if (out / "figures.json").exists():
         known = json.loads((out / "figures.json").read_text())
-        figures |= {k: known[k] for k in ("gemma",) if k in known}
+        figures |= {k: known[k] for k in ("gemma", "layers") if k in known}
     (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     write_cards(work, out)
+
+
+def record_layer_drafters(work: Path, out: Path, found: dict[str, object], folders: Sequence[Path]) -> None:
+    """Write what was measured of `out/NAME` into `figures.json`, and the cards."""
+    path = out / "figures.json"
+    figures = json.loads(path.read_text())
+    for folder in folders:
+        digest = hashlib.sha256((out / folder.name / "model.safetensors").read_bytes()).hexdigest()
+        figures.setdefault("layers", {})[folder.name] = {"sha256": digest, **found}
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    for folder in folders:
+        write_layer_card(work, out, folder.name)
 
 
 @torch.no_grad()
@@ -407,6 +421,11 @@ def main() -> None:
     parser.add_argument(
         "--dflash", type=Path, help="print the acceptance of the DFlash drafter in this folder"
     )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="with --eagle3 or --dflash of --out: write figures.json and the card",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.eagle3 is not None or args.dflash is not None:
@@ -415,6 +434,8 @@ def main() -> None:
             target, draft, Data(args.work), args.rows, eagle3=args.eagle3, dflash=args.dflash
         )
         print(json.dumps(found, indent=1))
+        if args.record:
+            record_layer_drafters(args.work, args.out, found, [d for d in (args.eagle3, args.dflash) if d])
         return
     if args.show:
         show_answers(read_member(args.out / "target", TARGET), Data(args.work))

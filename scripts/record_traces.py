@@ -77,6 +77,7 @@ class Recorder:
             place: dict[str, Words] = {}
             for drafter in self._chain.drafters_of(state):
                 depth = MODEL_DEPTH if isinstance(drafter, ModelDrafter) else LOOKUP_DEPTH
+                depth = min(depth, drafter.max_draft or depth)
                 draft = drafter.propose([Ask(row, histories[row], depth, state.sampler)], sampler)[0]
                 place[drafter.name] = _read(draft)
             self.said.setdefault(row, []).append(place)

@@ -2,13 +2,14 @@
 """How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--sensitivity] [--alone]
+                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--sensitivity] [--alone] [--like NAME=NAME]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
 --rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
 workload and of all mixed. --alone: the controller with all of --drafters beside the controller with the lookups and one of those that run a
-model. --sensitivity: what halving and doubling each of the policy's constants does to the worst and to the mean cell.
+model. --like dflash=mtp, with --alone: the first says what the second said, seven tokens at most, so that costs alone tell them apart.
+--sensitivity: what halving and doubling each of the policy's constants does to the worst and to the mean cell.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from simulation.report import (
     worst,
 )
 from simulation.requests import MODELS
-from simulation.traces import read_traces
+from simulation.traces import read_traces, said_alike
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.constants import Constants
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sensitivity", action="store_true")
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--like", default="")
     options = parser.parse_args()
     _check(parser, options)
     names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
@@ -71,7 +73,7 @@ def main() -> None:
         return
     if options.alone:
         settings = [
-            (options.traces, name, length, machines, options.requests, drafters)
+            (options.traces, options.like, name, length, machines, options.requests, drafters)
             for name in names
             for length in lengths
         ]
@@ -118,9 +120,14 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         "drafters": list(dict.fromkeys(n for w in traces.values() for a in w.answers for n in a)),
     }
     for option, names in known.items():
+        names += [options.like.split("=")[0]] * bool(options.like and option == "drafters")
         wrong = [n for n in (getattr(options, option) or "").split(",") if n and n not in names]
         if wrong:
             parser.error(f"--{option} knows no {wrong[0]!r}; there are {', '.join(names)}")
+    pair = options.like.split("=")
+    fits = options.alone and len(pair) == 2 and pair[0] in MODELS and pair[1] in known["drafters"]
+    if options.like and not fits:
+        parser.error("--like goes with --alone and takes NAME=NAME, the second of a drafter in the traces")
     if not all(n.isdigit() and int(n) > 0 for n in options.lengths.split(",")):
         parser.error("--lengths are numbers of tokens with commas between them")
 
@@ -140,14 +147,15 @@ def _ratios_job(job):  # type: ignore[no-untyped-def]
 
 def _alone_job(setting):  # type: ignore[no-untyped-def]
     """Per cell: its name, speed over plain decoding with all drafters, and with the lookups and each that runs a model."""
-    path, name, length, machines, count, drafters = setting
+    path, like, name, length, machines, count, drafters = setting
+    workload = read_traces(path)[name]
+    if like:
+        workload = said_alike(workload, *like.split("="))
     lookups = [d for d in drafters if d not in MODELS]
     sets = {d: [*lookups, d] for d in drafters if d in MODELS}
 
     def ratios(some: list[str]) -> dict[str, float]:
-        return auto_over_plain(
-            read_traces(path)[name], length, machines, Constants(), count=count, drafters=some
-        )
+        return auto_over_plain(workload, length, machines, Constants(), count=count, drafters=some)
 
     every, single = ratios(drafters), {d: ratios(some) for d, some in sets.items()}
     return [

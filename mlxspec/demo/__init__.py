@@ -1,4 +1,4 @@
-"""Where the demo family lies: paths of its targets, its draft model, its recorded workloads and its measured figures.
+"""Where the demo family lies: paths of its targets, its draft model, its EAGLE-3 drafter, its recorded workloads and its measured figures.
 
 Knows paths only; nothing is loaded here. The family is trained by `scripts/train_demo.py`, see `docs/demo.md`.
 """
@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent
 TARGET = ROOT / "target"
 DRAFT = ROOT / "draft"
 GEMMA = ROOT / "gemma"
+EAGLE3 = ROOT / "eagle3"
 FIGURES = ROOT / "figures.json"
 WORKLOADS = ("edit", "explain", "continue", "ask", "sampled")
 

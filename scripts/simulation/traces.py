@@ -153,3 +153,20 @@ def matched(draft: Sequence[int], text: Sequence[int]) -> int:
         if drafted != came:
             return i
     return min(len(draft), len(text))
+
+
+def said_alike(workload: Workload, name: str, other: str, most: int = 7) -> Workload:
+    """The same answers with a drafter `name` that says what `other` said, `most` tokens at most."""
+    answers = []
+    for answer in workload.answers:
+        said = answer[other]
+        sure = (
+            None
+            if said.confidences is None
+            else np.where(np.arange(said.confidences.shape[1]) < most, said.confidences, 0)
+        )
+        length, stood = np.minimum(said.length, most), np.minimum(said.stood, most)
+        answers.append(
+            {**answer, name: Said(length=length, stood=stood, confidences=sure, backing=said.backing)}
+        )
+    return Workload(name=workload.name, answers=answers, distinct=workload.distinct)

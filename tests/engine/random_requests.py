@@ -175,7 +175,10 @@ def drafting_engine(target: str, form: str, rollback: str, block: str) -> Engine
     drafters: list[Drafter] = [
         *([Mtp(tiny_models.mtp_head(form), model.max_context)] if is_hybrid else []),
         Eagle3(eagle, model.max_context),
-        equality.Nudged(tiny_models.make_dflash(model, block, form=form), model.max_context),
+        equality.Nudged(
+            tiny_models.make_dflash(model, block, form=form, window=None if block == "DFlash" else 9),
+            model.max_context,
+        ),
         DraftModel(small, model.vocab_size),
         NgramSimple(2, 12),
         NgramMapK(2, 8, 1),

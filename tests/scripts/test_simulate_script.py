@@ -20,6 +20,8 @@ import simulate
         ("--fixed", "--rows=4"),
         ("--traces", "nowhere.npz"),
         ("--alone", "--drafters=ngram-simple"),
+        ("--like", "dflash=mtp"),
+        ("--alone", "--like=mtp"),
     ],
 )
 def test_bad_options(
