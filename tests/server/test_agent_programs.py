@@ -1,8 +1,9 @@
-"""An agent as people run it against a server: Claude Code, from npm. It calls one tool, gets its result and ends.
+"""Agents as people run them against a server, from npm: Claude Code (Messages), Codex (Responses), opencode (Chat Completions). Each
+calls one tool, gets its result and ends.
 
 The demo model was never taught to call tools, so a grammar in the server's process makes its first answer of a conversation the call and
 every other answer a word. What the program sends and how it reads what comes back are its own. It talks to nobody but the server: every
-other address is a proxy that nobody listens at. Its prompt has 32,000 tokens, which the demo model reads in a minute or more.
+other address is a proxy that nobody listens at. The prompts have 10,000 to 32,000 tokens, which the demo model reads in up to a minute.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from tests.server.test_clients import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.node]
 COMMAND = "echo the-tool-was-run"
-# The call by name of the tool.
-CALLS: dict[str, dict[str, Any]] = {"Bash": {"command": COMMAND, "description": "Say it."}}
+# The call by name of the tool: Claude Code's, Codex's, opencode's.
+CALLS: dict[str, dict[str, Any]] = {
+    "Bash": {"command": COMMAND, "description": "Say it."},
+    "exec_command": {"cmd": COMMAND},
+    "bash": {"command": COMMAND},
+}
 PLANT = f"""
 from dataclasses import replace
 from mlxspec.server import request_parsing
@@ -121,3 +126,54 @@ def check_claude_code(events: list[dict[str, Any]]) -> None:
     assert usage["cache_read_input_tokens"] > 0.95 * (
         usage["cache_read_input_tokens"] + usage["input_tokens"]
     )
+
+
+def test_codex(agent_server: Served, tmp_path: Path) -> None:
+    install(tmp_path, "@openai/codex")
+    provider = f'{{name="local", base_url="{agent_server.base}", wire_api="responses"}}'
+    said = run(
+        [
+            str(tmp_path / "node_modules/.bin/codex"),
+            *("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+            *("-m", "demo", "-c", 'model_provider="local"', "-c", f"model_providers.local={provider}"),
+            "Say it.",
+        ],
+        tmp_path,
+    )
+    events = [json.loads(line) for line in said.splitlines()]
+    items = [e["item"] for e in events if e["type"] == "item.completed" and e["item"]["type"] != "error"]
+    (call, answer), end = items, events[-1]
+    assert (call["type"], call["exit_code"]) == ("command_execution", 0)
+    assert call["aggregated_output"] == "the-tool-was-run\n"
+    assert (answer["type"], answer["text"]) == ("agent_message", "Done.")
+    assert end["type"] == "turn.completed"
+    # Of two prompts nearly all of the second was cached, and the second is the longer one.
+    assert end["usage"]["cached_input_tokens"] > 0.95 * end["usage"]["input_tokens"] / 2
+
+
+def test_opencode(agent_server: Served, tmp_path: Path) -> None:
+    install(tmp_path, "opencode-ai")
+    # the package's own command needs a script that runs behind an installation
+    program = min(tmp_path.glob("node_modules/opencode-linux-*/bin/opencode"), key=lambda p: len(str(p)))
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "local",
+        "options": {"baseURL": agent_server.base},
+        "models": {"demo": {"name": "demo"}},
+    }
+    config = {"provider": {"local": provider}, "model": "local/demo", "small_model": "local/demo"}
+    said = run(
+        [str(program), "run", "--format", "json", "Say it."],
+        tmp_path,
+        OPENCODE_CONFIG_CONTENT=json.dumps({**config, "autoupdate": False}),
+    )
+    events = [json.loads(line) for line in said.splitlines()]
+    (call,) = (e["part"] for e in events if e["type"] == "tool_use")
+    assert (call["tool"], call["state"]["status"]) == ("bash", "completed")
+    assert call["state"]["output"] == "the-tool-was-run\n"
+    (text,) = (e["part"]["text"] for e in events if e["type"] == "text")
+    assert text == "Done."
+    _, last = (e["part"] for e in events if e["type"] == "step_finish")
+    tokens = last["tokens"]
+    assert last["reason"] == "stop"
+    assert tokens["cache"]["read"] > 0.95 * (tokens["cache"]["read"] + tokens["input"])
