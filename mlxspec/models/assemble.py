@@ -40,6 +40,7 @@ from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sa
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.ranks import ALONE, Ranks, cut, join, share
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
@@ -71,13 +72,17 @@ class Assembled(NamedTuple):
 
 
 def assemble(
-    config: Mapping[str, Any], read: Callable[[], Weights], dtype: mx.Dtype | None = None
+    config: Mapping[str, Any],
+    read: Callable[[], Weights],
+    dtype: mx.Dtype | None = None,
+    *,
+    ranks: Ranks = ALONE,
 ) -> Assembled:
     """Build, read, fill, fuse and evaluate. The config is judged before `read` is called.
 
-    `dtype` None: as stored on a GPU, float32 elsewhere. Raises ModelError; nothing is half-loaded.
+    `dtype` None: as stored on a GPU, float32 elsewhere. ranks: as `assemble_lazily` has it. Raises ModelError; nothing is half-loaded.
     """
-    made = assemble_lazily(config, read, dtype)
+    made = assemble_lazily(config, read, dtype, ranks=ranks)
     evaluate([m for m in (made.model, made.mtp) if m is not None])
     return made
 
@@ -109,16 +114,24 @@ def assemble_lazily(
     adapter: str | None = None,
     draft_bits: int = 16,
     images: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
     whose LoRA layers are folded into the weights. draft_bits: as SpecConfig has it. images: the folder with the preprocessing settings,
-    where the model is to read images. What is wrong with its vision only costs it the images."""
+    where the model is to read images. What is wrong with its vision only costs it the images. ranks: those that run the model together, of
+    which this process gets its share; the MTP head is whole on each."""
     kind = architecture(config)
     parsed = kind.parse(config)
-    model = kind.build(parsed)
+    is_divided = ranks.size > 1
+    if is_divided and adapter is not None:
+        raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
+    own = share(parsed, ranks) if is_divided else None
+    model = kind.build(parsed if own is None else own.config)
     weights = read()
     trunk, head = kind.sanitize(weights, parsed)
+    if own is not None:
+        trunk = cut(trunk, own.cuts)
     packed = _fill(model, trunk, dtype, "The model", _foreign_format(config), beside)
     if adapter is not None:
         fuse_adapter(model, adapter)
@@ -132,6 +145,8 @@ def assemble_lazily(
     for module in (model, mtp):
         if module is not None:
             module.fuse()
+    if is_divided:
+        join(model, parsed, ranks)
     vision, no_images = None, Assembled._field_defaults["no_images"]
     if images is not None:
         try:

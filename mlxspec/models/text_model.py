@@ -66,7 +66,8 @@ class TextModel(nn.Module):
     @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of the embedding's output."""
-        return compute_dtype(self.language_model.model.embed_tokens)
+        embedding = self.language_model.model.embed_tokens
+        return compute_dtype(embedding.get("part", embedding))  # a rank's rows where ranks have some each
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H)"""
