@@ -1,106 +1,198 @@
-"""How well the demo reads pictures that it has not seen, and what true image rows are worth to its multi-token head.
+"""Measures the member of the demo family that reads pictures, through the engine; writes its figures, its card and its pictures.
 
-    python scripts/demo_eval_vision.py --work build/demo --pictures 200
+    python scripts/demo_eval_vision.py --out mlxspec/demo --pictures 600
 
-Prints the part of the characters that are right for each kind of picture, and how many drafts of the multi-token head's first step are the
-token that the text network writes next: with the tower's rows at image positions, and with the placeholder's row there. Needs torch.
+Everything is measured with pictures that training has not drawn, on the shipped weights, by greedy decoding:
+
+- the part of the characters that is right: one minus the edit distance to what the picture says, over its characters;
+- drafts of the multi-token head that are accepted, at each depth, and tokens a round: once with the tower's rows at image positions, once
+  with the embedding of the placeholder token there, which is what a head gets whose engine looks the token up. The target sees the image
+  both times, so the text is the same, which is checked.
+
+Pillow and matplotlib draw the pictures; PyTorch is not needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import random
-from dataclasses import dataclass, field
-from difflib import SequenceMatcher
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-from demo_data.chat import END
-from demo_data.pictures import QUESTIONS, Picture, picture
-from demo_training.vision_network import Reader
-from demo_training.vision_phase import IMAGE, TEXT, TOWER, batch_of
-from tokenizers import Tokenizer
+import mlx.core as mx
+from demo_data.pictures import FONTS, QUESTIONS, Picture, picture
+from demo_training.vision_card import write_vision_card
 
+import mlxspec
+from mlxspec import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.image_prompt import PromptWithImages
+from mlxspec.models.image_rows import SeenImages
+
+SEED = 9001  # of no step of training
+SHOWN = 9  # pictures that are shipped
+DEPTH = 3
 _LONGEST = 40  # tokens of an answer
-_SEED = 9001  # no seed of training
+_PARAMS = SamplingParams(max_tokens=_LONGEST, temperature=0.0)
+_SPEC = SpecConfig(drafters=("mtp",), policy="fixed", n_max=DEPTH, p_min=0.0)
 
 
 @dataclass
 class Score:
-    """right, characters: of what pictures say; whole: pictures read without a fault; accepted: drafts, by what the head was fed."""
+    """pictures, and of them those read without a fault; characters of what they say, and edits that the answers are away from it."""
 
     pictures: int = 0
     whole: int = 0
-    right: int = 0
     characters: int = 0
-    drafts: int = 0
-    accepted: dict[str, int] = field(default_factory=lambda: {"rows": 0, "placeholder": 0})
+    edits: int = 0
+
+    def add(self, said: str, wanted: str) -> None:
+        self.pictures += 1
+        self.whole += said == wanted
+        self.characters += len(wanted)
+        self.edits += distance(said, wanted)
+
+    def data(self) -> dict[str, float]:
+        return {
+            "pictures": self.pictures,
+            "whole": round(self.whole / self.pictures, 4),
+            "characters_right": round(max(0.0, 1 - self.edits / self.characters), 4),
+        }
 
 
-def read(work: Path) -> Reader:
-    """The trained network."""
-    reader = Reader(TEXT, TOWER)
-    state = torch.load(work / "vision.pt")["model"]
-    reader.load_state_dict({k[2:]: v for k, v in state.items() if k.startswith("0.")})
-    return reader.requires_grad_(False).eval()
+@dataclass
+class Drafted:
+    """Of one way to feed the head."""
+
+    rounds: int = 0
+    tokens: int = 0
+    asked: list[int] = field(default_factory=lambda: [0] * DEPTH)
+    accepted: list[int] = field(default_factory=lambda: [0] * DEPTH)
+
+    def add(self, result: Result) -> None:
+        self.rounds += result.stats.num_rounds
+        self.tokens += result.stats.num_decoded
+        work = result.stats.drafters.get("mtp")
+        if work is not None:
+            for i, (tried, stood) in enumerate(work.by_position):
+                self.asked[i] += tried
+                self.accepted[i] += stood
+
+    def data(self) -> dict[str, object]:
+        return {
+            "tokens_a_round": round(self.tokens / self.rounds, 3),
+            "drafted": self.asked,
+            "accepted": self.accepted,
+        }
 
 
-@torch.no_grad()
-def answer(reader: Reader, tokenizer: Tokenizer, shown: Picture, score: Score) -> str:
-    """What the text network writes, greedily; drafts are counted in `score`."""
-    batch = batch_of(tokenizer, [shown])
-    image = reader.visual(batch.pixels, *batch.grid)
-    start = int((batch.targets[0] != -100).nonzero()[0]) + 1
-    ids = torch.zeros(1, -(-(start + _LONGEST) // 32) * 32, dtype=torch.long)
-    ids[0, :start] = batch.ids[0, :start]
-    last = batch.positions[start - 1]
-    later = last + torch.arange(1, ids.shape[1] - start + 1)[:, None]
-    positions = torch.cat([batch.positions[:start], later.expand(-1, 3)])
-    end = tokenizer.token_to_id(END)
-    for at in range(start, start + _LONGEST):
-        embedded, hidden = reader.hidden(ids, image, batch.places, positions)
-        ids[0, at] = reader.text.lm_head(hidden[0, at - 1]).argmax()
-        if ids[0, at] == end:
-            break
-    embedded, hidden = reader.hidden(ids, image, batch.places, positions)
-    blind = embedded.index_copy(
-        1, batch.places, reader.text.model.embed_tokens.weight[IMAGE].expand(1, len(batch.places), -1)
-    )
-    score.drafts += at - start
-    for name, given in (("rows", embedded), ("placeholder", blind)):
-        reader.turn(positions)
-        drafted = reader.text.lm_head(reader.drafts(given, hidden)[0]).argmax(-1)
-        score.accepted[name] += int((drafted[start - 1 : at - 1] == ids[0, start + 1 : at + 1]).sum())
-    return tokenizer.decode(ids[0, start:at].tolist(), skip_special_tokens=False)
+def distance(one: str, other: str) -> int:
+    """Characters to put in, take out or change to make one text of the other."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
+    return row[-1]
+
+
+def held_out(num: int) -> list[Picture]:
+    """The same ones each time, of all kinds, fonts and sizes."""
+    rng = random.Random(SEED)
+    return [picture(rng) for _ in range(num)]
+
+
+def shown(num: int) -> list[Picture]:
+    """Held-out pictures to ship: twice as many numbers as dates and lines of code, each in another font."""
+    rng = random.Random(SEED + 1)
+    kinds = ("number", "date", "number", "code")
+    return [picture(rng, kinds[i % 4], FONTS[i % len(FONTS)]) for i in range(num)]
+
+
+def question(engine: Engine, asked: Picture) -> PromptWithImages:
+    parts = [{"type": "image", "image": asked.image}, {"type": "text", "text": asked.question}]
+    found = engine.chat_input([{"role": "user", "content": parts}])
+    if not isinstance(found, PromptWithImages):
+        raise TypeError("the prompt holds no image")
+    return found
+
+
+def blinded(engine: Engine, token: int) -> None:
+    """Give the head the embedding of this token at image positions, in place of the tower's rows."""
+    head = engine.chain.drafters["mtp"]
+    see = head.see
+    row = engine.model.embed(mx.array([token]))
+
+    def without_rows(number: int, seen: SeenImages) -> None:
+        see(
+            number,
+            SeenImages(seen.images, lambda prepared: mx.broadcast_to(row, (prepared.tokens, row.shape[-1]))),
+        )
+
+    head.see = without_rows  # type: ignore[method-assign]
+
+
+def opened(folder: Path) -> Engine:
+    return mlxspec.load(folder, draft="mtp", spec=_SPEC, config=EngineConfig(prefix_budget=0))
+
+
+def measure(folder: Path, pictures: Iterable[Picture]) -> dict[str, object]:
+    """All figures of the member in `folder`. Raises RuntimeError where a text depends on what the head was fed."""
+    scores = {kind: Score() for kind in QUESTIONS}
+    drafted = {kind: {"rows": Drafted(), "placeholder": Drafted()} for kind in QUESTIONS}
+    with opened(folder) as engine, opened(folder) as blind:
+        assert engine.vision is not None
+        blinded(blind, engine.vision.prompt.image)
+        for asked in pictures:
+            prompt = question(engine, asked)
+            plain = engine.generate(prompt, _PARAMS, spec=replace(_SPEC, drafters=()))
+            scores[asked.kind].add(plain.text, asked.text)
+            for name, by in (("rows", engine), ("placeholder", blind)):
+                result = by.generate(prompt, _PARAMS)
+                if result.tokens != plain.tokens:
+                    raise RuntimeError(f"{name}: {result.text!r}, without drafting {plain.text!r}")
+                drafted[asked.kind][name].add(result)
+    return {
+        "sha256": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+        "seed": SEED,
+        "depth": DEPTH,
+        "kinds": {
+            kind: {**score.data(), **{name: d.data() for name, d in drafted[kind].items()}}
+            for kind, score in scores.items()
+            if score.pictures
+        },
+    }
+
+
+def write_pictures(folder: Path) -> None:
+    """Pictures for `mlxspec demo --vision`, and what stands in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for i, asked in enumerate(shown(SHOWN), 1):
+        file = f"{asked.kind}-{i}.png"
+        asked.image.save(folder / file, optimize=True)
+        listed.append({"file": file, "question": asked.question, "text": asked.text, "font": asked.font})
+    (folder / "pictures.json").write_text(json.dumps(listed, indent=1) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--work", type=Path, default=Path("build/demo"))
-    parser.add_argument(
-        "--target", type=Path, default=Path("mlxspec/demo/target"), help="whose tokenizer is used"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pictures", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("mlxspec/demo"))
+    parser.add_argument("--model", type=Path, help="a folder to measure, of which nothing is written")
+    parser.add_argument("--pictures", type=int, default=600)
     args = parser.parse_args()
-    reader, tokenizer = read(args.work), Tokenizer.from_file(str(args.target / "tokenizer.json"))
-    rng, scores = random.Random(_SEED), {kind: Score() for kind in QUESTIONS}
-    for _ in range(args.pictures):
-        shown = picture(rng)
-        score = scores[shown.kind]
-        said = answer(reader, tokenizer, shown, score)
-        matched = SequenceMatcher(None, said, shown.text, autojunk=False).get_matching_blocks()
-        score.pictures += 1
-        score.whole += said == shown.text
-        score.right += sum(block.size for block in matched)
-        score.characters += max(len(said), len(shown.text))
-    for kind, s in scores.items():
-        if s.pictures and s.drafts:
-            rows, placeholder = (s.accepted[name] / s.drafts for name in ("rows", "placeholder"))
-            print(
-                f"{kind}: {s.pictures} pictures, {s.whole / s.pictures:.1%} without a fault, "
-                f"{s.right / s.characters:.1%} of the characters; "
-                f"first drafts accepted {rows:.1%} with image rows, {placeholder:.1%} with the placeholder's"
-            )
+    figures = measure(args.model or args.out / "vision", held_out(args.pictures))
+    print(json.dumps(figures, indent=1))
+    if args.model is None:
+        path = args.out / "figures.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"vision": figures}, indent=1) + "\n")
+        write_pictures(args.out / "pictures")
+        write_vision_card(args.out)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def main() -> None:
         from demo_training.vision_phase import VisionSchedule, train_vision
 
         reader = train_vision(work / "vision.pt", out / "target", VisionSchedule(steps=args.vision_steps))
-        export_vision(reader, out / "target", out / "vision")
+        export_vision(reader, out / "target", out / "vision", steps=args.vision_steps)
     if args.phase in ("export", "all"):
         from demo_training.export import export
         from demo_training.workloads import write_workloads

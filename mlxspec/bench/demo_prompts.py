@@ -5,12 +5,17 @@ Knows texts and sampling; knows no model. All code in them was written for this 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+
+from mlxspec import demo
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPrompt:
-    """One prompt. `is_chat`: asked in the model's chat format where it has one; otherwise the text is continued as it stands."""
+    """One prompt. `is_chat`: asked in the model's chat format where it has one; otherwise the text is continued as it stands. image: a file
+    that the text asks about; says: what stands in it."""
 
     name: str
     what: str
@@ -18,6 +23,8 @@ class DemoPrompt:
     is_chat: bool = True
     temperature: float = 0.0
     seed: int = 0
+    image: Path | None = None
+    says: str = ""
 
 
 _PAIRS = '''\
@@ -80,3 +87,18 @@ PROMPTS = (
         seed=7,
     ),
 )
+
+
+def picture_prompts() -> tuple[DemoPrompt, ...]:
+    """Questions about the pictures that come with the demo family."""
+    listed = json.loads((demo.PICTURES / "pictures.json").read_text(encoding="utf-8"))
+    return tuple(
+        DemoPrompt(
+            name=Path(entry["file"]).stem,
+            what=entry["question"],
+            text=entry["question"],
+            image=demo.PICTURES / entry["file"],
+            says=entry["text"],
+        )
+        for entry in listed
+    )

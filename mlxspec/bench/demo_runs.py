@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from mlxspec.bench.demo_prompts import DemoPrompt
 from mlxspec.bench.prompts import encode
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.image_prompt import PromptWithImages
+from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine, Result
@@ -69,7 +71,7 @@ def run_prompt(
 
     `repeat` turns count, more where the answer is so short that its speed would be chance.
     """
-    tokens = encode(engine, prompt.text, is_chat=prompt.is_chat)
+    tokens = asked(engine, prompt)
     params = SamplingParams(max_tokens=max_tokens, temperature=prompt.temperature, seed=prompt.seed)
     specs: list[SpecConfig] = [
         replace(engine.spec, drafters=()),
@@ -99,13 +101,21 @@ def run_prompt(
     return DemoOutcome(prompt=prompt, result=plain[0], comparisons=tuple(comparisons))
 
 
+def asked(engine: Engine, prompt: DemoPrompt) -> list[int] | PromptWithImages:
+    """The prompt as the engine takes it. Raises ConfigError, and ImageError where the model reads no images."""
+    if prompt.image is None:
+        return encode(engine, prompt.text, is_chat=prompt.is_chat)
+    parts = [{"type": "image", "image": prompt.image}, {"type": "text", "text": prompt.text}]
+    return engine.chat_input([{"role": "user", "content": parts}])
+
+
 def _speed(results: Sequence[Result]) -> float:
     return median(r.stats.decode_speed for r in results)
 
 
 def find_flip(
     engine: Engine,
-    prompt: Sequence[int],
+    prompt: list[int] | PromptWithImages,
     params: SamplingParams,
     plain: Sequence[int],
     drafted: Sequence[int],
@@ -116,6 +126,7 @@ def find_flip(
     """
     import mlx.core as mx
 
+    from mlxspec.engine.image_prompt import in_one_forward
     from mlxspec.kernels.flat import FlatRows
     from mlxspec.platform import device
     from mlxspec.sampling.noise import gumbel
@@ -124,8 +135,13 @@ def find_flip(
         (i for i, (a, b) in enumerate(zip(plain, drafted, strict=False)) if a != b),
         min(len(plain), len(drafted)),
     )
-    known = [*prompt, *plain[:place]]
-    model = engine.model
+    model, images = engine.model, None
+    if not isinstance(prompt, PromptWithImages):
+        known = [*prompt, *plain[:place]]
+    elif engine.vision is None or engine.features is None:
+        raise ConfigError(engine.no_images)
+    else:
+        known, images = in_one_forward(prompt, plain[:place], engine.vision, engine.features)
     with device.private_kernels():
         out = model.forward(
             mx.array(known, mx.int32),
@@ -133,6 +149,7 @@ def find_flip(
             model.make_cache(1),
             facts=True,
             logits_at="last",
+            images=images,
         )
         if out.logits is None:
             raise ValueError("logits were asked for")

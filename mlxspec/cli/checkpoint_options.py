@@ -83,7 +83,9 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="MODEL", help="demo, demo-gemma, a folder, or a Hugging Face id")
+    parser.add_argument(
+        "source", metavar="MODEL", help="demo, demo-gemma, demo-vision, a folder, or a Hugging Face id"
+    )
     add = parser.add_argument
     add("-o", "--output", required=True, metavar="DIR", help="a folder that is absent or empty")
     add("--revision", metavar="R", help=_REVISION)
@@ -119,7 +121,9 @@ def _convert(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="demo, demo-gemma, a folder, or a Hugging Face id in the local cache"
+        "model",
+        metavar="MODEL",
+        help="demo, demo-gemma, demo-vision, a folder, or a Hugging Face id in the local cache",
     )
     parser.add_argument("--revision", metavar="R", help=_REVISION)
     _add_context(parser)

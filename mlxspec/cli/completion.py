@@ -8,7 +8,7 @@ from mlxspec.cli import options, terminal
 from mlxspec.cli.parser import choice, declare
 
 SHELLS = ("bash", "zsh", "fish")
-_MODELS = ("demo", "demo-gemma")
+_MODELS = options.DEMO_FAMILY
 
 _BASH = """\
 # {how}

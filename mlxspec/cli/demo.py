@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare
+from mlxspec.cli.pictures import show
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import SpecConfig, check_number
 from mlxspec.errors import ConfigError
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from mlxspec.bench.demo_runs import Comparison, DemoOutcome
     from mlxspec.engine.engine import Engine
 
-DEMO_CHOICES = ("ngram-simple,mtp", "ngram-simple,draft-model")
+DEMO_CHOICES = {
+    options.DEMO: ("ngram-simple,mtp", "ngram-simple,draft-model"),
+    options.DEMO_VISION: ("mtp",),
+}
 _SHOWN_LINES, _SHOWN_WIDTH = 4, 96
 _NO_TERMINAL_WIDTH = 110
 
@@ -37,6 +41,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--draft", list, "LIST", "drafters to compare with plain decoding; given again, compared too"),
         options.DRAFT_MODEL,
         ("--repeat", int, "N", "measured runs of each, medians count (default 3)", 3),
+        (
+            "--vision",
+            bool,
+            "",
+            "questions about pictures, for demo-vision or another model that reads images",
+        ),
         options.JSON,
     )
     options.add_debug(parser)
@@ -48,15 +58,19 @@ def run(args: argparse.Namespace) -> int:
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     started = time.perf_counter()
     engine, choices = load(args)
-    from mlxspec.bench.demo_prompts import PROMPTS
+    from mlxspec.bench import demo_prompts
     from mlxspec.bench.demo_runs import run_prompt
 
+    prompts = demo_prompts.picture_prompts() if args.vision else demo_prompts.PROMPTS
     if not args.json:
         ways = ", then with ".join(" + ".join(c) for c in choices)
-        terminal.say(f"{len(PROMPTS)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
+        terminal.say(f"{len(prompts)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
     outcomes = []
-    for i, prompt in enumerate(PROMPTS):
-        with Waiting(f"{i + 1} of {len(PROMPTS)}: {prompt.what}"):
+    for i, prompt in enumerate(prompts):
+        if prompt.image is not None and not args.json:
+            terminal.say("\n")
+            show(prompt.image)
+        with Waiting(f"{i + 1} of {len(prompts)}: {prompt.what}"):
             outcomes.append(
                 run_prompt(engine, prompt, choices, max_tokens=args.max_tokens, repeat=args.repeat)
             )
@@ -83,8 +97,12 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     """The engine with every drafter that is to be compared, and the choices of drafters. Raises MlxspecError subclasses."""
     from mlxspec.platform import device
 
+    if args.vision:
+        if args.no_images:
+            raise ConfigError("--vision asks about pictures, and --no-images leaves out what reads them.")
+        args.model = options.DEMO_VISION if args.model == options.DEMO else args.model
     device.compile_kernels()  # what is measured is worth waiting for
-    wanted: Sequence[str] = args.draft or (DEMO_CHOICES if args.model == options.DEMO else ("auto",))
+    wanted: Sequence[str] = args.draft or DEMO_CHOICES.get(args.model, ("auto",))
     if "off" in wanted:
         raise ConfigError(
             "The demo compares drafting with plain decoding anyway; --draft off leaves nothing to compare."
@@ -93,10 +111,18 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
         raise ConfigError("--draft auto stands alone; name the drafters to compare several choices.")
     if "auto" in wanted:
         engine = options.load_engine(args, SpecConfig(policy="fixed"), draft="auto")
-        return engine, [engine.spec.drafters]
+        return _seeing(engine, args), [engine.spec.drafters]
     choices = [SpecConfig(drafters=tuple(n.strip() for n in names.split(","))).drafters for names in wanted]
     every = dict.fromkeys(name for choice in choices for name in choice)
-    return options.load_engine(args, SpecConfig(policy="fixed"), draft=",".join(every)), choices
+    engine = options.load_engine(args, SpecConfig(policy="fixed"), draft=",".join(every))
+    return _seeing(engine, args), choices
+
+
+def _seeing(engine: Engine, args: argparse.Namespace) -> Engine:
+    """The engine. Raises ConfigError where it is to read images and cannot."""
+    if args.vision and engine.vision is None:
+        raise ConfigError(engine.no_images)
+    return engine
 
 
 def _show_answer(outcome: DemoOutcome) -> None:
@@ -104,8 +130,9 @@ def _show_answer(outcome: DemoOutcome) -> None:
     lines = [line for line in outcome.result.text.splitlines() if line.strip()]
     shown = [terminal.clean(line)[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
     more = ["..."] * (len(lines) > _SHOWN_LINES)
+    says = f" It says {outcome.prompt.says}" if outcome.prompt.says else ""
     terminal.say(
-        f"\n{outcome.prompt.name}: {outcome.prompt.what}\n"
+        f"\n{outcome.prompt.name}: {outcome.prompt.what}{says}\n"
         + "".join(f"    {line}\n" for line in shown + more)
     )
 
@@ -160,7 +187,7 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
     )
     ratios = sorted(c.speedup for _, c in pairs if c.speedup is not None)
     speeds = f" Ratios from {ratios[0]:.2f}x to {ratios[-1]:.2f}x." if ratios else ""
-    lines = [verdict + speeds, f"{stats_line.machine()} · {seconds:.0f} s in all."]
+    lines = [verdict + speeds, *_read(outcomes), f"{stats_line.machine()} · {seconds:.0f} s in all."]
     notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
     lines += [terminal.sentence(n) for n in notices]
     if engine.name in options.DEMO_FAMILY:
@@ -170,15 +197,29 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
     for line in lines:
         console.print(line, markup=False, highlight=False)
     if engine.name in options.DEMO_FAMILY:
-        terminal.say(f"\n{_next_steps()}\n")
+        terminal.say(f"\n{_next_steps(engine.name)}\n")
 
 
-def _next_steps() -> str:
+def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:
+    """How many pictures were read without a fault, where there were some."""
+    asked = [o for o in outcomes if o.prompt.says]
+    right = sum(o.result.text.strip() == o.prompt.says for o in asked)
+    return [f"{right} of {len(asked)} pictures were read without a fault."] if asked else []
+
+
+def _next_steps(model: str) -> str:
     """What to type next, with the command as it was called."""
     own = terminal.own_name()
-    steps = (
+    text = (
         ("chat", "a conversation with this model"),
         ('generate "what does os.path.join do?"', "one answer"),
+    )
+    pictures = (
+        (f'generate --model {model} --image FILE "Read the number."', "a picture of your own"),
+        (f"chat --model {model}", "/image FILE, or paste its path"),
+    )
+    steps = (
+        *(pictures if model == options.DEMO_VISION else text),
         ("pull mlx-community/Qwen3.5-4B-4bit", "fetch a real model; chat --model takes it then"),
     )
     return "\n".join(
@@ -208,6 +249,7 @@ def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
     return {
         "prompt": outcome.prompt.name,
         "temperature": outcome.prompt.temperature,
+        **({"says": outcome.prompt.says} if outcome.prompt.says else {}),
         "text": outcome.result.text,
         "tokens": list(outcome.result.tokens),
         "comparisons": [

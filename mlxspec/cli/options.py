@@ -58,7 +58,8 @@ COMMANDS = {
     "completion": "print a script that completes commands and options in a shell",
 }
 DEMO = "demo"
-DEMO_FAMILY = (DEMO, "demo-gemma")
+DEMO_VISION = "demo-vision"
+DEMO_FAMILY = (DEMO, "demo-gemma", DEMO_VISION)
 DTYPES = ("float32", "float16", "bfloat16")
 
 # Fields of the config classes, and what they are called here.
@@ -163,7 +164,7 @@ def _refuse_command(word: str) -> None:
     raise ConfigError(f"There is no command {word!r}; {tip}")
 
 
-MODEL = "demo (the default), demo-gemma, a folder, or a Hugging Face id like owner/name"
+MODEL = "demo (the default), demo-gemma, demo-vision, a folder, or a Hugging Face id like owner/name"
 
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:

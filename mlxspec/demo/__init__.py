@@ -1,4 +1,4 @@
-"""Where the demo family lies: paths of its targets, its draft model, its EAGLE-3 drafter, its recorded workloads and its measured figures.
+"""Where the demo family lies: paths of its targets, its drafters, its recorded workloads, its pictures and its measured figures.
 
 Knows paths only; nothing is loaded here. The family is trained by `scripts/train_demo.py`, see `docs/demo.md`.
 """
@@ -14,6 +14,8 @@ TARGET = ROOT / "target"
 DRAFT = ROOT / "draft"
 GEMMA = ROOT / "gemma"
 EAGLE3 = ROOT / "eagle3"
+VISION = ROOT / "vision"
+PICTURES = ROOT / "pictures"
 FIGURES = ROOT / "figures.json"
 WORKLOADS = ("edit", "explain", "continue", "ask", "sampled")
 

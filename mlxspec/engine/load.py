@@ -74,11 +74,11 @@ def load(
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, `demo-gemma`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or commit of an id.
-    draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order in which
-    they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a Gemma 4 assistant
-    (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes it, not the model's
-    own head, and a list that leaves it out is refused; the demo brings its own. drafters: objects of your own
+    model: `demo`, `demo-gemma`, `demo-vision`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or
+    commit of an id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in
+    the order in which they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a
+    Gemma 4 assistant (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes
+    it, not the model's own head, and a list that leaves it out is refused; the demo brings its own. drafters: objects of your own
     (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them where it wants them. spec: limits of the drafts (its
     `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
     EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.

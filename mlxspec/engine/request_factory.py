@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from mlxspec.config import SamplingParams, SpecConfig, check_number, shown
 from mlxspec.engine.api import Prompt
-from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages
+from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages, row_images
 from mlxspec.engine.request import Request
 from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_features import HeldFeatures, ImageFeatures
-from mlxspec.models.image_rows import ImageSpan, RowImages, SeenImages
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.models.vision.base import Vision
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 
@@ -103,15 +103,8 @@ class RequestFactory:
         """Raises ImageError where the model reads no images."""
         if self._vision is None or self.features is None:
             raise ImageError(self._no_images)
-        spans = map(ImageSpan, prompt.spans, prompt.images)
-        images = RowImages(
-            list(spans),
-            len(prompt.tokens),
-            self._vision.prompt,
-            self._vision.bidirectional,
-        )
         held = HeldFeatures(self.features)
-        return SeenImages(images, held, held.__contains__)
+        return SeenImages(row_images(prompt, self._vision), held, held.__contains__)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         """Checked ids of a prompt."""

@@ -23,8 +23,15 @@ DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
 DEMO_GEMMA = "demo-gemma"
 DEMO_EAGLE3 = "demo-eagle3"
+DEMO_VISION = "demo-vision"
 DEMO_TARGETS = (DEMO, DEMO_GEMMA)  # DEMO_DRAFT can draft for each
-_MEMBERS = {DEMO: "target", DEMO_DRAFT: "draft", DEMO_GEMMA: "gemma", DEMO_EAGLE3: "eagle3"}
+_MEMBERS = {
+    DEMO: "target",
+    DEMO_DRAFT: "draft",
+    DEMO_GEMMA: "gemma",
+    DEMO_EAGLE3: "eagle3",
+    DEMO_VISION: "vision",
+}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

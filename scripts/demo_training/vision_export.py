@@ -81,13 +81,13 @@ def _name(name: str) -> str:
     return name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name
 
 
-def export_vision(reader: Reader, target: Path, out: Path) -> None:
-    """target: the shipped target's folder, whose tokenizer is extended."""
+def export_vision(reader: Reader, target: Path, out: Path, *, steps: int = 0) -> None:
+    """target: the shipped target's folder, whose tokenizer is extended. steps: of training, kept with the weights."""
     out.mkdir(parents=True, exist_ok=True)
     state = {_name(name): _tensor(_name(name), value) for name, value in reader.state_dict().items()}
     weight = state["model.visual.patch_embed.proj.weight"]
     assert weight.ndim == 5
-    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(state, out / "model.safetensors", metadata={"format": "pt", "steps": str(steps)})
     (out / "model.safetensors").chmod(0o644)
     _write_json(out / "config.json", vision_config())
     _write_json(out / "preprocessor_config.json", settings())

@@ -11,6 +11,7 @@ import os
 import random
 import string
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,9 @@ TEXT = Shape(vocab=VOCAB, hidden=128, ffn=320, layers=4, interval=2, heads=2, li
 TOWER = TowerShape()
 IMAGES = QwenImages(patch_size=TOWER.patch, merge_size=TOWER.merge, min_pixels=1024, max_pixels=65_536)
 _LETTERS = string.printable
-_HEIGHTS, _WIDTHS = (32, 48, 64), range(64, 289, 16)
+# Pixels that the tower reads, (width, height), and how many a side has more or less before a picture is resized.
+_SIZES = [(w, h) for w in range(32, 289, 16) for h in (16, 32, 48, 64) if w * h >= IMAGES.min_pixels]
+_RESIZED = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ class VisionSchedule:
     rows: int = 32
     rate: float = 2e-3
     draft_weight: float = 0.3
-    place_weight: float = 1.0
+    place_weight: float = 1.0  # falls with the rate
     easy: int = 1200  # first steps: numbers alone, and wider pictures as they go on
     seed: int = 41
 
@@ -118,24 +121,30 @@ def batch_of(tokenizer: Tokenizer, pictures: list[Picture]) -> Batch:
 
 def _letters(p: Picture, rows: int, columns: int) -> np.ndarray:
     """(rows * columns, 2): see Batch."""
-    side = TOWER.patch * TOWER.merge
-    at = (np.arange(2 * columns) + 0.5) * side / 2
+    at = (np.arange(2 * columns) + 0.5) / (2 * columns) * p.image.width
+    tall = p.image.height / rows
     which = np.searchsorted(p.edges, at, side="right") - 1
     named = np.array([1 + _LETTERS.find(c) for c in p.text] + [0])
     seen = named[np.where((which >= 0) & (which < len(p.text)), which, len(p.text))]
-    inside = np.array([p.top < (row + 1) * side and p.bottom > row * side for row in range(rows)])
+    inside = np.array([p.top < (row + 1) * tall and p.bottom > row * tall for row in range(rows)])
     return np.where(inside[:, None], seen, 0).reshape(rows * columns, 2)
 
 
 def random_batch(tokenizer: Tokenizer, schedule: VisionSchedule, step: int) -> Batch:
     rng = random.Random(f"{schedule.seed} {step}")
     is_easy = step < schedule.easy
-    widths = _WIDTHS[: 3 + 8 * step // schedule.easy] if is_easy else _WIDTHS
-    canvas = (rng.choice(widths), rng.choice(_HEIGHTS[:2] if is_easy else _HEIGHTS))
-    num = max(8, min(2 * schedule.rows, schedule.rows * 128 * 48 // (canvas[0] * canvas[1])))
-    return batch_of(
-        tokenizer, [picture(rng, "number" if is_easy else None, canvas=canvas) for _ in range(num)]
-    )
+    widest = 96 + 128 * step // schedule.easy
+    easy = [(w, h) for w, h in _SIZES if 64 <= w <= widest and 32 <= h <= 48]
+    width, height = rng.choice(easy if is_easy else _SIZES)
+    num = max(8, min(2 * schedule.rows, schedule.rows * 128 * 48 // (width * height)))
+
+    def canvas() -> tuple[int, int]:
+        """Of a picture that is resized to this width and height."""
+        more = rng.randint(-_RESIZED, _RESIZED)
+        return width + more, height + rng.randint(max(-_RESIZED, 16 - height), _RESIZED)  # room for letters
+
+    kind = "number" if is_easy else None
+    return batch_of(tokenizer, [picture(rng, kind, canvas=canvas()) for _ in range(num)])
 
 
 def losses(reader: Reader, naming: nn.Linear, b: Batch) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -157,6 +166,18 @@ def losses(reader: Reader, naming: nn.Linear, b: Batch) -> tuple[Tensor, Tensor,
     )
 
 
+def optimizers_of(both: nn.ModuleList, schedule: VisionSchedule) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between layers, at the step size that AdamW would take; AdamW for embeddings, heads and all else."""
+    named = [(n, p) for n, p in both.named_parameters() if p.ndim == 2]
+    matrices = [p for n, p in named if "embed" not in n and "lm_head" not in n and not n.startswith("1.")]
+    inner = {id(p) for p in matrices}
+    others = [p for p in both.parameters() if id(p) not in inner]
+    return [
+        torch.optim.Muon(matrices, lr=schedule.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=schedule.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+    ]
+
+
 def train_vision(path: Path, target: Path, schedule: VisionSchedule) -> Reader:
     """path: the checkpoint, from which it goes on where there is one. target: the shipped target's folder, whose tokenizer is used."""
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
@@ -164,25 +185,30 @@ def train_vision(path: Path, target: Path, schedule: VisionSchedule) -> Reader:
     reader = Reader(TEXT, TOWER)
     naming = nn.Linear(TOWER.out, 2 * (len(_LETTERS) + 1))  # of use in training only
     both = nn.ModuleList([reader, naming])
-    optimizer = torch.optim.AdamW(
-        both.parameters(), lr=schedule.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
+    optimizers = optimizers_of(both, schedule)
     first = 0
     if path.exists():
         saved = torch.load(path)
         both.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
         first = saved["step"]
     began = last = time.time()
     rights = []
+    drawing = ThreadPoolExecutor(1)  # the next batch, while this one is learnt
+    coming = drawing.submit(random_batch, tokenizer, schedule, first)
     for step in range(first, schedule.steps):
-        text, drafts, letters, right = losses(reader, naming, random_batch(tokenizer, schedule, step))
-        optimizer.zero_grad()
-        (text + schedule.draft_weight * drafts + schedule.place_weight * letters).backward()
+        batch, coming = coming.result(), drawing.submit(random_batch, tokenizer, schedule, step + 1)
+        text, drafts, letters, right = losses(reader, naming, batch)
+        factor = schedule.factor(step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (text + schedule.draft_weight * drafts + schedule.place_weight * factor * letters).backward()
         torch.nn.utils.clip_grad_norm_(both.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate * schedule.factor(step)
-        optimizer.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.rate * factor
+            optimizer.step()
         rights.append(right)
         if (step + 1) % 50 == 0:
             seconds = (time.time() - began) / (step + 1 - first)
@@ -194,7 +220,9 @@ def train_vision(path: Path, target: Path, schedule: VisionSchedule) -> Reader:
             rights.clear()
         if step + 1 == schedule.steps or time.time() - last > 120:
             last = time.time()
-            state = {"model": both.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            state = {"model": both.state_dict(), "optimizers": states, "step": step + 1}
             torch.save(state, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
+    drawing.shutdown(cancel_futures=True)
     return reader

@@ -28,7 +28,7 @@ def _tensors(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def test_the_whole_family_stays_small() -> None:
-    assert sum(p.stat().st_size for p in demo.ROOT.rglob("*") if p.is_file()) <= 16 * 2**20
+    assert sum(p.stat().st_size for p in demo.ROOT.rglob("*") if p.is_file()) <= 24 * 2**20
 
 
 @pytest.mark.parametrize("member", EVERY)
@@ -89,6 +89,34 @@ def test_the_gemma_member_is_a_gemma_3_text_checkpoint() -> None:
     for name, entry in tensors.items():
         assert entry["dtype"] == ("F32" if "norm" in name.split(".")[-2] else "BF16"), name
     assert (demo.GEMMA / "model.safetensors").stat().st_size < 3 * 2**20
+
+
+def test_the_member_that_reads_pictures() -> None:
+    folder, known = demo.VISION, FIGURES["vision"]
+    assert known["sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    config, tensors = json.loads((folder / "config.json").read_text()), _tensors(folder)
+    text, tower = config["text_config"], config["vision_config"]
+    assert (config["architectures"], config["model_type"]) == (["Qwen3_5ForConditionalGeneration"], "qwen3_5")
+    assert tower["out_hidden_size"] == text["hidden_size"]
+    assert tensors["model.visual.patch_embed.proj.weight"]["shape"][0] == tower["hidden_size"]
+    assert any(name.startswith("mtp.") for name in tensors)
+    assert (folder / "model.safetensors").stat().st_size < 5 * 2**20
+    family = json.loads((demo.TARGET / "tokenizer.json").read_text())
+    own = json.loads((folder / "tokenizer.json").read_text())
+    added = own["added_tokens"][len(family["added_tokens"]) :]
+    assert {t["content"]: t["id"] for t in added} == {
+        "<|vision_start|>": config["vision_start_token_id"],
+        "<|vision_end|>": config["vision_end_token_id"],
+        "<|image_pad|>": config["image_token_id"],
+    }
+    assert own["model"] == family["model"]
+    card = (folder / "README.md").read_text()
+    for kind in known["kinds"].values():
+        assert f"{100 * kind['characters_right']:.1f} %" in card
+        for fed in ("rows", "placeholder"):
+            found = kind[fed]
+            assert f"{100 * found['accepted'][0] / found['drafted'][0]:.1f} %" in card
+    assert "MIT License" in (folder / "LICENSE").read_text()
 
 
 @pytest.mark.parametrize("member", EVERY)
