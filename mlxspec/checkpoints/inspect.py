@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
+from mlxspec.checkpoints.division import Division, divide
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.proposal_rows import Proposing, proposing
 from mlxspec.config import DRAFTER_NAMES, SpecConfig
@@ -33,6 +34,7 @@ from mlxspec.models.assemble import (
 )
 from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.ranks import Ranks
 from mlxspec.models.registry import Architecture, architecture
 
 
@@ -92,7 +94,7 @@ class InspectReport:
 
     revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
     through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
-    loaded.
+    loaded. division: among ranks, where it was asked for.
     """
 
     name: str
@@ -113,6 +115,7 @@ class InspectReport:
     vision: Tower
     memory: MemoryEstimate
     drafters: tuple[Usable, ...]
+    division: Division | None = None
 
     @property
     def bits_per_weight(self) -> float:
@@ -151,9 +154,11 @@ def inspect(
     context: int | None = None,
     rows: int = 1,
     draft_model: str | None = None,
+    ranks: int = 1,
 ) -> InspectReport | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
-    draft_model counts in the memory, and among the drafters as what it can be to this model. Reads headers only. Raises MlxspecError
+    draft_model counts in the memory, and among the drafters as what it can be to this model. ranks: among how many processes the model is
+    to be divided. Reads headers only. Raises MlxspecError
     subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     weights = folder.read()
@@ -179,6 +184,10 @@ def inspect(
     tower = _tower(made, {k: v for k, v in weights.items() if is_of_vision(k)})
     beside = _beside(draft_model, made)
     drafters = _usable(head, beside, made)
+
+    def of_rank(who: Ranks) -> Assembled:
+        return assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, ranks=who)
+
     return InspectReport(
         name=name,
         folder=str(folder.path),
@@ -198,6 +207,7 @@ def inspect(
         vision=tower,
         memory=_memory(made, beside and beside.module, context, rows, drafters),
         drafters=drafters,
+        division=divide(ranks, of_rank, context, rows) if ranks > 1 else None,
     )
 
 

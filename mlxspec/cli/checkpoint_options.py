@@ -135,6 +135,13 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         help="texts at once that the memory is reckoned for (default 1)",
     )
     parser.add_argument("--draft-model", metavar="M", help="count this draft model in")
+    parser.add_argument(
+        "--ranks",
+        type=number("--ranks", int),
+        default=1,
+        metavar="N",
+        help="tell what each of so many processes would need that share the model (default 1)",
+    )
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     add_debug(parser)
 

@@ -11,6 +11,7 @@ from mlxspec.cli.table import print_pairs
 from mlxspec.config import check_number
 
 if TYPE_CHECKING:
+    from mlxspec.checkpoints.division import Division
     from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers, Tower, Usable
 
 
@@ -21,12 +22,14 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
     check_number("--rows", args.rows, 1, 1024, integer=True)
+    check_number("--ranks", args.ranks, 1, 64, integer=True)
     report = inspect(
         args.model,
         revision=args.revision,
         context=args.context,
         rows=args.rows,
         draft_model=args.draft_model,
+        ranks=args.ranks,
     )
     if args.json:
         terminal.say(json.dumps(report.data()) + "\n")
@@ -69,9 +72,29 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
             f"weights {amount(m.weights)}{vision}, state {amount(m.state)}",
         ),
         ("", f"drafters' weights {amount(m.drafter_weights)}, state {amount(m.drafter_state)}"),
+        *_division(r.division),
         *[
             ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}{_proposing(d)}")
             for i, d in enumerate(r.drafters)
+        ],
+    ]
+
+
+def _division(d: Division | None) -> list[tuple[str, str]]:
+    from mlxspec.loading.progress import amount
+
+    if d is None:
+        return []
+    if d.refusal:
+        return [("ranks", d.refusal)]
+    return [
+        (
+            "ranks",
+            f"{d.size}; each sends {d.messages} messages a forward, with {amount(d.message_bytes)} a token in them",
+        ),
+        *[
+            ("", f"rank {r.rank}: {amount(r.total)}: weights {amount(r.weights)}, state {amount(r.state)}")
+            for r in d.ranks
         ],
     ]
 

@@ -5,13 +5,14 @@ Knows commands by name and fetches each when it is called; knows no options of t
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
 from mlxspec.cli import options, terminal
-from mlxspec.errors import CacheError, MlxspecError
+from mlxspec.errors import CacheError, ConfigError, MlxspecError
 
 EXAMPLES = """\
 mlxspec: speculative decoding on MLX that never changes the text.
@@ -21,6 +22,8 @@ mlxspec: speculative decoding on MLX that never changes the text.
   mlxspec chat --model owner/name                  a conversation with a model from Hugging Face or a folder
 
 `mlxspec --help` lists the commands, `mlxspec COMMAND --help` their options."""
+
+ANSWERING = "generate", "chat", "serve"
 
 # First match counts. CacheError is a bug of ours, not of what was asked for.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -52,6 +55,11 @@ def _run(arguments: Sequence[str]) -> int:
         args = options.parse(arguments)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
+    if args.command in ANSWERING and "MLX_RANK" in os.environ:
+        raise ConfigError(
+            f"`mlxspec {args.command}` runs in one process: dividing a model among processes is not supported yet, and each process of "
+            "mlx.launch would answer on its own. Start it without mlx.launch."
+        )
     command = import_module(f"mlxspec.cli.{args.command}")  # one of options.COMMANDS
     return int(command.run(args))
 

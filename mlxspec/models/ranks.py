@@ -24,7 +24,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -310,6 +310,24 @@ def _kept(name: str, value: mx.array, how: Cut) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
 
 
+class Traffic(NamedTuple):
+    """messages: sums and gathers of a forward, however many tokens it has. numbers: of the compute dtype that a rank puts into them for
+    each token. What the transport makes of them comes on top: a ring sends each sum nearly twice."""
+
+    messages: int
+    numbers: int
+
+
+def traffic(config: Config, size: int) -> Traffic:
+    """Of a forward that gives the logits of every token."""
+    layers = len(config.layers) if isinstance(config, GemmaConfig) else len(config.is_linear)
+    own_inputs = config.per_layer_size if isinstance(config, GemmaConfig) else 0
+    each = 3 if isinstance(config, GemmaConfig) and config.num_experts else 2
+    hiddens = each * layers + 1
+    numbers = hiddens * config.hidden_size + layers * own_inputs + ceil(config.vocab_size / size)
+    return Traffic(hiddens + bool(own_inputs) + 1, numbers)
+
+
 class Summed(nn.Module):
     """A module of which every rank computes a part of a sum."""
 
@@ -378,8 +396,3 @@ def join(model: Any, config: Config, ranks: Ranks) -> None:
         first = vocabulary_ranges(config.per_layer_vocab, ranks.size)[ranks.rank][0]
         stack.embed_tokens_per_layer = DividedEmbedding(stack.embed_tokens_per_layer, first, ranks)
     model.vocab_size = config.vocab_size
-
-
-def shares_of(config: Config, size: int) -> Sequence[Share]:
-    """Every rank's part of a model. Raises ModelError as `share` does."""
-    return [share(config, Ranks(rank=r, size=size)) for r in range(size)]

@@ -24,6 +24,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.ranks import Ranks
 from mlxspec.models.registry import architecture
 from mlxspec.platform import device
 
@@ -348,6 +349,24 @@ def test_the_page_and_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     for words in ("6: 2 attention, 4 recurrent", "3.85M", "MTP head", "bfloat16", "this machine gives"):
         assert words in page
+
+
+def test_a_model_among_ranks(folders: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each rank has its share and the whole head, as it is loaded."""
+    report = looked_at(folders("tied/hub"), ranks=2)
+    division, folder = report.division, ModelFolder(folders("tied/hub"))
+    assert division is not None
+    assert not division.refusal
+    for told in division.ranks:
+        made = assemble(folder.config(), folder.read, ranks=Ranks(rank=told.rank, size=2))
+        assert told.weights == memory.bytes_of(made.model, made.mtp)
+        assert told.weights - memory.bytes_of(made.mtp) < 0.55 * report.memory.weights
+        assert told.state < report.memory.state + report.memory.drafter_state
+    assert main(["inspect", "demo", "--ranks", "2"]) == 0
+    assert "rank 1: " in capsys.readouterr().out
+    assert main(["inspect", "demo", "--ranks", "64"]) == 0
+    assert "cannot be divided among 64 ranks" in capsys.readouterr().out
+    assert main(["inspect", "demo", "--ranks", "0"]) == 2
 
 
 def test_counts_of_parameters_have_three_digits_and_no_exponent() -> None:
