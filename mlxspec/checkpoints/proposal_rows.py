@@ -8,6 +8,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.checkpoints.memory import bytes_of
+from mlxspec.errors import ModelError
 from mlxspec.loading.progress import amount
 from mlxspec.loading.row_lists import most_frequent
 from mlxspec.loading.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ from mlxspec.models.dflash import DFlash
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.ranks import DividedHead
 from mlxspec.models.reads import Reads, reads
 from mlxspec.models.text_model import TextModel
 
@@ -80,6 +82,10 @@ def rows_of(
     head = owner.head_module
     if head is None:
         return None
+    if isinstance(head, DividedHead):
+        raise ModelError(
+            "The rows of a head that is divided among ranks cannot be chosen; use --draft-vocab 0."
+        )
     if isinstance(owner, Gemma4Assistant):
         return HeadRows(head, ids, vocab_size or owner.vocab_size, bits=bits)
     return HeadRows(head, ids, vocab_size or owner.vocab_size, bits=bits, capped=owner.capped)

@@ -40,7 +40,7 @@ from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sa
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.ranks import ALONE, Ranks, cut, join, share
+from mlxspec.models.ranks import ALONE, Ranks, cut, is_divided, join, share
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
@@ -123,10 +123,9 @@ def assemble_lazily(
     which this process gets its share; the MTP head is whole on each."""
     kind = architecture(config)
     parsed = kind.parse(config)
-    is_divided = ranks.size > 1
-    if is_divided and adapter is not None:
+    if ranks.size > 1 and adapter is not None:
         raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
-    own = share(parsed, ranks) if is_divided else None
+    own = share(parsed, ranks) if ranks.size > 1 else None
     model = kind.build(parsed if own is None else own.config)
     weights = read()
     trunk, head = kind.sanitize(weights, parsed)
@@ -145,7 +144,7 @@ def assemble_lazily(
     for module in (model, mtp):
         if module is not None:
             module.fuse()
-    if is_divided:
+    if own is not None:
         join(model, parsed, ranks)
     vision, no_images = None, Assembled._field_defaults["no_images"]
     if images is not None:
@@ -244,6 +243,10 @@ def assemble_assistant_lazily(
     """A Gemma 4 assistant, which drafts for `target`. Its weights are not read yet. Raises ModelError, also if it is for another model."""
     if not isinstance(target, Gemma):
         raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
+    if is_divided(target):
+        raise ModelError(
+            "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
+        )
     assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
     _fill(assistant, sanitize_assistant(read()), dtype, "The assistant", _foreign_format(config))
     assistant.fuse()

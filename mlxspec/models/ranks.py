@@ -396,3 +396,8 @@ def join(model: Any, config: Config, ranks: Ranks) -> None:
         first = vocabulary_ranges(config.per_layer_vocab, ranks.size)[ranks.rank][0]
         stack.embed_tokens_per_layer = DividedEmbedding(stack.embed_tokens_per_layer, first, ranks)
     model.vocab_size = config.vocab_size
+
+
+def is_divided(model: Any) -> bool:
+    """Whether a model has been joined with other ranks' parts."""
+    return isinstance(model.language_model.model.embed_tokens, DividedEmbedding)

@@ -21,9 +21,11 @@ import tiny
 import tiny_gemma
 import tiny_qwen3
 
+from mlxspec.checkpoints.proposal_rows import rows_of
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.assemble import assemble
+from mlxspec.loading.weights import read_folder
+from mlxspec.models.assemble import assemble, assemble_assistant_lazily, assemble_lazily
 from mlxspec.models.ranks import (
     Cut,
     Ranks,
@@ -316,6 +318,20 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 704,
     },
 }
+
+
+def test_what_a_divided_model_refuses(tmp_path: Path) -> None:
+    """Adapters, assistants, and rows of the head."""
+    folder = ON_TWO["gemma4-dense"](tmp_path / "gemma")
+    config = json.loads((folder / "config.json").read_text())
+    ranks = Ranks(rank=1, size=2)
+    made = assemble_lazily(config, lambda: read_folder(folder), ranks=ranks)
+    with pytest.raises(ModelError, match="assistant cannot draft for a model that is divided"):
+        assemble_assistant_lazily({}, dict, made.model)
+    with pytest.raises(ModelError, match="adapter cannot be used with a model that is divided"):
+        assemble_lazily(config, dict, adapter="adapter", ranks=ranks)
+    with pytest.raises(ModelError, match="head that is divided among ranks"):
+        rows_of(made.model, made.model, np.arange(4), 16)
 
 
 def test_cut_packed_tensors() -> None:
