@@ -21,11 +21,13 @@ import tiny
 import tiny_gemma
 import tiny_qwen3
 
+from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.proposal_rows import rows_of
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble, assemble_assistant_lazily, assemble_lazily
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import (
     Cut,
     Ranks,
@@ -318,6 +320,19 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 704,
     },
 }
+
+
+def test_a_rank_holds_its_share_and_a_tenth() -> None:
+    """Of the 27B, with the whole MTP head on each of two and of four ranks."""
+    kind = architecture(_PUBLISHED["qwen3_5-27b"])
+    c = kind.parse(_PUBLISHED["qwen3_5-27b"] | {"num_hidden_layers": 64, "mtp_num_hidden_layers": 1})
+    trunk = kind.build(c)
+    head = bytes_of(Qwen35Mtp(c, trunk))
+    whole = bytes_of(trunk) + head
+    for size in (2, 4):
+        for r in range(size):
+            held = bytes_of(kind.build(share(c, Ranks(rank=r, size=size)).config)) + head
+            assert whole / size <= held <= 1.1 * whole / size
 
 
 def test_what_a_divided_model_refuses(tmp_path: Path) -> None:
