@@ -104,7 +104,7 @@ def _ask_chat(ask: Ask, system: str, messages: Sequence[dict[str, Any]]) -> Turn
 
 def _answered(path: str, number: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """What an agent adds to the conversation: the call, and its result."""
-    name, said = f"call_{number}", f"{number} uses."
+    name, said = f"call_{number}", f"{number} uses, in shutil, glob and pathlib."
     if path == MESSAGES:
         use = {"type": "tool_use", "id": name, "name": TOOL["name"], "input": arguments}
         result = {"type": "tool_result", "tool_use_id": name, "content": said}

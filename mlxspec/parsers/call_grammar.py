@@ -22,9 +22,11 @@ def calls_grammar(
     *,
     tokens: Mapping[str, int],
     several: bool,
+    lead: str = "",
     otherwise: Mapping[str, Any] | None = None,
 ) -> str:
-    """Lark for one call of these tools, or for up to MAX_CALLS. otherwise: a JSON schema that the answer may follow instead.
+    """Lark for one call of these tools, or for up to MAX_CALLS. lead: text in front of the first call. otherwise: a JSON schema that the
+    answer may follow instead.
 
     tools: in OpenAI's form, at least one. Raises GrammarError for a schema that cannot be written in the format.
     """
@@ -39,7 +41,7 @@ def calls_grammar(
     between = "" if tags.mark else '"\\n"'
     call = writer.rule(f"{writer.text(tags.open)} ({' | '.join(bodies)}) {writer.text(tags.close)}")
     more = f" ({between} {call}){{0,{MAX_CALLS - 1}}}" if several else ""
-    start = call + more
+    start = f"{writer.text(lead)} {call}{more}".lstrip()
     if otherwise is not None:
         start = f"{writer.rule(start)} | {writer.json(otherwise)}"
     return "\n".join([f"start: {start}", *writer.rules])

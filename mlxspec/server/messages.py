@@ -8,6 +8,7 @@ from typing import Any
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
+from mlxspec.parsers.formats import ChatFormat
 from mlxspec.server.errors import BadField
 
 
@@ -25,6 +26,38 @@ def render_calls(
         if all(isinstance(c["function"]["arguments"], Mapping) for m in messages for c in _calls(m)):
             raise
         return template.render([_with_objects(m) for m in messages], **options)
+
+
+def call_lead(template: ChatTemplate, form: ChatFormat, options: Mapping[str, Any]) -> str:
+    """The white space that a template writes between the beginning of an answer, or the end of its thinking, and a call.
+
+    An answer that must be a call begins with it. So the next prompt, which has the same answer as an earlier turn, begins with the text
+    that was generated, and the prefix store knows it. Empty where the template writes other text there, or renders an earlier turn
+    otherwise than the beginning of an answer. options: the request's for the template.
+    """
+    tags = form.call_tags
+    question = {"role": "user", "content": "a"}
+    function = {"name": "a", "arguments": {"a": "a"}}
+    answer = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "type": "function", "function": function}],
+    }
+    try:
+        prompt = template.render([question], **options)
+        is_thinking = form.opens_thinking(prompt)
+        if is_thinking:
+            answer["reasoning_content"] = "a"
+        whole = template.render([question, answer], **{**options, "add_generation_prompt": False})
+    except ConfigError:
+        return ""
+    if tags is None or not whole.startswith(prompt):
+        return ""
+    behind = whole[len(prompt) :]
+    if is_thinking and form.thinking is not None:
+        behind = behind.partition(form.thinking[1])[2]
+    lead, tag, _ = behind.partition(tags.open)
+    return lead if tag and not lead.strip() else ""
 
 
 def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

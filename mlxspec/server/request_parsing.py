@@ -23,7 +23,7 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
 from mlxspec.server.images import decode_limits, hold_images, placed, refuse_images
 from mlxspec.server.limits import ServerLimits
-from mlxspec.server.messages import render_calls
+from mlxspec.server.messages import call_lead, render_calls
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -235,9 +235,22 @@ def _grammar(
     several = named is None and request.several_calls
     otherwise = None if must_call else schema
     grammar = calls_grammar(
-        form, chosen, tokens=_special_tags(form, engine), several=several, otherwise=otherwise
+        form,
+        chosen,
+        tokens=_special_tags(form, engine),
+        several=several,
+        lead=_lead(request, form, engine),
+        otherwise=otherwise,
     )
     return {"lark": grammar}
+
+
+def _lead(request: ChatRequest, form: ChatFormat, engine: Engine) -> str:
+    """The white space in front of the first call of an answer."""
+    template = None if engine.tokenizer is None else engine.tokenizer.template
+    if template is None or request.goes_on is not None:
+        return ""
+    return call_lead(template, form, request.template)
 
 
 def _special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:

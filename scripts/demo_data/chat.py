@@ -36,7 +36,8 @@ CHAT_TEMPLATE = """\
 {%- elif message.role in ['system', 'user', 'assistant'] %}{{- '<|im_start|>' + message.role + '\\n' + content }}
 {%- else %}{{ raise_exception('This demo model knows the roles system, user, assistant and tool only.') }}{% endif %}
 {%- for call in message.tool_calls or [] %}\
-{{- '\\n<tool_call>\\n' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '\\n</tool_call>' }}{% endfor %}
+{{- ('\\n' if content or not loop.first else '') \
++ '<tool_call>\\n' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '\\n</tool_call>' }}{% endfor %}
 {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
