@@ -26,7 +26,7 @@ from bench_server import Server
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 HEADER = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
 BUDGET = "<total_tokens>{} tokens left</total_tokens>"
-CODER = "You are a coder who looks things up, answers shortly and never guesses. " * 36
+CODER = "You are a coder who looks things up, answers shortly and never guesses. " * 33
 TOOL = {
     "name": "look_up",
     "description": "Looks up a function.",
