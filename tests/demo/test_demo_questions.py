@@ -102,21 +102,24 @@ def test_the_template_renders_what_was_trained_on(generate: bool) -> None:
     assert _template().render(messages=parts) == render(("user", "ab"))  # type: ignore[attr-defined]
 
 
-def test_the_template_writes_tools_calls_and_their_results() -> None:
-    """The model was not trained to call; where a grammar makes it call, what came back has a place in the conversation."""
+@pytest.mark.parametrize(("content", "between"), [("", ""), ("I look.", "\n")])
+def test_the_template_writes_tools_calls_and_their_results(content: str, between: str) -> None:
+    """The model was not trained to call; where a grammar makes it call, what came back has a place in the conversation. A line break
+    stands behind content and between calls, and none at the beginning of an answer."""
     call = {"function": {"name": "look", "arguments": {"a": 1}}}
     messages = [
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": content, "tool_calls": [call, call]},
         {"role": "tool", "content": "3"},
     ]
     text = ChatTemplate(CHAT_TEMPLATE, {}).render(
         messages, add_generation_prompt=False, tools=[{"type": "function"}]
     )
     assert text.startswith('<|im_start|>system\n# Tools\n\n<tools>\n{"type": "function"}\n</tools>\n')
-    asked, answered = ("user", "hi"), '\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    written = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    answered = ("assistant", f"{content}{between}{written}\n{written}")
     result = ("user", "<tool_response>\n3\n</tool_response>")
-    assert text.endswith("<|im_end|>\n" + render(asked, ("assistant", answered), result))
+    assert text.endswith("<|im_end|>\n" + render(("user", "hi"), answered, result))
 
 
 @pytest.mark.parametrize(
