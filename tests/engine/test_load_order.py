@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
-import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,13 +30,9 @@ SMALL = (
 )  # bytes: norms and tables of angles; the smallest matrices of the demo's model together take more
 
 
-def linked(to: Path, name: str = "target") -> Path:
+def copied(to: Path, name: str = "target") -> Path:
     """A folder with the demo's files, so that one of them can be written anew."""
-    to.mkdir()
-    for file in demo_folder(name).iterdir():
-        os.link(file, to / file.name) if file.suffix == ".safetensors" else (to / file.name).write_bytes(
-            file.read_bytes()
-        )
+    shutil.copytree(demo_folder(name), to)
     return to
 
 
@@ -132,7 +128,7 @@ CASES = {
 @pytest.mark.parametrize("damage", CASES)
 def test_what_is_wrong_with_a_folder_is_said_before_its_weights_are_read(damage: str, tmp_path: Path) -> None:
     act, error, match = CASES[damage]
-    folder = linked(tmp_path / "model")
+    folder = copied(tmp_path / "model")
     act(folder)
     refused(error, match, folder)
 
@@ -142,19 +138,19 @@ def test_what_is_wrong_with_a_draft_model_is_said_before_the_targets_weights_are
     damage: str, tmp_path: Path
 ) -> None:
     act, error, match = {**CASES, "other words": (other_words, VocabularyError, "different things")}[damage]
-    draft = linked(tmp_path / "draft", "draft")
+    draft = copied(tmp_path / "draft", "draft")
     act(draft)
-    refused(error, match, linked(tmp_path / "model"), draft_model=str(draft), draft="draft-model")
+    refused(error, match, copied(tmp_path / "model"), draft_model=str(draft), draft="draft-model")
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_budget_below_the_weights_is_refused_before_they_are_read(exact: bool, tmp_path: Path) -> None:
-    folder, config = linked(tmp_path / "model"), EngineConfig(memory_budget=1 << 20, exact=exact)
+    folder, config = copied(tmp_path / "model"), EngineConfig(memory_budget=1 << 20, exact=exact)
     refused(MemoryBudgetError, "weights take .* memory_budget is 1.0 MiB", folder, config=config)
 
 
 def test_a_budget_counts_the_drafters_weights_before_they_are_read(tmp_path: Path) -> None:
-    folder, draft = linked(tmp_path / "model"), linked(tmp_path / "draft", "draft")
+    folder, draft = copied(tmp_path / "model"), copied(tmp_path / "draft", "draft")
     alone = load(str(folder), draft="off").memory.weights
     refused(
         MemoryBudgetError,
@@ -167,14 +163,14 @@ def test_a_budget_counts_the_drafters_weights_before_they_are_read(tmp_path: Pat
 
 
 def test_options_that_nothing_can_serve_are_refused_before_weights_are_read(tmp_path: Path) -> None:
-    folder = linked(tmp_path / "model")
+    folder = copied(tmp_path / "model")
     spec = SpecConfig(ngram_static=str(tmp_path / "none.bin"))
     refused(ConfigError, "none.bin", folder, draft="ngram-cache", spec=spec)
     refused(ConfigError, "needs one", folder, draft="draft-model")
 
 
 def test_what_is_loaded_has_been_read_and_was_told_of(tmp_path: Path) -> None:
-    engine = load(str(linked(tmp_path / "model")), draft="mtp")
+    engine = load(str(copied(tmp_path / "model")), draft="mtp")
     held = mx.get_active_memory()
     engine.generate("def main():", None)
     assert mx.get_active_memory() - held < engine.memory.weights / 2
