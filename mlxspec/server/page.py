@@ -1,7 +1,7 @@
 """The page at /: its files, how they are sent, and how else to connect, as text for a terminal.
 
 The page is static: it asks this server's routes for everything else. What it may do is bounded by the policy below: scripts, styles and
-requests of its own origin, nothing inline, nothing from elsewhere, no markup made from text.
+requests of its own origin, images of the user's own, nothing inline, nothing from elsewhere, no markup made from text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mlxspec.server.errors import ApiError
 
 INDEX = "index.html"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,

@@ -73,6 +73,7 @@ def test_the_policy_allows_nothing_inline_and_nothing_foreign() -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in page.POLICY.split(";"))
     assert rules.pop("require-trusted-types-for") == "'script'"
     assert rules["default-src"] == "'none'"
+    assert rules.pop("img-src") == "'self' data:"  # the user's own images; a model's text makes no image
     assert set(rules.values()) == {"'none'", "'self'"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageDraw
 
 from tests.server.serving import QUESTION, Served
 from tests.server.test_page import contrast
@@ -566,3 +569,88 @@ def test_a_server_with_a_key_and_a_small_context(program: str) -> None:
         assert "maximum context length is 40 tokens" in last(browser, ".end")
         assert "Start a new conversation" in last(browser, ".end")
         assert not [line for line in served.lines if key in line]
+
+
+def picture(text: str) -> str:
+    """A data: URL."""
+    image = Image.new("RGB", (96, 32), "white")
+    ImageDraw.Draw(image).text((10, 10), text, fill="black")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def chosen(browser: chromium.Browser, *files: tuple[str, str, str]) -> None:
+    """Choose files of (name, kind, data: URL) as the dialog of the browser does."""
+    browser.js(
+        f"""(async () => {{
+        const transfer = new DataTransfer();
+        for (const [name, type, url] of {json.dumps(files)}) {{
+            const bytes = Uint8Array.from(atob(url.split(",")[1]), (c) => c.charCodeAt(0));
+            transfer.items.add(new File([bytes], name, {{ type }}));
+        }}
+        const input = document.querySelector("#image-files");
+        input.files = transfer.files;
+        input.dispatchEvent(new Event("change"));
+        }})()"""
+    )
+
+
+def test_images(program: str) -> None:
+    """An image is attached, taken away, sent, kept over a reload and sent again with an edited text; answers are those of the API."""
+    one, other, words = picture("2714"), picture("90358"), "Read the number."
+    with Served("--model", "demo-vision") as served, chromium.Browser(program) as browser:
+        home = f"http://127.0.0.1:{served.port}/"
+        browser.open(home)
+        browser.js("localStorage.setItem('mlxspec.settings', JSON.stringify({temperature: 0}))")
+        browser.reload()
+        browser.until("!document.querySelector('#attach').hidden")
+        chosen(
+            browser,
+            ("a.png", "image/png", one),
+            ("b.png", "image/png", other),
+            ("c.txt", "text/plain", other),
+        )
+        browser.until("document.querySelectorAll('#images img').length === 2")
+        browser.until("document.querySelector('#notice-text').textContent.includes('c.txt')")
+        browser.click("[aria-label='Remove image 1']")
+        browser.until("document.querySelectorAll('#images img').length === 1")
+        ask(browser, words)
+        assert browser.js("document.querySelector('#images').hidden")
+        parts = [{"type": "image_url", "image_url": {"url": other}}, {"type": "text", "text": words}]
+        assert sent(browser)[-1]["messages"] == [{"role": "user", "content": parts}]
+        status, wanted = served.post(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "temperature": 0}
+        )
+        assert status == 200
+        assert kept(browser)[1]["text"] == wanted["choices"][0]["message"]["content"]
+        assert kept(browser)[1]["text"]
+        browser.reload()
+        browser.until("document.querySelector('.turn.user img')?.complete")
+        assert browser.js("document.querySelector('.turn.user img').naturalWidth") == 96
+        browser.until("!document.querySelector('#attach').hidden")
+        browser.click("[aria-label='Edit message 1']")
+        browser.until("document.activeElement.matches('.edit textarea')")
+        browser.js("document.activeElement.select()")
+        browser.type("What number is it?")
+        browser.press("Enter")
+        browser.until(
+            "document.querySelector('#stop').hidden && document.querySelector('.turn.assistant .tools')"
+        )
+        assert sent(browser)[-1]["messages"][0]["content"] == [
+            parts[0],
+            {"type": "text", "text": "What number is it?"},
+        ]
+        browser.resize(360, 640, is_phone=True)
+        chosen(browser, ("a.png", "image/png", one))
+        browser.until("document.querySelectorAll('#images img').length === 1")
+        assert browser.js("document.documentElement.scrollWidth") <= 360
+        assert browser.complaints == []
+        assert {address for address in browser.requested if not address.startswith((home, "data:"))} == set()
+
+
+def test_a_model_without_vision_takes_no_images(browser: chromium.Browser) -> None:
+    assert browser.js("document.querySelector('#attach').hidden")
+    chosen(browser, ("a.png", "image/png", picture("1")))
+    browser.until("document.querySelector('#notice-text').textContent === 'This model reads no images.'")
+    assert not browser.js("document.querySelectorAll('#images img').length")

@@ -1,6 +1,6 @@
 // The turns of a conversation, kept in the browser's storage. Knows no DOM.
 //
-// A turn is {role: "user", text} or {role: "assistant", text, ...}. An assistant's turn also has
+// A turn is {role: "user", text} or {role: "assistant", text, ...}. A user's turn may have images: data: URLs. An assistant's turn also has
 //   thought, marks, thoughtMarks   see Received in api.js
 //   end       how it ended: stop, length, context, tool_calls, stopped (by the user), cut (the page was left), failed
 //   error     the sentence that says why, where it failed
@@ -71,7 +71,7 @@ export class Conversation {
     turns.forEach((turn, i) => {
       if (turn.role === "user") {
         const next = turns[i + 1];
-        if (!next || isAnswer(next)) out.push({ role: "user", content: turn.text });
+        if (!next || isAnswer(next)) out.push({ role: "user", content: contentOf(turn) });
       } else if (isAnswer(turn)) {
         out.push({ role: "assistant", content: turn.text, ...(turn.thought ? { reasoning_content: turn.thought } : {}) });
       }
@@ -81,6 +81,13 @@ export class Conversation {
 }
 
 export const STORAGE_KEY = KEY;
+
+/** Of a user's turn: its text, or parts where it has images. */
+function contentOf({ text, images }) {
+  if (!images?.length) return text;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
 
 /** Whether an assistant's turn says something that the model can read again. */
 export function isAnswer(turn) {
@@ -100,8 +107,12 @@ function read(storage) {
 function areTurns(turns) {
   return turns.every((turn, i) => {
     if (typeof turn?.text !== "string" || turn.role !== (i % 2 ? "assistant" : "user")) return false;
-    if (turn.role === "user") return true;
+    if (turn.role === "user") return turn.images === undefined || (Array.isArray(turn.images) && turn.images.every(isImage));
     const lists = [turn.marks, turn.thoughtMarks, turn.notices].every(Array.isArray);
     return lists && typeof turn.thought === "string" && typeof turn.end === "string" && typeof turn.asked === "object";
   });
+}
+
+function isImage(url) {
+  return typeof url === "string" && url.startsWith("data:image/");
 }

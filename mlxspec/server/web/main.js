@@ -2,6 +2,7 @@
 
 import { Api, ApiError, GoneError, Received } from "./api.js";
 import { Conversation, STORAGE_KEY } from "./conversation.js";
+import { Images } from "./images.js";
 import { copyButton, element } from "./render.js";
 import { Settings, numbersOf } from "./settings.js";
 import { AnswerTurn, UserTurn, isSend } from "./turn.js";
@@ -116,6 +117,7 @@ function showModels() {
   byId("model-name").textContent = modelName();
   select.replaceChildren(...models.map(({ id }) => element("option", { value: id, selected: id === model?.id }, id)));
   byId("model-facts").textContent = facts(model?.meta);
+  byId("attach").hidden = !sees();
   document.title = `${modelName()} · mlxspec`;
   showContext();
 }
@@ -200,7 +202,7 @@ function showConversation() {
 function viewOf(turn, number) {
   let view = views.get(turn);
   if (!view) {
-    view = turn.role === "user" ? new UserTurn(turn, number, (text) => edit(number, text)) : new AnswerTurn(number, turn.model ?? UNKNOWN);
+    view = turn.role === "user" ? new UserTurn(turn, number, (text) => edit(number, text, turn.images)) : new AnswerTurn(number, turn.model ?? UNKNOWN);
     views.set(turn, view);
   }
   if (turn.role === "user") view.allow(!running);
@@ -222,18 +224,23 @@ function keep() {
   if (!conversation.save()) notify("The browser does not keep this conversation: its storage is full or switched off.");
 }
 
-function send(text) {
+function send(text, urls = []) {
   conversation.settle();
   notify("");
-  conversation.add({ role: "user", text });
+  conversation.add(userTurn(text, urls));
   return answer();
 }
 
-function edit(number, text) {
+/** A turn of the user. */
+function userTurn(text, urls) {
+  return { role: "user", text, ...(urls?.length ? { images: urls } : {}) };
+}
+
+function edit(number, text, urls) {
   if (running) return null;
   const hasMore = conversation.turns.length > number + 2;
   conversation.cut(number);
-  conversation.add({ role: "user", text });
+  conversation.add(userTurn(text, urls));
   notify(hasMore ? "The turns behind the edited message were removed." : "The message was edited.");
   return answer();
 }
@@ -449,10 +456,10 @@ function scrollToEnd() {
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = question.value;
-  if (running || !text.trim()) return;
+  if (running || reading || !(text.trim() || images.urls.length)) return;
   question.value = "";
   grow();
-  send(text);
+  send(text, images.take());
   question.focus({ preventScroll: true });
 });
 
@@ -463,6 +470,47 @@ question.addEventListener("keydown", (event) => {
   }
 });
 question.addEventListener("input", grow);
+
+/** Images by the button, pasted into the field or dropped onto the page, where the model sees. */
+const images = new Images(byId("images"), () => question.focus({ preventScroll: true }));
+let reading = 0; // choices of files that are being read
+
+function sees() {
+  return currentModel()?.capabilities?.includes("vision") ?? false;
+}
+
+async function attach(files) {
+  if (!files.length) return;
+  if (!sees()) {
+    notify("This model reads no images.");
+    return;
+  }
+  reading += 1;
+  notify(await images.add(files));
+  reading -= 1;
+}
+
+byId("attach").addEventListener("click", () => byId("image-files").click());
+byId("image-files").addEventListener("change", async (event) => {
+  const files = [...event.target.files];
+  event.target.value = ""; // the same file may be chosen again
+  await attach(files);
+});
+question.addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length) return;
+  event.preventDefault();
+  attach(files);
+});
+document.addEventListener("dragover", (event) => {
+  if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+});
+document.addEventListener("drop", (event) => {
+  const files = [...event.dataTransfer.files];
+  if (!files.length) return;
+  event.preventDefault();
+  attach(files);
+});
 
 /** The field is as high as its text where the browser does not do that by itself. */
 function grow() {

@@ -1,5 +1,6 @@
 // The elements of one turn of the conversation.
 
+import { picture } from "./images.js";
 import { Markdown, copyButton, element, texts } from "./render.js";
 import { draftingOf, endOf, sizeOf } from "./words.js";
 
@@ -15,7 +16,8 @@ export class UserTurn {
   constructor(turn, number, edit) {
     const title = `question-${number}`;
     const heading = element("h2", { id: title }, "You");
-    const text = element("div", { class: "text" }, turn.text);
+    const images = (turn.images ?? []).map(picture);
+    const text = element("div", { class: "text" }, ...images, turn.text);
     const close = () => {
       this.article.replaceChildren(heading, text, tools);
       this.#edit.focus();
@@ -32,11 +34,12 @@ export class UserTurn {
   }
 }
 
+/** Images stay with the message; its text is edited. */
 function editor(turn, cancel, edit) {
   const area = element("textarea", { rows: "3", "aria-label": "Edit your message" });
   area.value = turn.text;
   const send = () => {
-    if (area.value.trim()) edit(area.value);
+    if (area.value.trim() || turn.images?.length) edit(area.value);
   };
   const form = element(
     "form",
