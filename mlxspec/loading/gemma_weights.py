@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlxspec.loading.weights import Weights, rename, split_experts, without_tied_head
 
+STACKS = "experts.switch_glu."  # our name of stacks of experts
 _RANGES = (".input_max", ".input_min", ".output_max", ".output_min")  # of activations, kept for other formats
 
 
@@ -27,5 +28,5 @@ def sanitize_gemma4(weights: Weights, *, tied: bool, without_keys: Collection[in
         found = unused.fullmatch(name)
         if found is not None and int(found[1]) in without_keys:
             del trunk[name]
-    trunk = split_experts(trunk, "experts.switch_glu.")
+    trunk = split_experts(trunk, STACKS)
     return without_tied_head(trunk) if tied else trunk

@@ -31,6 +31,11 @@ class TensorEntry(NamedTuple):
 
 def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Tensor name -> (dtype, shape). Raises ModelError unless every tensor lies whole, alone and inside the file."""
+    return {name: (e.dtype, e.shape) for name, e in read_entries(path)[0].items()}
+
+
+def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
+    """Tensor name -> entry, and where in the file the header ends. Raises ModelError as `check_header` does."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -38,7 +43,7 @@ def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             text = file.read(length)
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read as safetensors: {_reason(error)}.") from error
-    return {name: (e.dtype, e.shape) for name, e in entries(text, size - 8 - length, path.name).items()}
+    return entries(text, size - 8 - length, path.name), 8 + length
 
 
 def header_length(first: bytes, size: int, file: str) -> int:

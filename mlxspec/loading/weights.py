@@ -8,7 +8,7 @@ The tensors decide, never the config.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import tensor_files
 from mlxspec.loading.names import printable
+from mlxspec.loading.parts import Cut, read_parts, sliced
 from mlxspec.loading.safetensors import check_header
 
 Weights = dict[str, mx.array]
@@ -29,6 +30,7 @@ _PREFIXES = (  # longest first
     ("lm_head.", "language_model.lm_head."),
     ("model.", "language_model.model."),
 )
+STACKS = "switch_mlp."  # our name of stacks of experts
 _SCALES = ("scales", "biases", "global_scale")
 _AFFINE = dict.fromkeys(((b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)), "affine")
 _BYTES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}  # formats whose scales are bytes
@@ -40,19 +42,62 @@ _OF_VISION = re.compile(rf"(model\.)?({_SEEING})\.")
 _OF_A_TOWER = re.compile(rf"(model\.)?({_SEEING}|{_HEARING})\.")
 
 
-def read_folder(folder: Path) -> Weights:
+class FolderWeights(Weights):
+    """A folder's tensors, lazily read, and the file in which each lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[str, Path] = {}
+
+    def add(self, path: Path) -> None:
+        """Raises ModelError, also where another file holds a tensor of the same name."""
+        loaded = read_file(path)
+        twice = sorted(self.keys() & loaded.keys())
+        if twice:
+            raise ModelError(f"{path.name} holds {printable(twice[0])}, which another file holds too.")
+        self.update(loaded)
+        self._files.update(dict.fromkeys(loaded, path))
+
+    def file_of(self, name: str) -> Path:
+        return self._files[name]
+
+
+CutOf = Callable[[str], Cut | None]  # by a tensor's name in its folder; None for what is kept whole
+
+
+def parts_of(weights: Weights, cut_of: CutOf) -> Weights:
+    """What a rank keeps of a folder's tensors, lazily: whole tensors are read when it is evaluated. Raises ModelError."""
+    cuts = {name: cut_of(name) for name in weights}
+    return {
+        name: value if (cut := cuts[name]) is None else sliced(name, value, cut)
+        for name, value in weights.items()
+    }
+
+
+def parts_read(weights: Weights, cut_of: CutOf) -> Weights:
+    """As `parts_of`, but what is cut and lies in a folder is read now, and not more of the files than is kept. Raises ModelError."""
+    if not isinstance(weights, FolderWeights):
+        return parts_of(weights, cut_of)
+    by_file: dict[Path, dict[str, Cut]] = {}
+    for name in weights:
+        cut = cut_of(name)
+        if cut is not None:
+            by_file.setdefault(weights.file_of(name), {})[name] = cut
+    found = Weights(weights)
+    for path, cuts in by_file.items():
+        found |= read_parts(path, cuts, {name: weights[name].dtype for name in cuts})
+    return found
+
+
+def read_folder(folder: Path) -> FolderWeights:
     """All tensors of a folder, lazily read; an MTP head's begin with `mtp.`, wherever it lies.
 
     Raises ModelError when a file is missing, truncated or malformed, or a tensor is there twice.
     """
-    weights: Weights = {}
+    weights = FolderWeights()
     shards, heads = tensor_files(folder)
     for path in (*shards, *heads):
-        loaded = read_file(path)
-        twice = sorted(weights.keys() & loaded.keys())
-        if twice:
-            raise ModelError(f"{path.name} holds {printable(twice[0])}, which another file holds too.")
-        weights |= loaded
+        weights.add(path)
     return weights
 
 
@@ -109,19 +154,28 @@ def without_tied_head(trunk: Weights) -> Weights:
     return {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
 
 
-def split_experts(weights: Weights, into: str = "switch_mlp.") -> Weights:
+def places_of(name: str, into: str = STACKS) -> tuple[str, ...]:
+    """Where a tensor of experts goes, by our names: to one stack, or the two halves of its rows to two of them; other tensors keep their
+    name."""
+    stacked, alone = _STACKED.fullmatch(name), _ALONE.fullmatch(name)
+    if stacked:
+        parts = ("gate_proj", "up_proj") if stacked[2] == "gate_up_proj" else ("down_proj",)
+        return tuple(f"{stacked[1]}{into}{part}.{stacked[3] or 'weight'}" for part in parts)
+    return (f"{alone[1]}{into}{alone[3]}",) if alone else (name,)
+
+
+def split_experts(weights: Weights, into: str = STACKS) -> Weights:
     """Raw experts (E, 2I, H), or one tensor an expert, quantized or not, to three stacks under the name `into`."""
     out: Weights = {}
     single: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():
-        stacked, alone = _STACKED.fullmatch(name), _ALONE.fullmatch(name)
-        if stacked and stacked[2] == "down_proj":
-            out[f"{stacked[1]}{into}down_proj.{stacked[3] or 'weight'}"] = value
-        elif stacked and value.ndim == 3 and value.shape[1] % 2 == 0:
-            for part, half in zip(("gate_proj", "up_proj"), mx.split(value, 2, axis=1), strict=True):
-                out[f"{stacked[1]}{into}{part}.{stacked[3] or 'weight'}"] = half
-        elif alone:
-            single.setdefault(f"{alone[1]}{into}{alone[3]}", {})[int(alone[2])] = value
+        places, alone = places_of(name, into), _ALONE.fullmatch(name)
+        if alone:
+            single.setdefault(places[0], {})[int(alone[2])] = value
+        elif len(places) == 1:
+            out[places[0]] = value
+        elif value.ndim == 3 and value.shape[1] % 2 == 0:
+            out |= zip(places, mx.split(value, 2, axis=1), strict=True)
         else:
             out[name] = value
     for name, parts in single.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ from mlxspec.loading.weights import (
     is_of_a_tower,
     is_of_vision,
     missing_and_extra,
+    parts_of,
+    parts_read,
 )
 from mlxspec.models.adapters import fuse_adapter
 from mlxspec.models.dflash import DFlash, sanitize_dflash
@@ -40,12 +43,14 @@ from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sa
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.ranks import ALONE, Ranks, cut, is_divided, join, share
+from mlxspec.models.ranks import ALONE, Ranks, is_divided, join, share
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
 from mlxspec.models.vision.settings import image_settings
 from mlxspec.platform import device
+
+Stays = dict[str, tuple[Packed, int]]  # module path -> format and number of weights, of what stays packed
 
 HEAD_GROUP = 64  # of an MTP head that is quantized when it is loaded
 ROUTERS = ("mlp.gate", "shared_expert_gate", "router.proj")  # who decides between experts
@@ -88,7 +93,10 @@ def assemble(
 
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
-    """Read the weights of modules that were assembled lazily, array by array."""
+    """Read the weights of modules that were assembled lazily, array by array; of a divided model a rank's parts only."""
+    for module in modules:
+        if isinstance(module, Trunk):
+            module.read_parts()
     # layers draw initial values: unless their keys are evaluated, the draws of all loads stay as one growing graph
     mx.eval(mx.random.state)
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
@@ -126,19 +134,21 @@ def assemble_lazily(
     if ranks.size > 1 and adapter is not None:
         raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
     own = share(parsed, ranks) if ranks.size > 1 else None
-    model = kind.build(parsed if own is None else own.config)
-    weights = read()
-    trunk, head = kind.sanitize(weights, parsed)
-    if own is not None:
-        trunk = cut(trunk, own.cuts)
-    packed = _fill(model, trunk, dtype, "The model", _foreign_format(config), beside)
+    weights, foreign = read(), _foreign_format(config)
+
+    def filled(given: Weights, stays: Stays | None = None) -> tuple[Trunk, Stays, Weights]:
+        made = kind.build(parsed if own is None else own.config)
+        trunk, head = kind.sanitize(given, parsed)
+        return made, _fill(made, trunk, dtype, "The model", foreign, beside, stays=stays), head
+
+    model, packed, head = filled(weights if own is None else parts_of(weights, own.cut_of))
     if adapter is not None:
         fuse_adapter(model, adapter)
     mtp = None
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
         mtp = kind.head(parsed, model)
-        head_is_packed = bool(_fill(mtp, head, dtype, "The MTP head", _foreign_format(config)))
+        head_is_packed = bool(_fill(mtp, head, dtype, "The MTP head", foreign))
         if packed and not head_is_packed:
             _pack(mtp, draft_bits)
     for module in (model, mtp):
@@ -146,6 +156,15 @@ def assemble_lazily(
             module.fuse()
     if own is not None:
         join(model, parsed, ranks)
+        read_parts = partial(parts_read, weights, own.cut_of)
+
+        def parts() -> dict[str, Any]:
+            again, _, _ = filled(read_parts(), packed)
+            again.fuse()
+            join(again, parsed, ranks)
+            return again.parameters()
+
+        model.parts = parts
     vision, no_images = None, Assembled._field_defaults["no_images"]
     if images is not None:
         try:
@@ -343,11 +362,13 @@ def _fill(
     beside: int = 0,
     *,
     whole: bool = False,
-) -> dict[str, tuple[Packed, int]]:
+    stays: Stays | None = None,
+) -> Stays:
     """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. beside: as
-    in `assemble_lazily`. whole: vectors get `dtype` as well, for modules whose operations want one dtype.
+    in `assemble_lazily`. whole: vectors get `dtype` as well, for modules whose operations want one dtype. stays: what stays packed, where
+    that has been decided.
 
-    Returns what stays packed: module path -> format, number of weights.
+    Returns what stays packed.
     """
     dtype = _dtype_or_default(dtype)
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
@@ -356,6 +377,8 @@ def _fill(
         # there MLX multiplies with all formats but the one with a scale for each expert
         fits = device.floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()), beside)
         unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
+        if stays is not None:  # how much memory is free has changed since
+            unpacked = {path: how for path, how in packed.items() if path not in stays}
         weights = dequantize(weights, unpacked, dtype or mx.float32)
         packed = {path: how for path, how in packed.items() if path not in unpacked}
     if packed:
@@ -393,7 +416,7 @@ def is_packed(module: nn.Module) -> bool:
     return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))
 
 
-def _slowness(packed: Mapping[str, tuple[Packed, int]], config: Config) -> str:
+def _slowness(packed: Stays, config: Config) -> str:
     """A sentence on what a token takes where packed weights are multiplied slowly; a sample of one matrix is timed."""
     tied = "language_model.lm_head" not in packed
     used = 0.0

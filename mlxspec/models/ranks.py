@@ -34,14 +34,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.errors import ConfigError, ModelError
-from mlxspec.loading.names import printable
-from mlxspec.loading.weights import Weights
+from mlxspec.loading import gemma_weights
+from mlxspec.loading.parts import Cut, Range
+from mlxspec.loading.weights import STACKS, our_name, places_of
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.layers import project
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
 Config = Qwen35Config | GemmaConfig
-Range = tuple[int, int]  # the first, and the one behind the last
 _UNITS = (
     128,
     64,
@@ -77,20 +77,28 @@ class Ranks:
 ALONE = Ranks()
 
 
-class Cut(NamedTuple):
-    """What a rank keeps of a tensor: these ranges of an axis that has `total` numbers, one behind the other. A packed axis has fewer words
-    or scales than numbers, and is cut in proportion."""
-
-    axis: int
-    ranges: tuple[Range, ...]
-    total: int
-
-
 class Share(NamedTuple):
-    """config: the rank's own. cuts: by the name of a module or of a tensor under our names; what is not among them is kept whole."""
+    """config: the rank's own. cuts: by the name of a module or of a tensor under our names; what is not among them is kept whole. stacks:
+    our name of stacks of experts."""
 
     config: Any
     cuts: Mapping[str, Cut]
+    stacks: str = STACKS
+
+    def cut_of(self, name: str) -> Cut | None:
+        """Of a tensor by its name in a folder of any layout; None for what is kept whole. Halves that lie one behind the other in a raw
+        stack of experts are cut alike."""
+        found = [self._cut(place) for place in places_of(our_name(name), self.stacks)]
+        if None in found or len(found) == 1:
+            return found[0]
+        first, second = (cut for cut in found if cut is not None)
+        behind = tuple((first.total + start, first.total + end) for start, end in second.ranges)
+        return Cut(first.axis, first.ranges + behind, first.total + second.total)
+
+    def _cut(self, place: str) -> Cut | None:
+        path, _, kind = place.rpartition(".")
+        # one number for each expert of a stack is not divided
+        return None if kind == "global_scale" else self.cuts.get(place, self.cuts.get(path))
 
 
 def share(config: Config, ranks: Ranks) -> Share:
@@ -171,9 +179,10 @@ def _cuts_of_attention(
     }
 
 
-def _cuts_of_vocabulary(span: Range, num_tokens: int) -> dict[str, Cut]:
+def _cuts_of_vocabulary(span: Range, num_tokens: int, *, tied: bool) -> dict[str, Cut]:
     rows = Cut(_ROWS, (span,), num_tokens)
-    return {"language_model.model.embed_tokens": rows, "language_model.lm_head": rows}
+    of_embedding = {"language_model.model.embed_tokens": rows}
+    return of_embedding if tied else of_embedding | {"language_model.lm_head": rows}
 
 
 def _share_of_qwen(c: Qwen35Config, ranks: Ranks) -> Share:
@@ -197,7 +206,7 @@ def _share_of_qwen(c: Qwen35Config, ranks: Ranks) -> Share:
         if getattr(c, name):
             widths[name] = width_ranges(getattr(c, name), size)[r]
             changes[name] = _length(widths[name])
-    cuts = _cuts_of_vocabulary(tokens, c.vocab_size)
+    cuts = _cuts_of_vocabulary(tokens, c.vocab_size, tied=c.tied)
     for i, is_linear in enumerate(c.is_linear):
         path = f"language_model.model.layers.{i}"
         if is_linear:
@@ -263,7 +272,7 @@ def _share_of_gemma(c: GemmaConfig, ranks: Ranks) -> Share:
     r, size = ranks.rank, ranks.size
     heads = head_ranges(c.num_heads, {c.num_heads // shape.num_kv_heads for shape in c.layers}, size)[r]
     tokens = vocabulary_ranges(c.vocab_size, size)[r]
-    cuts, layers = _cuts_of_vocabulary(tokens, c.vocab_size), []
+    cuts, layers = _cuts_of_vocabulary(tokens, c.vocab_size, tied=c.tied), []
     changes: dict[str, Any] = {"num_heads": _length(heads), "vocab_size": _length(tokens)}
     if c.per_layer_size:
         own = vocabulary_ranges(c.per_layer_vocab, size)[r]
@@ -273,42 +282,19 @@ def _share_of_gemma(c: GemmaConfig, ranks: Ranks) -> Share:
         path = f"language_model.model.layers.{i}"
         width = width_ranges(shape.intermediate_size, size)[r]
         cuts |= _cuts_of_mlp(f"{path}.mlp", width, shape.intermediate_size)
-        cuts |= _cuts_of_attention(
+        attention = _cuts_of_attention(
             f"{path}.self_attn", heads, c.num_heads, shape.num_kv_heads, shape.head_dim, 1
         )
+        if shape.source is not None:  # it reads another layer's keys and values; its own are not used
+            attention = {k: v for k, v in attention.items() if not k.endswith(("k_proj", "v_proj"))}
+        cuts |= attention
         keys = _keys_of(heads, c.num_heads // shape.num_kv_heads)
         layers.append(replace(shape, num_kv_heads=_length(keys), intermediate_size=_length(width)))
         if c.num_experts:
             span = width_ranges(c.expert_size, size)[r]
             cuts |= _cuts_of_mlp(f"{path}.experts.switch_glu", span, c.expert_size)
             changes["expert_size"] = _length(span)
-    return Share(replace(c, layers=tuple(layers), **changes), cuts)
-
-
-def cut(weights: Weights, cuts: Mapping[str, Cut]) -> Weights:
-    """A rank's part of tensors under our names, lazily. Raises ModelError where a group of quantized weights would be torn apart."""
-    found = {}
-    for name, value in weights.items():
-        path, _, kind = name.rpartition(".")
-        how = cuts.get(name, cuts.get(path))
-        # one number for each expert of a stack is not divided
-        found[name] = value if how is None or kind == "global_scale" else _kept(name, value, how)
-    return found
-
-
-def _kept(name: str, value: mx.array, how: Cut) -> mx.array:
-    if value.ndim < -how.axis:
-        raise ModelError(f"{printable(name)} has shape {value.shape}, which cannot be divided among ranks.")
-    axis = value.ndim + how.axis
-    length, parts = value.shape[axis], []
-    for span in how.ranges:
-        (first, odd), (end, over) = (divmod(at * length, how.total) for at in span)
-        if odd or over:
-            raise ModelError(
-                f"The groups of the quantized tensor {printable(name)} cannot be divided among so many ranks; use fewer."
-            )
-        parts.append(value[(slice(None),) * axis + (slice(first, end),)])
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+    return Share(replace(c, layers=tuple(layers), **changes), cuts, gemma_weights.STACKS)
 
 
 class Traffic(NamedTuple):

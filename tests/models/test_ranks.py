@@ -25,13 +25,12 @@ from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.proposal_rows import rows_of
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.parts import Cut, sliced
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble, assemble_assistant_lazily, assemble_lazily
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import (
-    Cut,
     Ranks,
-    cut,
     head_ranges,
     share,
     traffic,
@@ -353,12 +352,11 @@ def test_cut_packed_tensors() -> None:
     """Words and scales of a packed matrix are cut where its numbers are, or refused."""
     values = mx.random.normal((8, 128), key=mx.random.key(0))
     packed, scales, biases = mx.quantize(values, group_size=32, bits=4)
-    named = {"a.weight": packed, "a.scales": scales, "a.biases": biases}
-    kept = cut(named, {"a": Cut(-1, ((32, 128),), 128)})
-    found = mx.dequantize(*(kept[f"a.{n}"] for n in ("weight", "scales", "biases")), group_size=32, bits=4)
+    kept = (sliced("a", value, Cut(-1, ((32, 128),), 128)) for value in (packed, scales, biases))
+    found = mx.dequantize(*kept, group_size=32, bits=4)
     assert mx.array_equal(found, mx.dequantize(packed, scales, biases, group_size=32, bits=4)[:, 32:]).item()
     with pytest.raises(ModelError, match=r"groups of the quantized tensor a\.scales cannot be divided"):
-        cut(named, {"a": Cut(-1, ((16, 128),), 128)})
+        sliced("a.scales", scales, Cut(-1, ((16, 128),), 128))
 
 
 @pytest.mark.parametrize(("name", "says"), [("tied", "4 heads cannot be divided among 5 ranks")])
