@@ -20,13 +20,16 @@ import rank_side
 import tiny
 import tiny_gemma
 import tiny_qwen3
+import zoo
+from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.proposal_rows import rows_of
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading import parts
 from mlxspec.loading.parts import Cut, sliced
-from mlxspec.loading.weights import read_folder
+from mlxspec.loading.weights import parts_of, read_folder
 from mlxspec.models.assemble import assemble, assemble_assistant_lazily, assemble_lazily
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import (
@@ -189,6 +192,74 @@ def test_messages_of_a_forward(
         assert [kind for kind, _ in sent] == ["sum"] * (messages - 1) + ["gather"]
         told = traffic(made.config, 2)
         assert (messages, sum(num for _, num in sent)) == (told.messages, 4 * width * told.numbers)
+
+
+# -- what a rank reads ---------------------------------------------------------------------------------------------------------------------
+
+
+def converted(name: str, bits: int) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        source = tiny_gemma.write_hub(folder.with_name(f"{folder.name}-source"), tiny_gemma.CONFIGS[name])
+        return tiny_gemma.convert(source, folder, bits)
+
+    return write
+
+
+def quantized_as(name: str, dialect: str) -> Callable[[Path], Path]:
+    return lambda folder: zoo.Zoo(folder.parent).folder(name, dialect)
+
+
+LAYOUTS = {
+    **ON_TWO,
+    "text-unfused": lambda folder: tiny.write_text_only(folder, tiny.SHAPES["moe"], unfused=True),
+    "text-bfloat16": lambda folder: tiny.write_text_only(folder, tiny.SHAPES["tied"], dtype=mx.bfloat16),
+    "moe-mlx": quantized_as("moe", "mlx"),
+    "moe-4bit": quantized_as("moe", "mlx-4bit-32"),
+    "moe-scaled": quantized_as("moe", "mlx-nvfp4-scaled"),
+    "grouped-mxfp8": quantized_as("grouped", "mlx-mxfp8"),
+    "gemma3-hub": lambda folder: tiny_gemma.write_hub(folder, tiny_gemma.CONFIGS["gemma3"]),
+    "gemma4-moe-hub": lambda folder: tiny_gemma.write_hub(folder, tiny_gemma.CONFIGS["gemma4-moe"]),
+    "gemma4-dense-4bit": converted("gemma4-dense", 4),
+}
+_FAST = ("odd", "quantized", "gemma4-moe", "text-unfused", "gemma4-dense-4bit")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _FAST else pytest.mark.slow) for name in LAYOUTS]
+)
+def test_a_rank_reads_its_share(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters have the bits of slices of whole tensors, and of the files only the bytes are read that are kept."""
+    folder = LAYOUTS[name](tmp_path / name)
+    config, num_read = json.loads((folder / "config.json").read_text()), 0
+    given = parts._read
+
+    def counted(file: Any, at: int, into: np.ndarray) -> None:
+        nonlocal num_read
+        num_read += into.nbytes
+        given(file, at, into)
+
+    monkeypatch.setattr(parts, "_read", counted)
+    monkeypatch.setattr(parts, "GAP", 0)
+    for ranks in (Ranks(rank=0, size=2), Ranks(rank=1, size=2)):
+        weights, num_read = read_folder(folder), 0
+        own = share(architecture(config).parse(config), ranks)
+        made = assemble_lazily(config, lambda weights=weights: weights, ranks=ranks)
+        sliced_ones = dict(tree_flatten(made.model.parameters()))
+        assert num_read == 0
+        made.model.read_parts()
+        read_ones = dict(tree_flatten(made.model.parameters()))
+        assert sliced_ones.keys() == read_ones.keys()
+        for path, value in read_ones.items():
+            assert mx.array_equal(value, sliced_ones[path], equal_nan=True).item(), path
+        kept = parts_of(weights, own.cut_of)
+        cut = {k: v for k, v in weights.items() if own.cut_of(k) is not None}
+        assert num_read == sum(kept[k].nbytes for k in cut)
+        whole = sum(v.nbytes for v in cut.values())
+        assert (
+            0.35 * whole <= num_read <= 0.65 * whole
+        )  # three heads are divided 1 to 2, and keys that both read are read by both
+        left = sum(v.nbytes for k, v in weights.items() if k not in cut and not k.startswith("mtp."))
+        assert left <= 0.2 * whole  # norms and routers, which are large beside matrices as small as these
 
 
 # -- over the ring -----------------------------------------------------------------------------------------------------------------------
