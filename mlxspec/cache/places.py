@@ -13,6 +13,7 @@ from functools import cached_property, partial
 import mlx.core as mx
 import numpy as np
 
+from mlxspec.kernels.attention import causal_mask
 from mlxspec.kernels.flat import FlatRows
 
 
@@ -73,9 +74,7 @@ class Places:
         if self.starts is None:
             return [None] * self.rows.num_rows
         return [
-            _seen(start, mx.array(_up_to(width)[:, None]), mx.array(_up_to(length + width)))
-            if width
-            else None
+            _seen(start, _up_to(width)[:, None], _up_to(length + width)) if width else None
             for length, width, start in zip(self.lengths, self.rows.widths, self.starts, strict=True)
         ]
 
@@ -83,8 +82,7 @@ class Places:
         """What "causal" says of a row whose length is exact, (width, length + width) bool; None for one token, which sees all."""
         if row not in self._causal:
             length, width = self.lengths[row], self.rows.widths[row]
-            ends = np.arange(length, length + width)[:, None]
-            self._causal[row] = None if width <= 1 else mx.array(np.arange(length + width)[None] <= ends)
+            self._causal[row] = None if width <= 1 else causal_mask(width, length + width)
         return self._causal[row]
 
 
@@ -93,15 +91,16 @@ def seen_behind(begin: int, start: mx.array | None, width: int, num_behind: int)
     first start (1,) int32 of `begin`, or all of them for None. None: each sees everything."""
     if start is None and width == 1:
         return None
-    own = np.arange(num_behind)[None] <= np.arange(num_behind - width, num_behind)[:, None]
     if start is None:
-        return mx.array(np.concatenate([np.ones((width, begin), np.bool_), own], axis=1))
-    first = mx.broadcast_to(mx.array(_up_to(begin)) < start, (width, begin))
+        return causal_mask(width, begin + num_behind)
+    own = np.arange(num_behind)[None] <= np.arange(num_behind - width, num_behind)[:, None]
+    first = mx.broadcast_to(_up_to(begin) < start, (width, begin))
     return mx.concatenate([first, mx.array(own)], axis=1)
 
 
-def _up_to(end: int) -> np.ndarray:
-    return np.arange(end, dtype=np.int32)
+def _up_to(end: int) -> mx.array:
+    """Counted on the device: the host's work must not grow with a row's length."""
+    return mx.arange(end, dtype=mx.int32)
 
 
 @partial(mx.compile, shapeless=True)

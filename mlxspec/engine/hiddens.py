@@ -20,15 +20,19 @@ class Hiddens:
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
-        self._pieces: list[mx.array] = []
+        self._pieces: list[mx.array] = []  # joined ones, and behind them the newest
+        self._num_joined = 0
 
     def add(self, hidden: mx.array) -> None:
         """hidden (n, H), of the next n tokens."""
         self._pieces.append(hidden)
         self.end += len(hidden)
-        if len(self._pieces) >= _JOINED:
-            self._join()
-            mx.async_eval(self._pieces)
+        if len(self._pieces) - self._num_joined >= _JOINED:
+            # only the newest: joining all of them would copy the whole text's hiddens again and again
+            newest = mx.concatenate(self._pieces[self._num_joined :])
+            self._pieces = [*self._pieces[: self._num_joined], newest]
+            self._num_joined = len(self._pieces)
+            mx.async_eval(newest)
 
     def until(self, end: int) -> mx.array | None:
         """Those of tokens `start` to `end`; None where there are none, or not so many."""
@@ -42,6 +46,7 @@ class Hiddens:
         if num > 0:
             left = self._join()[num:]
             self._pieces = [mx.concatenate([left, left[:0]])] if len(left) else []
+            self._num_joined = len(self._pieces)
             self.start += num
             mx.async_eval(self._pieces)
 
@@ -50,7 +55,7 @@ class Hiddens:
         return sum(x.nbytes for x in self._pieces)
 
     def _join(self) -> mx.array:
-        self._pieces = [mx.concatenate(self._pieces)]
+        self._pieces, self._num_joined = [mx.concatenate(self._pieces)], 1
         return self._pieces[0]
 
 

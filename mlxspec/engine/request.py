@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.hiddens import Hiddens
@@ -92,11 +94,27 @@ class Request:
         self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
+        self._shown = np.zeros(0, np.int32)  # a buffer, of which so many are tokens of the history
+        self._num_shown = 0
         self._eos = frozenset() if params.ignore_eos or tokenizer is None else tokenizer.eos_ids
 
     def ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Tokens of its text under the vocabulary's ids, those of images too."""
         return tokens if self.seen is None else self.seen.images.shown(tokens)
+
+    @property
+    def shown(self) -> NDArray[np.int32]:
+        """Its history under the vocabulary's ids, to be read only: what logits processors are given. A call costs the tokens that came
+        since the last one, and no list of the whole text."""
+        new = self.ids(self.history[self._num_shown :])
+        end = self._num_shown + len(new)
+        if end > len(self._shown):
+            grown = np.zeros(end + max(256, end // 8), np.int32)
+            grown[: self._num_shown] = self._shown[: self._num_shown]
+            self._shown = grown
+        self._shown[self._num_shown : end] = new
+        self._num_shown = end
+        return self._shown[:end]
 
     @property
     def num_generated(self) -> int:

@@ -120,8 +120,7 @@ def _processed(
         piece = logits[start:end]
         if request.params.logits_processors:
             drafts = tokens[start + 1 : end]
-            known = request.ids(request.history)
-            piece, failure = process(request.params.logits_processors, known, drafts, piece)
+            piece, failure = process(request.params.logits_processors, request.shown, drafts, piece)
             if failure is not None:
                 failed[i] = failure
         parts.append(piece)

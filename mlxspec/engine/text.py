@@ -16,7 +16,15 @@ class AnswerText:
         self._held = ""
         self._stopped = False
         self.stop_string: str | None = None  # the one that ended the answer
-        self.text = ""
+        self._said: list[str] = []  # what was given out, in order
+
+    @property
+    def text(self) -> str:
+        """All that was given out. It is put together when it is asked for: adding to one string would copy the whole answer at each
+        token."""
+        if len(self._said) > 1:
+            self._said = ["".join(self._said)]
+        return self._said[0] if self._said else ""
 
     def push(self, token: int) -> tuple[str, bool]:
         """(text that is now certain, whether a stop string was completed). After True, push no more."""
@@ -30,7 +38,7 @@ class AnswerText:
             return "", self._stopped
         piece, stopped = self._give(self._stream.rest())
         if not stopped:
-            self.text += self._held
+            self._said.append(self._held)
             piece, self._held = piece + self._held, ""
         return piece, stopped
 
@@ -40,11 +48,12 @@ class AnswerText:
         if found:
             place, self.stop_string = min(found, key=lambda one: one[0])
             certain, self._held, self._stopped = self._held[:place], "", True
-            self.text += certain
+            self._said.append(certain)
             return certain, True
         keep = max((_overlap(self._held, s) for s in self._stop), default=0)
         certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        self.text += certain
+        if certain:
+            self._said.append(certain)
         return certain, False
 
 

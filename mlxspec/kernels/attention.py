@@ -169,6 +169,13 @@ def attend_tailed(
     return (first @ values + rest @ tail_values).reshape(1, num_heads, width, dim)
 
 
+def causal_mask(width: int, length: int) -> mx.array:
+    """(width, length) bool: what each of the last `width` of `length` tokens sees. Made on the device: on the host it would be work, and
+    bytes to hand over, that grow with a row's length."""
+    ends = mx.arange(length - width, length, dtype=mx.int32)
+    return mx.arange(length, dtype=mx.int32)[None] <= ends[:, None]
+
+
 @partial(mx.compile, shapeless=True)
 def _masked(scores: mx.array, mask: mx.array) -> mx.array:
     return mx.where(mask, scores, mx.finfo(scores.dtype).min)
@@ -191,7 +198,7 @@ def _folded(
     q = (queries * scale).reshape(1, num_kv, -1, dim)
     scores = q @ keys.swapaxes(-1, -2)
     if mask is None and width > 1:
-        mask = mx.array(np.tri(width, length, length - width, dtype=np.bool_))
+        mask = causal_mask(width, length)
     if mask is not None:
         apart = scores.reshape(1, num_kv, -1, width, length)
         scores = _masked(apart, mask).reshape(scores.shape)

@@ -149,7 +149,7 @@ class TextStream:
         self._inner, self._hidden = inner, hidden
         self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
-        self._given = ""
+        self._given: list[str] = []
 
     def push(self, token: int) -> str:
         """The text this token completes, possibly none."""
@@ -157,14 +157,16 @@ class TextStream:
             return ""
         self._tokens.append(token)
         piece = self._stream.step(self._inner, token) or ""
-        self._given += piece
+        if piece:
+            self._given.append(piece)
         return piece
 
     def rest(self) -> str:
         """What is left when no more tokens come: an incomplete character, shown as the replacement character."""
         whole = str(self._inner.decode(self._tokens, skip_special_tokens=False))
-        left = whole[len(self._given) :] if whole.startswith(self._given) else ""
-        self._given += left
+        given = "".join(self._given)
+        left = whole[len(given) :] if whole.startswith(given) else ""
+        self._given = [given, left]
         return left
 
 

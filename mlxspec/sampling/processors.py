@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 Sampler = Callable[[mx.array], mx.array]
@@ -30,7 +31,10 @@ class _Failed(Exception):
 
 
 def process(
-    processors: Sequence[LogitsProcessor], history: Sequence[int], drafts: mx.array, logits: mx.array
+    processors: Sequence[LogitsProcessor],
+    history: Sequence[int] | NDArray[np.int32],
+    drafts: mx.array,
+    logits: mx.array,
 ) -> tuple[mx.array, Failure | None]:
     """logits (w, V) behind the history and behind each of its drafts (w - 1,), each position by itself; untouched from a failure on."""
     known = mx.array(np.asarray(history, np.int32))

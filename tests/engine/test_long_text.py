@@ -1,0 +1,137 @@
+"""What a step costs the host does not grow with the text: calls, Python's bytes, nodes of the graph; and MLX's bytes as attention's scores.
+
+By counts, not by time. `scripts/bench_long` prints the same counts at more lengths, with times.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.hiddens import Hiddens
+from mlxspec.engine.text import AnswerText
+from mlxspec.kernels.attention import causal_mask
+from mlxspec.loading.tokenizer import TextStream
+from tests import long_text, tiny_models
+
+SHORT, MIDDLE, LONG = 1024, 6144, 131_072
+SAMPLED = SamplingParams(
+    max_tokens=1024,
+    temperature=0.8,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    seed=1,
+    stop=("no such text", "nor this"),
+    logprobs=True,
+)
+PROCESSED = SamplingParams(max_tokens=1024, logits_processors=(lambda tokens, logits: logits,))
+PLAIN = SpecConfig(policy="fixed")
+MTP = SpecConfig(drafters=("mtp",), policy="fixed", n_max=3)
+LOOKUP = SpecConfig(drafters=("ngram-simple",), policy="fixed")
+AUTO = SpecConfig(drafters=("ngram-simple", "mtp"), policy="auto")
+PYTHON_BYTES = 16 << 10  # of a step; a list of the shorter text would take as many
+VARIED = 1.1  # calls and nodes follow how many tokens a draft has and how many are accepted
+
+
+def work(length: int, params: SamplingParams, spec: SpecConfig) -> long_text.StepWork:
+    engine, request = long_text.engine_behind(length, params, spec)
+    try:
+        return long_text.step_work(engine, request, steps=4, warm=3)
+    finally:
+        engine.close()
+
+
+def check(short: long_text.StepWork, long: long_text.StepWork, growth: int, num_scores: int) -> None:
+    """growth: tokens that the longer text has more. num_scores: of queries and heads that attend in a step, at most."""
+    assert long.calls <= VARIED * short.calls
+    assert long.nodes <= VARIED * short.nodes
+    assert long.python_bytes <= PYTHON_BYTES
+    assert long.kept_bytes <= 2 * PYTHON_BYTES
+    # scores, and what becomes of them: as `score_bytes` has it
+    assert long.mlx_bytes - short.mlx_bytes <= 16 * 4 * num_scores * growth
+
+
+@pytest.mark.parametrize(
+    ("params", "spec", "num_scores"),
+    [(SAMPLED, PLAIN, 4), (PROCESSED, PLAIN, 4), (SAMPLED, MTP, 16)],
+    ids=["plain", "processed", "mtp"],
+)
+def test_a_step_costs_the_host_as_much_behind_a_longer_text(
+    params: SamplingParams, spec: SpecConfig, num_scores: int
+) -> None:
+    check(work(SHORT, params, spec), work(MIDDLE, params, spec), MIDDLE - SHORT, num_scores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [PLAIN, LOOKUP, MTP, AUTO], ids=["plain", "lookup", "mtp", "auto"])
+@pytest.mark.parametrize("params", [SamplingParams(max_tokens=1024), SAMPLED], ids=["greedy", "sampled"])
+def test_a_step_costs_the_host_as_much_behind_128k_tokens(params: SamplingParams, spec: SpecConfig) -> None:
+    # a draft of a lookup has 12 tokens
+    num_scores = {PLAIN: 4, MTP: 16}.get(spec, 52)
+    check(work(SHORT, params, spec), work(LONG, params, spec), LONG - SHORT, num_scores)
+
+
+def test_lookups_make_as_many_calls_in_a_longer_text() -> None:
+    """A lookup walks over no more of a text than it drafts, and over no more places than have a vote."""
+    for make in range(len(long_text.lookups())):
+        found = [
+            long_text.lookup_calls(long_text.lookups()[make], long_text.text(n)) for n in (SHORT, MIDDLE)
+        ]
+        name = long_text.lookups()[make].name
+        assert found[1] <= 400, name
+        assert found[1] <= found[0] + 150, name  # more places that vote
+
+
+def test_an_answer_is_put_together_only_when_it_is_asked_for() -> None:
+    """Adding a token copies no text: what Python holds at a token is a few pieces, however long the answer is."""
+    stream = tiny_models.tokenizer().stream()
+    answer = AnswerText(stream, ("no such text",))
+    said = "".join(answer.push(40 + i % 40)[0] for i in range(3000))
+    assert isinstance(stream, TextStream)
+    for held in (answer._said, stream._given):
+        assert max(map(len, held)) <= 16
+    assert said + answer.finish()[0] == answer.text
+    assert len(answer.text) == 3000
+    assert answer.text is answer.text
+
+
+def test_hiddens_of_a_long_answer_are_not_joined_again_and_again() -> None:
+    hiddens, largest = Hiddens(5), 0
+    for i in range(1000):
+        hiddens.add(mx.full((1, 8), float(i)))
+        largest = max(largest, max(len(x) for x in hiddens._pieces))
+    assert largest <= 64
+    assert len(hiddens._pieces) <= 64 + 1000 // 64
+    found = hiddens.until(905)
+    assert found is not None
+    assert found[:, 0].tolist() == list(range(900))
+    hiddens.drop(905)
+    assert (hiddens.start, hiddens.end) == (905, 1005)
+    hiddens.add(mx.full((1, 8), 1000.0))
+    rest = hiddens.until(1006)
+    assert rest is not None
+    assert rest[:, 0].tolist() == list(range(900, 1001))
+
+
+def test_a_logits_processor_is_given_the_whole_text_from_a_buffer() -> None:
+    engine, request = long_text.engine_behind(250, PROCESSED, PLAIN)
+    for _ in range(40):
+        engine.step()
+        if request.finish_reason:
+            break
+        assert request.shown.tolist() == request.history
+    before = sys.getsizeof(request._shown)
+    assert before <= 4 * (len(request.history) + 600)
+    assert np.shares_memory(request.shown, request._shown)
+    engine.close()
+
+
+def test_masks_are_made_on_the_device() -> None:
+    for width, length in ((1, 5), (3, 9), (4, 4)):
+        wanted = np.tri(width, length, length - width, dtype=np.bool_)
+        assert np.array_equal(np.array(causal_mask(width, length)), wanted)

@@ -1,0 +1,246 @@
+"""Rows that decode behind texts of any length, whose keys and values are random numbers that nobody computed, and what a step of the engine
+costs the host there, in counts.
+
+Reading 128k tokens with attention takes minutes on a CPU even for a tiny model. What a step costs the host does not depend on the numbers
+in the cache. So a state with random keys and values is put into the prefix store, and the request goes on from it as from any other state.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from unittest import mock
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.base import Ask, Drafter
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_cache import NgramCache
+from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
+from mlxspec.drafters.ngram_mod import NgramMod
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine import round as rounds
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.prefix_store import TARGET
+from mlxspec.engine.request import Request
+from mlxspec.platform import device
+from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from tests import tiny_models
+
+PARAGRAPH = 400  # tokens; a text is made of a few of them, so that lookups find many places
+MAX_CONTEXT = 1 << 18
+LENGTHS = 2048, 16_384, 65_536, 131_072
+
+
+@cache
+def models(stack: str):  # type: ignore[no-untyped-def]
+    """A target with one small head of keys and values in each attention layer, and its MTP head. stack: as in tiny_models."""
+    c = tiny_models.config(tiny_models.STACKS[stack], max_context=MAX_CONTEXT)
+    c = replace(c, num_kv_heads=1, head_dim=32)
+    target = tiny_models.make(c)
+    return target, tiny_models.make_mtp(c, target)
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """Paragraphs of random tokens in random order, each many times."""
+    rng = np.random.default_rng(seed)
+    some = rng.integers(0, tiny_models.EOS, (16, PARAGRAPH))
+    order = rng.integers(0, len(some), -(-length // PARAGRAPH))
+    return some[order].reshape(-1)[:length].tolist()  # type: ignore[no-any-return]
+
+
+def lookups() -> list[Drafter]:
+    return [NgramSimple(3, 12), NgramMapK(8, 12), NgramMapK4v(8, 12), NgramMod(12, 12), NgramCache(8)]
+
+
+def engine_behind(
+    length: int,
+    params: SamplingParams,
+    spec: SpecConfig,
+    *,
+    stack: str = "hybrid",
+) -> tuple[Engine, Request]:
+    """An engine whose one row decodes behind `length` tokens."""
+    target, head = models(stack)
+    mtp = Mtp(head, MAX_CONTEXT)
+    config = EngineConfig(prefix_budget=1 << 30)
+    made = Engine(target, tiny_models.tokenizer(), drafters=[*lookups(), mtp], config=config)
+    prompt = text(length)
+    known = prompt[:-1]
+    parts = {TARGET: made_up(target.make_cache(1), len(known))}
+    parts["mtp"] = made_up(mtp._make_cache(1), len(known))
+    assert made.prefix.store.put(known, parts, mx.zeros((1, target.hidden_size)))
+    made.prefix.limit(1 << 30)
+    request = made.submit(prompt, replace(params, ignore_eos=True), spec=spec)
+    while not made._rows:
+        made.step()
+    assert request.stats.num_cached == len(known)
+    made.prefix.limit(0)  # what is kept is not what a step costs
+    return made, request
+
+
+def made_up(cache: ModelCache, length: int) -> Snapshot:
+    """A state behind `length` tokens, of random numbers."""
+    kv, point = [], []
+    for layer in cache.layers:
+        if layer.is_per_token:
+            heads, size = layer.shape
+            kv.append(tuple(0.1 * mx.random.normal((1, heads, length, size)) for _ in range(2)))
+        else:
+            point.append(
+                tuple(0.1 * mx.random.normal(x.shape).astype(x.dtype) for x in layer.snapshot(0, 0, 0))
+            )
+    mx.eval(kv, point)
+    return Snapshot(length, [kv], point)  # type: ignore[list-item]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """Of one step, medians over several. calls: of Python and C functions; python_bytes: the most that Python's allocator held beyond what
+    it held before; kept_bytes: what of it stayed, over all steps together; mlx_bytes: the most that MLX held beyond; nodes: of the graphs
+    of its rounds, drafts included; host_seconds: of the engine's own thread, without waiting and without MLX's threads, the least of the
+    steps; tokens: of the answer, all steps together."""
+
+    calls: int
+    python_bytes: int
+    kept_bytes: int
+    mlx_bytes: int
+    nodes: int
+    host_seconds: float
+    tokens: int
+
+
+def step_work(engine: Engine, request: Request, *, steps: int = 8, warm: int = 4) -> StepWork:
+    """Counts of `steps` steps for each count, behind some that bring what is made once."""
+    for _ in range(warm):
+        engine.step()
+    before = request.num_generated
+    seconds = []
+    for _ in range(steps):
+        started = time.thread_time()
+        engine.step()
+        seconds.append(time.thread_time() - started)
+    calls = sorted(_calls(engine.step) for _ in range(steps))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        held, peaks = tracemalloc.get_traced_memory()[0], []
+        for _ in range(steps):
+            tracemalloc.reset_peak()
+            start = tracemalloc.get_traced_memory()[0]
+            engine.step()
+            peaks.append(tracemalloc.get_traced_memory()[1] - start)
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0] - held
+    finally:
+        tracemalloc.stop()
+    nodes = sorted(_nodes(engine) for _ in range(steps))
+    mlx = []
+    for _ in range(steps):
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        active = mx.get_active_memory()
+        engine.step()
+        mlx.append(mx.get_peak_memory() - active)
+    return StepWork(
+        calls=calls[steps // 2],
+        python_bytes=sorted(peaks)[steps // 2],
+        kept_bytes=kept,
+        mlx_bytes=sorted(mlx)[steps // 2],
+        nodes=nodes[steps // 2],
+        host_seconds=min(seconds),
+        tokens=request.num_generated - before,
+    )
+
+
+def _nodes(engine: Engine) -> int:
+    """Of the graphs that a step builds, one round evaluated before the next is built."""
+    num, forward = 0, rounds._forward
+
+    def counted(*arguments: object, **options: object) -> rounds.Round:
+        nonlocal num
+        made = forward(*arguments, **options)  # type: ignore[arg-type]
+        assert engine._cache is not None
+        num += graph_nodes(*made.choice.arrays, *engine._cache.arrays)
+        mx.eval(made.choice.arrays, engine._cache.arrays)
+        return made
+
+    with device.hold(), mock.patch.object(rounds, "_forward", counted):
+        engine.step()
+    return num
+
+
+def graph_nodes(*outputs: mx.array) -> int:
+    """Primitives behind arrays that have not been evaluated."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "graph.dot"
+        mx.export_to_dot(str(file), *outputs)
+        return len(re.findall(r"shape=rectangle", file.read_text()))
+
+
+def _calls(work: Callable[[], object]) -> int:
+    """Calls of Python and C functions that it makes."""
+    num = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal num
+        num += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return num
+
+
+def lookup_seconds(drafter: Drafter, tokens: Sequence[int], *, times: int = 200) -> tuple[float, float]:
+    """Of a lookup in a text, and of hearing one more token of it: medians. Each lookup is behind another token."""
+    length = len(tokens) - times
+    drafter.begin(0)
+    drafter.observe(0, tokens[:length], None)
+    sampler = RowSampler(SamplingParams(), [], tiny_models.VOCAB)
+    batch = BatchSampler([sampler], tiny_models.VOCAB)
+    looked, heard = [], []
+    for i in range(times):
+        history = tokens[: length + i]
+        started = time.perf_counter()
+        drafter.propose([Ask(0, history, 12, sampler)], batch)
+        between = time.perf_counter()
+        drafter.observe(0, tokens[length + i : length + i + 1], None)
+        looked.append(between - started)
+        heard.append(time.perf_counter() - between)
+    drafter.close(0)
+    return sorted(looked)[times // 2], sorted(heard)[times // 2]
+
+
+def lookup_calls(drafter: Drafter, tokens: Sequence[int], *, times: int = 50) -> int:
+    """The most calls that a lookup and hearing one more token make, over the last tokens of a text."""
+    length = len(tokens) - times
+    drafter.begin(0)
+    drafter.observe(0, tokens[:length], None)
+    sampler = RowSampler(SamplingParams(), [], tiny_models.VOCAB)
+    batch, most = BatchSampler([sampler], tiny_models.VOCAB), 0
+    for i in range(times):
+        history, token = tokens[: length + i], tokens[length + i : length + i + 1]
+
+        def look(history: Sequence[int] = history, token: Sequence[int] = token) -> None:
+            drafter.propose([Ask(0, history, 12, sampler)], batch)
+            drafter.observe(0, token, None)
+
+        most = max(most, _calls(look))
+    drafter.close(0)
+    return most
