@@ -5,10 +5,14 @@
     python scripts/bench_real_model.py FOLDER --timed [--minutes 10] [--llama-server PATH] [--per-kind 5]   speeds; on a quiet machine
     python scripts/bench_real_model.py FOLDER --page                                     docs/data/real-model.json, docs/real-model.md
 
-FOLDER takes the results. The model must be there: scripts/real_model. Texts: mlx-lm's in float32; then ours in float32, bfloat16 and 4 bits
-(our own `convert`), each prompt plain and drafted by lookup that always drafts, 48 tokens, greedy, ended where the model ends. The drafted
-one finds the prompt in the prefix store. Where two texts differ, the distance of the two likeliest log-probabilities there is kept. Every
-mode is a process of its own. Speeds: drafting off and `auto` in turn in one float32 engine, by time of decoding behind the first token.
+    python scripts/bench_real_model.py FOLDER --memory                                   peaks at 2,000 and 8,000 tokens, by dtype
+
+FOLDER takes the results. The model must be there: scripts/real_model. Texts: ours in float32, bfloat16 and 4 bits (our own `convert`), 48
+tokens, greedy, ended where the model ends. Eight prompts decode together, plain and then drafted by a lookup that always drafts. The drafted
+requests find their prompts in the prefix store. The first prompt of each kind also runs alone, plain and drafted. mlx-lm in float32 reads
+prompt and answer in one forward (real_parts/mlx_lm_reader.py). Where two texts differ, the distance of the two likeliest log-probabilities
+there is kept. Every mode is a process of its own. Speeds: drafting off and `auto` in turn in one float32 engine, by time of decoding behind
+the first token.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -28,13 +33,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from real_parts import places, real_page  # noqa: E402
+from real_parts import mlx_lm_reader, places, real_page  # noqa: E402
 from real_parts.prompts import KINDS, PER_KIND, Prompt, prompts  # noqa: E402
 
-MODES = ("mlx-lm", "float32", "bfloat16", "4bit")
+MODES = ("float32", "mlx-lm", "bfloat16", "4bit")  # mlx-lm reads float32's answers
 TOKENS = 48
+ROWS = 8  # prompts that decode together: a forward of eight rows reads the weights once
 STEP = 5  # prompts of each kind that every mode runs before any mode goes on
-TIMED_KIND, REPEATS = 5, 2
+MEMORY_PROMPTS = {"long-03": 2000, "long-24": 8000}
+TIMED_KIND, REPEATS, TIMED_MINUTES = 5, 2, 10
 Row = dict[str, Any]
 
 
@@ -47,19 +54,26 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.page:
         real_page.write(options.folder, ROOT / "docs")
+    elif options.memory:
+        _memory(options)
+    elif options.peak_of:
+        _peak(options)
     elif options.timed:
         _timed(options)
     elif options.mode:
         _texts(options)
     else:
         wanted = options.per_kind or PER_KIND
-        for per_kind in [
-            *range(STEP, wanted, STEP),
-            wanted,
-        ]:  # every mode has the first prompts before one has the last
+        until = _until(options)
+        # every mode has the first prompts before one has the last
+        for per_kind in sorted({min(STEP, wanted), wanted}):
             for mode in options.modes:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return 0
                 command = [sys.executable, __file__, str(options.folder), "--mode", mode]
                 command += ["--per-kind", str(per_kind), "--tokens", str(options.tokens)]
+                command += ["--minutes", str(left / 60)] if math.isfinite(left) else []
                 done = subprocess.run(command)
                 if done.returncode:
                     print(f"bench_real_model: {mode} ended early; the same command goes on.", file=sys.stderr)
@@ -76,13 +90,20 @@ def _options() -> argparse.Namespace:
         "--per-kind", type=int, help=f"prompts a kind (texts {PER_KIND}, speeds {TIMED_KIND})"
     )
     parser.add_argument("--tokens", type=int, default=TOKENS, help="longest answer")
+    parser.add_argument("--memory", action="store_true", help="measure peaks of memory")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--timed", action="store_true", help="measure speeds")
-    parser.add_argument("--minutes", type=float, default=10.0, help="longest time for speeds")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so long (speeds: 10)")
     parser.add_argument(
         "--llama-server", type=Path, help="llama.cpp's server, to be timed on the same GGUF file"
     )
     parser.add_argument("--page", action="store_true", help="write the page from the results")
     return parser.parse_args()
+
+
+def _until(options: argparse.Namespace) -> float:
+    """The time of the monotonic clock behind which nothing new begins."""
+    return math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
 
 
 # --- texts
@@ -92,51 +113,69 @@ def _texts(options: argparse.Namespace) -> None:
     """One mode's rows, appended to its file."""
     path = options.folder / f"{options.mode}.jsonl"
     known = {(row["name"], row["digest"]) for row in real_page.read(path) if "name" in row}
+    rows = real_page.read(options.folder / "float32.jsonl")
+    ours = {(row["name"], row["digest"]): row["tokens"] for row in rows if "name" in row}
+    todo = [p for p in _prompts(options.per_kind or PER_KIND) if (p.name, _digest(p)) not in known]
+    if not todo:
+        return
+    until = _until(options)
     run = _mlx_lm(options) if options.mode == "mlx-lm" else _ours(options)
-    peer = {row["name"]: row for row in real_page.read(options.folder / real_page.PEER) if "name" in row}
     next(run)
     with path.open("a") as out:
-        for prompt in _prompts(options.per_kind or PER_KIND):
-            digest = _digest(prompt)
-            if (prompt.name, digest) in known:
-                continue
-            expected = peer.get(prompt.name)
-            same_prompt = expected is not None and expected["digest"] == digest
-            row = run.send((prompt, expected["tokens"] if same_prompt else None))
-            head = {"name": prompt.name, "kind": prompt.kind, "digest": digest, "prompt": len(prompt.tokens)}
-            print(json.dumps(head | row | {"commit": _commit()}), file=out, flush=True)
+        for group in [todo[i : i + ROWS] for i in range(0, len(todo), ROWS)]:
+            if time.monotonic() > until:
+                break
+            answers = [ours.get((prompt.name, _digest(prompt))) for prompt in group]
+            for prompt, row in zip(group, run.send((group, answers)), strict=True):
+                head = {"name": prompt.name, "kind": prompt.kind, "digest": _digest(prompt)}
+                head["prompt"] = len(prompt.tokens)
+                print(json.dumps(head | row | {"commit": _commit()}), file=out, flush=True)
         print(json.dumps({"summary": run.send(None)} | {"commit": _commit()}), file=out, flush=True)
 
 
-Run = Iterator[Any]  # is sent (prompt, expected tokens) and gives a row; is sent None and gives a summary
+# A run is sent (prompts, answers of ours or None) and gives one row for each prompt; it is sent None and gives a summary.
+Run = Iterator[Any]
 
 
 def _mlx_lm(options: argparse.Namespace) -> Any:
+    """Rows of mlx-lm. Where our answer is known, mlx-lm reads it behind the prompt in one forward, and its likeliest token at each place
+    must be ours. Its own decoding runs where they differ or nearly tie, where our answer is not known, and for a first prompt of each kind.
+    """
     from mlxspec.platform import device  # before MLX: both engines compute with the same BLAS
 
     with device.private_kernels():
         import mlx.core as mx
         from mlx.utils import tree_map
-        from mlx_lm.generate import generate_step
         from mlx_lm.utils import load_model
 
         model, _ = load_model(places.place(places.MODEL))
         model.update(tree_map(lambda p: p.astype(mx.float32), model.parameters()))
         mx.eval(model.parameters())
-        ends = _tokenizer().eos_ids
+        reader = mlx_lm_reader.Reader(model, ends=_tokenizer().eos_ids, limit=options.tokens)
         asked = yield
         while asked is not None:
-            tokens: list[int] = []
-            for token, _ in generate_step(mx.array(asked[0].tokens), model, max_tokens=options.tokens):
-                if int(token) in ends:
-                    break
-                tokens.append(int(token))
-            mx.clear_cache()
-            asked = yield {"tokens": tokens}
+            rows = []
+            for prompt, answer in zip(*asked, strict=True):
+                read = None if answer is None else reader.read(prompt.tokens, answer)
+                if read is None or not read["sure"] or _is_alone(prompt):
+                    decoded = reader.decode(prompt.tokens)
+                    rows.append({"tokens": decoded, "decoded": True, "read": read})
+                    if read is not None and read["sure"] and decoded != answer:
+                        raise SystemExit(f"mlx-lm reads {prompt.name} as it does not decode it.")
+                else:
+                    rows.append({"tokens": list(answer), "decoded": False, "read": read})
+                mx.clear_cache()
+            asked = yield rows
         yield {"peak_bytes": mx.get_peak_memory()}
 
 
+def _is_alone(prompt: Prompt) -> bool:
+    """The first prompt of each kind also runs in one row, and is decoded by mlx-lm."""
+    return prompt.name.endswith("-00")
+
+
 def _ours(options: argparse.Namespace) -> Any:
+    """Rows of our engine: ROWS prompts plain together, then drafted together."""
     import mlx.core as mx
 
     from mlxspec import SamplingParams, SpecConfig, load
@@ -146,25 +185,33 @@ def _ours(options: argparse.Namespace) -> Any:
     off, on = SpecConfig(drafters=()), SpecConfig(drafters=("ngram-simple",), policy="fixed")
     asked = yield
     while asked is not None:
-        prompt, expected = list(asked[0].tokens), asked[1]
-        plain = engine.generate(prompt, params, spec=off)
-        drafted = engine.generate(prompt, params, spec=on)
-        row = {
-            "tokens": list(plain.tokens),
-            "cached": drafted.stats.num_cached,
-            "drafted": drafted.stats.num_drafted,
-            "accepted": drafted.stats.num_accepted,
-            "rounds": drafted.stats.num_rounds,
-            "decoded": drafted.stats.num_decoded,
-            "same_drafted": drafted.tokens == plain.tokens,
-        }
-        if drafted.tokens != plain.tokens:
-            again = engine.generate(prompt, params, spec=off)  # plain, with the same prefix hit
-            row["same_hit"] = again.tokens == plain.tokens
-            row["flip"] = _flip(engine, prompt, plain.tokens, drafted.tokens)
-        if options.mode == "float32" and expected is not None and list(plain.tokens) != expected:
-            row["peer_flip"] = _flip(engine, prompt, plain.tokens, expected)
-        asked = yield row
+        given = [list(prompt.tokens) for prompt in asked[0]]
+        plain = engine.generate(given, params, spec=off)
+        drafted = engine.generate(given, params, spec=on)
+        rows = []
+        for prompt, first, second in zip(asked[0], plain, drafted, strict=True):
+            for result in (first, second):
+                if result.error is not None:
+                    raise SystemExit(f"{prompt.name}: {result.error}")
+            row = {
+                "tokens": list(first.tokens),
+                "cached": second.stats.num_cached,
+                "drafted": second.stats.num_drafted,
+                "accepted": second.stats.num_accepted,
+                "rounds": second.stats.num_rounds,
+                "decoded": second.stats.num_decoded,
+                "num_rows": len(given),
+                "same_drafted": second.tokens == first.tokens,
+            }
+            if second.tokens != first.tokens:
+                again = engine.generate(list(prompt.tokens), params, spec=off)  # plain, with the same prefix hit
+                row["same_hit"] = again.tokens == first.tokens
+                row["flip"] = _flip(engine, prompt.tokens, first.tokens, second.tokens)
+            if _is_alone(prompt):
+                alone = [engine.generate(list(prompt.tokens), params, spec=spec) for spec in (off, on)]
+                row["same_alone"] = all(result.tokens == first.tokens for result in alone)
+            rows.append(row)
+        asked = yield rows
     yield {
         "peak_bytes": mx.get_peak_memory(),
         "weight_bytes": engine.memory.weights,
@@ -182,6 +229,50 @@ def _flip(engine: Any, prompt: Sequence[int], plain: Sequence[int], other: Seque
     found = engine.generate([*prompt, *plain[:place]], params, spec=SpecConfig(drafters=()))
     top = found.logprobs[0].top if found.logprobs else ()
     return {"place": place, "gap": float(top[0].logprob - top[1].logprob) if len(top) > 1 else None}
+
+
+# --- memory
+
+
+def _memory(options: argparse.Namespace) -> None:
+    """Peaks by dtype and prompt, each in a process of its own; what is known already is kept."""
+    path = options.folder / "memory.jsonl"
+    known = {(row["mode"], row["prompt"]) for row in real_page.read(path)}
+    for mode in [mode for mode in options.modes if mode in real_page.OURS]:
+        for name, length in MEMORY_PROMPTS.items():
+            if (mode, length) in known:
+                continue
+            command = [sys.executable, __file__, str(options.folder), "--mode", mode, "--peak-of", name]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            with path.open("a") as out:
+                out.write(done.stdout.splitlines()[-1] + "\n")
+
+
+def _peak(options: argparse.Namespace) -> None:
+    """One process: a prompt is read, 16 tokens are decoded with drafts; what MLX held at most behind the load, as a line of JSON."""
+    import resource
+
+    import mlx.core as mx
+
+    from mlxspec import SamplingParams, load
+
+    prompt = next(p for p in _prompts(PER_KIND) if p.name == options.peak_of)
+    engine = load(_model(options), dtype=None if options.mode == "4bit" else options.mode)
+    load_peak = mx.get_peak_memory()
+    mx.reset_peak_memory()
+    answer = engine.generate(list(prompt.tokens), SamplingParams(max_tokens=16, ignore_eos=True))
+    if answer.error is not None:
+        raise SystemExit(f"{prompt.name}: {answer.error}")
+    found = {
+        "mode": options.mode,
+        "prompt": len(prompt.tokens),
+        "weight_bytes": engine.memory.weights,
+        "load_peak_bytes": load_peak,
+        "peak_bytes": mx.get_peak_memory(),
+        "resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,  # of the process, the load included
+        "commit": _commit(),
+    }
+    print(json.dumps(found))
 
 
 def _model(options: argparse.Namespace) -> str:
@@ -203,7 +294,7 @@ def _timed(options: argparse.Namespace) -> None:
     """Off and auto in turn; a prompt of every kind, then the next of every kind, until the time is over."""
     from mlxspec import SamplingParams, SpecConfig, load
 
-    started = time.monotonic()
+    until = time.monotonic() + 60 * (options.minutes or TIMED_MINUTES)
     engine = load(str(places.place(places.MODEL)), dtype="float32")
     peer = _llama_server(options) if options.llama_server else None
     specs = {"off": SpecConfig(drafters=()), "auto": engine.spec}
@@ -211,7 +302,7 @@ def _timed(options: argparse.Namespace) -> None:
     rows = []
     for prompt in _prompts(per_kind):
         for temperature in (0.0, 1.0):
-            if time.monotonic() - started > 60 * options.minutes:
+            if time.monotonic() > until:
                 break
             params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
             engine.generate(list(prompt.tokens), SamplingParams(max_tokens=1), spec=specs["off"])  # read it
