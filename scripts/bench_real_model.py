@@ -204,7 +204,9 @@ def _ours(options: argparse.Namespace) -> Any:
                 "same_drafted": second.tokens == first.tokens,
             }
             if second.tokens != first.tokens:
-                again = engine.generate(list(prompt.tokens), params, spec=off)  # plain, with the same prefix hit
+                again = engine.generate(
+                    list(prompt.tokens), params, spec=off
+                )  # plain, with the same prefix hit
                 row["same_hit"] = again.tokens == first.tokens
                 row["flip"] = _flip(engine, prompt.tokens, first.tokens, second.tokens)
             if _is_alone(prompt):
@@ -269,7 +271,8 @@ def _peak(options: argparse.Namespace) -> None:
         "weight_bytes": engine.memory.weights,
         "load_peak_bytes": load_peak,
         "peak_bytes": mx.get_peak_memory(),
-        "resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,  # of the process, the load included
+        "resident_bytes": 1024
+        * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,  # of the process, the load included
         "commit": _commit(),
     }
     print(json.dumps(found))

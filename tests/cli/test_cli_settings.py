@@ -115,7 +115,7 @@ def completed(line: str, script: str) -> list[str]:
     words = line.split(" ")
     given = " ".join(f"'{w}'" for w in words)
     code = f"{script}\nCOMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; _mlxspec; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.split()
 
 

@@ -191,7 +191,7 @@ def test_an_engine_that_nobody_calibrated_begins_with_guesses() -> None:
     assert made.drafting.auto is not None
     costs = made.drafting.auto.control.costs
     assert costs.curve(0).num_rounds > 0  # answers have replaced guesses
-    assert 0 < costs.curve(0).seconds(1) < 1
+    assert 0 < costs.curve(0).seconds(1) < 60  # a plain round of a tiny model, on however busy a machine
 
 
 @pytest.mark.parametrize(

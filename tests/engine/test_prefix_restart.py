@@ -292,7 +292,7 @@ def test_half_states_are_for_those_who_ask_for_them(tmp_path: Path) -> None:
 
 
 class _Held:
-    """Reading waits until it is let go, a few seconds for each piece at most."""
+    """Reading waits until it is let go, for a minute at most, so that a test that fails ends."""
 
     def __init__(self, made: Engine) -> None:
         self.go = threading.Event()
@@ -300,7 +300,7 @@ class _Held:
         read = folder.read
 
         def held(key: str) -> tuple[object, dict[str, Stored]] | None:
-            self.go.wait(3)
+            self.go.wait(60)
             return read(key)
 
         folder.read = held

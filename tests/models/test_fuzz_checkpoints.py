@@ -31,7 +31,7 @@ from mlxspec.models.assemble import assemble, assemble_assistant_lazily
 
 
 def fuzz(num_examples: int) -> settings:
-    """No deadline: wall time depends on the machine's load; see `within_a_second`."""
+    """No deadline: wall time depends on the machine's load; see `within_seconds`."""
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     return settings(deadline=None, max_examples=num_examples, suppress_health_check=checks, derandomize=True)
 
@@ -40,11 +40,11 @@ SOME, MANY = fuzz(80), fuzz(700)
 
 
 @contextmanager
-def within_a_second() -> Iterator[None]:
-    """Of this process's own computing."""
+def within_seconds() -> Iterator[None]:
+    """Of this process's own computing: loops over a size that a config claims take minutes, a busy machine's collection of garbage less."""
     started = time.process_time()
     yield
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 10.0
 
 
 NUMBERS = st.one_of(
@@ -87,7 +87,7 @@ def read_or_refuse(folder: Path, data: bytes) -> dict[str, mx.array] | None:
     for path in folder.glob("*.safetensors"):
         path.unlink()  # never write over a file that may still be mapped
     (folder / "model.safetensors").write_bytes(data)
-    with within_a_second():
+    with within_seconds():
         try:
             found = read_folder(folder)
         except ModelError as error:
@@ -237,7 +237,7 @@ def check_config(zoo: Zoo, gemmas: Gemmas, drawn: tuple[str, list[tuple[bool, in
         part[keys[key % len(keys)]] = value
     config = json.loads(json.dumps(values))
     model = load_target(gemmas) if name == "assistant" else None
-    with within_a_second():
+    with within_seconds():
         try:
             if model is not None:
                 assemble_assistant_lazily(config, lambda: read_folder(folder), model)

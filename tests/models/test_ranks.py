@@ -100,7 +100,7 @@ class Meeting:
     """Exchanges numbers between threads that stand for ranks. A thread cannot evaluate another's arrays."""
 
     def __init__(self, size: int) -> None:
-        self._barrier, self._parts = threading.Barrier(size, timeout=30), [None] * size
+        self._barrier, self._parts = threading.Barrier(size, timeout=SECONDS), [None] * size
 
     def all_of(self, rank: int, x: mx.array) -> list[np.ndarray]:
         own = np.array(x)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.engine import sighted_demo
-from tests.server.serving import Served
+from tests.server.serving import LONG, Served
 
 WORDS = "What does this show, and how many of them are there in the upper left corner of it, as far as you can tell?"
 MORE: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -221,7 +221,7 @@ def test_images_at_once_and_text_beside_them(sighted: Served) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG)
     assert [found.get(i) for i in range(5)] == [*wanted, text]
 
 
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_while_its_image_is_read_leaves_nothing(sighted: Se
     import http.client
     import json
 
-    connection = http.client.HTTPConnection("127.0.0.1", sighted.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", sighted.port, timeout=LONG)
     body = asked(url(sighted_demo.picture(256, 256, seed=77)))
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     time.sleep(0.01)
@@ -267,5 +267,5 @@ def test_an_image_that_takes_long_to_decode_delays_nobody_else(folder: Path) -> 
             served.chat(WORDS, **MORE)
             ended.append("text")
         for thread in threads:
-            thread.join(60)
+            thread.join(LONG)
     assert ended == ["text"] * 3 + ["image"] * 2
