@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 """A real Gemma 3 270M on this machine's CPU: whether its texts are the same, how much lookup drafting gains, what it needs. 200 prompts.
 
-    python scripts/bench_real_model.py FOLDER [--modes mlx-lm float32 bfloat16 4bit] [--per-kind 25]        texts; resumed where it ended
+    python scripts/bench_real_model.py FOLDER [--modes float32 mlx-lm bfloat16 4bit] [--minutes M]          texts; resumed where it ended
+    python scripts/bench_real_model.py FOLDER --memory                                   peaks at 2,000 and 8,000 tokens, by dtype
     python scripts/bench_real_model.py FOLDER --timed [--minutes 10] [--llama-server PATH] [--per-kind 5]   speeds; on a quiet machine
     python scripts/bench_real_model.py FOLDER --page                                     docs/data/real-model.json, docs/real-model.md
 
-    python scripts/bench_real_model.py FOLDER --memory                                   peaks at 2,000 and 8,000 tokens, by dtype
-
 FOLDER takes the results. The model must be there: scripts/real_model. Texts: ours in float32, bfloat16 and 4 bits (our own `convert`), 48
-tokens, greedy, ended where the model ends. Eight prompts decode together, plain and then drafted by a lookup that always drafts. The drafted
-requests find their prompts in the prefix store. The first prompt of each kind also runs alone, plain and drafted. mlx-lm in float32 reads
-prompt and answer in one forward (real_parts/mlx_lm_reader.py). Where two texts differ, the distance of the two likeliest log-probabilities
-there is kept. Every mode is a process of its own. Speeds: drafting off and `auto` in turn in one float32 engine, by time of decoding behind
-the first token.
+tokens, greedy, ended where the model ends. Eight prompts decode together, plain and then drafted by a lookup that always drafts. The
+drafted requests find their prompts in the prefix store. The first prompt of each kind also runs alone, plain and drafted. mlx-lm in float32
+reads prompt and answer in one forward (real_parts/mlx_lm_reader.py). Where two texts differ, the distance of the two likeliest
+log-probabilities there is kept. Every mode is a process of its own. Speeds: drafting off and `auto` in turn in one float32 engine, by time
+of decoding behind the first token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """mlx-lm's greedy text, decoded token by token or read in one forward behind a text that is expected.
 
-Reading is decoding's twin: greedy decoding gives a text if and only if, at each place, the likeliest token behind the prompt and the text so
-far is the next one of the text. A forward over many tokens rounds otherwise than many forwards over one, so where the two likeliest tokens
-are closer than MARGIN the reading decides nothing. Knows mlx-lm's models and caches; knows nothing of ours.
+Reading is decoding's twin: greedy decoding gives a text if and only if, at each place, the likeliest token behind the prompt and the text
+so far is the next one of the text. A forward over many tokens rounds otherwise than many forwards over one, so where the two likeliest
+tokens are closer than MARGIN the reading decides nothing. Knows mlx-lm's models and caches; knows nothing of ours.
 """
 
 from __future__ import annotations
