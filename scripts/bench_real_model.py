@@ -3,7 +3,8 @@
 
     python scripts/bench_real_model.py FOLDER [--modes float32 mlx-lm bfloat16 4bit] [--minutes M]          texts; resumed where it ended
     python scripts/bench_real_model.py FOLDER --memory                                   peaks at 2,000 and 8,000 tokens, by dtype
-    python scripts/bench_real_model.py FOLDER --timed [--minutes 10] [--llama-server PATH] [--per-kind 5]   speeds; on a quiet machine
+    python scripts/bench_real_model.py FOLDER --timed [--minutes 10] [--per-kind 5]      speeds; on a quiet machine
+    python scripts/bench_real_model.py FOLDER --llama-server PATH [--per-kind 5]         llama.cpp's n-gram drafting on the same GGUF file
     python scripts/bench_real_model.py FOLDER --page                                     docs/data/real-model.json, docs/real-model.md
 
 FOLDER takes the results. The model must be there: scripts/real_model. Texts: ours in float32, bfloat16 and 4 bits (our own `convert`), 48
@@ -53,6 +54,8 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.page:
         real_page.write(options.folder, ROOT / "docs")
+    elif options.llama_server:
+        _llama(options)
     elif options.memory:
         _memory(options)
     elif options.peak_of:
@@ -93,9 +96,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--timed", action="store_true", help="measure speeds")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long (speeds: 10)")
-    parser.add_argument(
-        "--llama-server", type=Path, help="llama.cpp's server, to be timed on the same GGUF file"
-    )
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server, asked with the same GGUF file")
     parser.add_argument("--page", action="store_true", help="write the page from the results")
     return parser.parse_args()
 
@@ -298,7 +299,6 @@ def _timed(options: argparse.Namespace) -> None:
 
     until = time.monotonic() + 60 * (options.minutes or TIMED_MINUTES)
     engine = load(str(places.place(places.MODEL)), dtype="float32")
-    peer = _llama_server(options) if options.llama_server else None
     specs = {"off": SpecConfig(drafters=()), "auto": engine.spec}
     per_kind = options.per_kind or TIMED_KIND
     rows = []
@@ -312,12 +312,7 @@ def _timed(options: argparse.Namespace) -> None:
             for turn in range(REPEATS):
                 for name in list(specs)[:: -1 if turn % 2 else 1]:
                     taken[name].append(engine.generate(list(prompt.tokens), params, spec=specs[name]))
-            row = _timed_row(prompt, temperature, taken)
-            if peer is not None and temperature == 0.0:
-                row["llama.cpp"] = _llama_row(peer, prompt, options.tokens)
-            rows.append(row)
-    if peer is not None:
-        peer.close()
+            rows.append(_timed_row(prompt, temperature, taken))
     found = {"machine": _machine(), "commit": _commit(), "tokens": options.tokens, "rows": rows}
     (options.folder / "timed.json").write_text(json.dumps(found, indent=1) + "\n")
     print(real_page.speeds_table(real_page.summary({mode: [] for mode in real_page.OURS}, found)))
@@ -348,34 +343,51 @@ def _timed_row(prompt: Prompt, temperature: float, taken: dict[str, list[Any]]) 
     }
 
 
-def _llama_server(options: argparse.Namespace) -> Any:
+# --- llama.cpp
+
+
+def _llama(options: argparse.Namespace) -> None:
+    """Plain decoding and n-gram drafting of llama.cpp on the GGUF file that the weights are from, appended to a file."""
     from peers.llama_cpp import LlamaCpp
 
     from mlxspec.platform import device
 
-    gguf = places.place(places.MODEL) / places.GGUF
-    return LlamaCpp(
-        server=options.llama_server,
-        model=gguf,
-        draft=gguf,
-        threads=device.report().threads,
-        log=options.folder / "llama-server.log",
-        context=9216,
+    path = options.folder / real_page.LLAMA
+    known = {(row["name"], row["digest"]) for row in real_page.read(path)}
+    gguf, until = places.place(places.MODEL) / places.GGUF, _until(options)
+    threads, log = device.report().threads, options.folder / "llama-server.log"
+    peer = LlamaCpp(
+        server=options.llama_server, model=gguf, draft=gguf, threads=threads, log=log, context=9216
     )
+    try:
+        with path.open("a") as out:
+            for prompt in _prompts(options.per_kind or TIMED_KIND):
+                if (prompt.name, _digest(prompt)) not in known and time.monotonic() < until:
+                    head = {"name": prompt.name, "kind": prompt.kind, "digest": _digest(prompt)}
+                    print(json.dumps(head | _llama_row(peer, prompt, options.tokens)), file=out, flush=True)
+    finally:
+        peer.close()
 
 
 def _llama_row(peer: Any, prompt: Prompt, tokens: int) -> Row:
-    """Tokens a second and the ratio of llama.cpp's plain decoding and its n-gram drafting; the second of two runs each."""
-    found = {}
-    for method in ("plain", "ngram-simple"):
-        answers = [
-            peer.ask("run", prompts=[list(prompt.tokens)], num_tokens=[tokens], method=method) for _ in "12"
-        ]
-        found[method] = answers[-1]
-    speed = {m: a["num_timed"] / a["seconds"] if a["seconds"] else None for m, a in found.items()}
-    same = found["plain"]["tokens"] == found["ngram-simple"]["tokens"]
-    ratio = speed["ngram-simple"] / speed["plain"] if speed["plain"] and speed["ngram-simple"] else None
-    return {"plain": speed["plain"], "ngram-simple": speed["ngram-simple"], "ratio": ratio, "same": same}
+    """Each way twice in turn; seconds are those of decoding, the shorter of two."""
+    methods = ("plain", "ngram-simple")
+    asked = [
+        (m, peer.ask("run", prompts=[list(prompt.tokens)], num_tokens=[tokens], method=m))
+        for m in methods * 2
+    ]
+    seconds = {m: min(a["seconds"] for n, a in asked if n == m) for m in methods}
+    drafted = next(a for m, a in asked if m == "ngram-simple")
+    return {
+        "prompt": len(prompt.tokens),
+        "decoded": drafted["num_timed"],
+        "rounds": drafted["num_rounds"],
+        "drafted": drafted["num_drafted"],
+        "accepted": drafted["num_accepted"],
+        "plain_seconds": seconds["plain"],
+        "seconds": seconds["ngram-simple"],
+        "same": all(a["tokens"] == asked[0][1]["tokens"] for _, a in asked),
+    }
 
 
 # --- what all share

@@ -101,7 +101,8 @@ def _table(number: int, rnd: random.Random) -> str:
         ]
         return "date,city,temperature,humidity\n" + "\n".join(lines) + "\n"
     if shape == 3:
-        return "n\tn squared\tn cubed\n" + "\n".join(f"{i}\t{i**2}\t{i**3}" for i in rows) + "\n"
+        numbers = [i + number // 5 for i in rows]  # no two of these begin alike
+        return "n\tn squared\tn cubed\n" + "\n".join(f"{n}\t{n**2}\t{n**3}" for n in numbers) + "\n"
     lines = [f"<tr><td>{rnd.choice(_THINGS)}</td><td>{rnd.randint(5, 400)}.00</td></tr>" for _ in rows]
     return "<table>\n<tr><th>item</th><th>price</th></tr>\n" + "\n".join(lines) + "\n"
 

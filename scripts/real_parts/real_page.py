@@ -12,7 +12,7 @@ from typing import Any
 from real_parts.prompts import KINDS
 
 Row = Mapping[str, Any]
-PEER = "mlx-lm.jsonl"
+PEER, MEMORY, LLAMA = "mlx-lm.jsonl", "memory.jsonl", "llama.cpp.jsonl"
 OURS = {"float32": "float32", "bfloat16": "bfloat16", "4bit": "4 bits"}
 TEMPERATURES = (0.0, 1.0)
 
@@ -31,7 +31,13 @@ def read(path: Path) -> list[dict[str, Any]]:
 def write(results: Path, docs: Path) -> None:
     """Both files, from what `results` holds. The page must be there: its text stays, its tables are written anew."""
     modes = {mode: read(results / f"{mode}.jsonl") for mode in OURS}
-    found = summary({**modes, "float32": compared(modes["float32"], read(results / PEER))}, _timed(results))
+    peer = read(results / PEER)
+    found = summary(
+        {**modes, "float32": compared(modes["float32"], peer)},
+        _timed(results),
+        memory=read(results / MEMORY),
+        llama=read(results / LLAMA),
+    )
     data = docs / "data" / "real-model.json"
     data.parent.mkdir(exist_ok=True)
     data.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -41,11 +47,14 @@ def write(results: Path, docs: Path) -> None:
 
 def compared(rows: Sequence[Row], peer: Sequence[Row]) -> list[Row]:
     """Rows of plain decoding in float32, with whether mlx-lm's text for the same prompt is the same; rows without one as they are."""
-    known = {(row["name"], row["digest"]): row["tokens"] for row in peer if "name" in row}
+    known = {(row["name"], row["digest"]): row for row in peer if "name" in row}
 
     def with_peer(row: Row) -> Row:
-        expected = known.get((row.get("name"), row.get("digest")))
-        return row if expected is None else {**row, "same_peer": expected == row["tokens"]}
+        other = known.get((row.get("name"), row.get("digest")))
+        if other is None:
+            return row
+        found = {**row, "same_peer": other["tokens"] == row["tokens"]}
+        return {**found, "peer_decoded": other["decoded"], "peer_read": other["read"]}
 
     return [with_peer(row) for row in rows]
 
@@ -55,15 +64,20 @@ def _timed(results: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def summary(modes: Mapping[str, Sequence[Row]], timed: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the page says, by mode and kind. modes: each mode's rows; timed: what --timed wrote, None where it has not run."""
-    texts, differences, memory, commits = {}, [], {}, set()
+def summary(
+    modes: Mapping[str, Sequence[Row]],
+    timed: Mapping[str, Any] | None,
+    *,
+    memory: Sequence[Row] = (),
+    llama: Sequence[Row] = (),
+) -> dict[str, Any]:
+    """What the page says, by mode and kind. modes: each mode's rows; timed: what --timed wrote, None where it has not run; memory, llama:
+    rows of --memory and of --llama-server."""
+    texts, differences, commits = {}, [], set()
     for mode, rows in modes.items():
         prompts = [row for row in rows if "name" in row]
         texts[mode] = {kind: _counts([r for r in prompts if r["kind"] == kind]) for kind in KINDS}
         differences += [_difference(mode, row) for row in prompts if _differs(row)]
-        ends = [row["summary"] for row in rows if "summary" in row]
-        memory[mode] = {k: max(e[k] for e in ends) for k in ("peak_bytes", "weight_bytes")} if ends else None
         commits |= {row["commit"] for row in prompts}
     return {
         "commits": sorted(commits),
@@ -71,7 +85,11 @@ def summary(modes: Mapping[str, Sequence[Row]], timed: Mapping[str, Any] | None)
         "texts": texts,
         "flips": {mode: _flips(rows) for mode, rows in modes.items()},
         "differences": differences,
-        "memory": memory,
+        "mlx_lm": _readings(modes["float32"]),
+        "memory": list(memory),
+        "llama_cpp": {
+            kind: _llama([row for row in llama if row["kind"] == kind], modes["float32"]) for kind in KINDS
+        },
         "speeds": None if timed is None else _speeds(timed),
     }
 
@@ -88,6 +106,29 @@ def _counts(rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
+def _readings(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many of mlx-lm's texts it decoded token by token, how many it only read, and the smallest lead of a token that it read."""
+    found = [row for row in rows if "same_peer" in row]
+    margins = [row["peer_read"]["margin"] for row in found if row["peer_read"] and row["peer_read"]["sure"]]
+    decoded = sum(row["peer_decoded"] for row in found)
+    return {"decoded": decoded, "read": len(found) - decoded, "smallest_lead": min(margins, default=None)}
+
+
+def _llama(rows: Sequence[Row], ours: Sequence[Row]) -> dict[str, Any]:
+    """Counts of both for the prompts that both ran."""
+    known = {(row["name"], row["digest"]): row for row in ours if "name" in row}
+    both = [(row, known[key]) for row in rows if (key := (row["name"], row["digest"])) in known]
+    ratios = [row["plain_seconds"] / row["seconds"] for row, _ in both if row["seconds"]]
+    sums = ("decoded", "rounds", "drafted", "accepted")
+    return {
+        "prompts": len(both),
+        "same": sum(row["same"] for row, _ in both),
+        "llama_cpp": {name: sum(row[name] for row, _ in both) for name in sums},
+        "mlxspec": {name: sum(own[name] for _, own in both) for name in sums},
+        "speed_up": statistics.median(ratios) if ratios else None,
+    }
+
+
 _SUMS = ("cached", "drafted", "accepted", "rounds", "decoded")
 
 
@@ -96,7 +137,7 @@ def _differs(row: Row) -> bool:
 
 
 def _difference(mode: str, row: Row) -> dict[str, Any]:
-    kept = ("name", "same_drafted", "same_hit", "flip", "same_peer", "peer_flip")
+    kept = ("name", "same_drafted", "same_hit", "flip", "same_peer", "peer_read")
     return {"mode": mode} | {k: row[k] for k in kept if k in row}
 
 
@@ -108,6 +149,8 @@ def _flips(rows: Iterable[Row]) -> dict[str, Any]:
     compared = sum(row["flip"]["place"] + 1 if "flip" in row else len(row["tokens"]) for row in prompts)
     return {
         "flips": len(parted),
+        "alone": sum("same_alone" in row for row in prompts),
+        "same_alone": sum(row.get("same_alone") is True for row in prompts),
         "also_without_drafts": sum(row.get("same_hit") is False for row in prompts),
         "tokens": compared,
         "per_1000_tokens": 1000 * len(parted) / compared if compared else None,
@@ -129,7 +172,6 @@ def _speeds(timed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ratios(rows: Sequence[Row]) -> dict[str, Any]:
     ratios = sorted(row["ratio"] for row in rows if row["ratio"] is not None)
-    peer = [row["llama.cpp"]["ratio"] for row in rows if row.get("llama.cpp", {}).get("ratio")]
     return {
         "prompts": len(ratios),
         "median": statistics.median(ratios) if ratios else None,
@@ -138,7 +180,6 @@ def _ratios(rows: Sequence[Row]) -> dict[str, Any]:
         "same": sum(row["same"] for row in rows),
         "tokens": sum(row["decoded"] for row in rows),
         "rounds": sum(row["rounds"] for row in rows),
-        "llama_cpp_median": statistics.median(peer) if peer else None,
     }
 
 
@@ -153,6 +194,7 @@ def filled(page: str, found: Mapping[str, Any]) -> str:
         "texts": texts_table,
         "flips": flips_table,
         "memory": memory_table,
+        "llama": llama_table,
         "speeds": speeds_table,
     }
     for name, table in tables.items():
@@ -196,7 +238,15 @@ def texts_table(found: Mapping[str, Any]) -> str:
         "tokens a round",
         "prefix hits",
     ]
-    return _table(head, rows)
+    return _table(head, rows) + "\n\n" + _said_of_readings(found["mlx_lm"])
+
+
+def _said_of_readings(found: Mapping[str, Any]) -> str:
+    lead = found["smallest_lead"]
+    smallest = "" if lead is None else f" The smallest lead of a token that it read was {lead:.4f}."
+    return (
+        f"mlx-lm decoded {found['decoded']} of these texts token by token and read {found['read']}.{smallest}"
+    )
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -214,9 +264,9 @@ def flips_table(found: Mapping[str, Any]) -> str:
         flips = found["flips"][mode]
         rate = "" if flips["per_1000_tokens"] is None else f"{flips['per_1000_tokens']:.2f}"
         gap = "" if flips["largest_gap"] is None else f"{flips['largest_gap']:.4f}"
-        rows.append(
-            [name, str(flips["tokens"]), str(flips["flips"]), rate, str(flips["also_without_drafts"]), gap]
-        )
+        alone = f"{flips['same_alone']} of {flips['alone']}"
+        counts = [str(flips[k]) for k in ("tokens", "flips")]
+        rows.append([name, *counts, rate, str(flips["also_without_drafts"]), gap, alone])
     head = [
         "",
         "tokens compared",
@@ -224,19 +274,46 @@ def flips_table(found: Mapping[str, Any]) -> str:
         "per 1,000 tokens",
         "also plain, with a prefix hit",
         "largest gap",
+        "equal in one row",
     ]
     return _table(head, rows)
 
 
 def memory_table(found: Mapping[str, Any]) -> str:
+    """Peaks by dtype and length of the prompt."""
+    if not found["memory"]:
+        return _NOTHING
+    names = ("weight_bytes", "peak_bytes", "resident_bytes")
+    order = {mode: i for i, mode in enumerate(OURS)}
     rows = [
-        [name, *(f"{found['memory'][mode][k] / 1e6:,.0f} MB" for k in ("weight_bytes", "peak_bytes"))]
-        for mode, name in OURS.items()
-        if found["memory"][mode]
+        [OURS[row["mode"]], f"{row['prompt']:,}", *(f"{row[k] / 1e6:,.0f} MB" for k in names)]
+        for row in sorted(found["memory"], key=lambda row: (order[row["mode"]], row["prompt"]))
     ]
+    head = ["", "tokens of the prompt", "weights", "peak of MLX behind the load", "peak of the process"]
+    return _table(head, rows)
+
+
+def llama_table(found: Mapping[str, Any]) -> str:
+    """n-gram drafting of both, by kind."""
+    rows = []
+    for kind, both in found["llama_cpp"].items():
+        if both["prompts"]:
+            cells = [kind, str(both["prompts"]), f"{both['same']} of {both['prompts']}"]
+            for name in ("mlxspec", "llama_cpp"):
+                counts = both[name]
+                cells.append(f"{counts['accepted']}/{counts['drafted']}")
+                cells.append(f"{counts['decoded'] / counts['rounds']:.2f}" if counts["rounds"] else "")
+            rows.append([*cells, f"{both['speed_up']:.2f}" if both["speed_up"] else ""])
     if not rows:
         return _NOTHING
-    return _table(["", "weights", "peak of MLX, prefix store included"], rows)
+    ours = ["mlxspec: accepted/drafted", "tokens a round"]
+    theirs = [
+        "llama.cpp: drafted = plain",
+        "llama.cpp: accepted/drafted",
+        "tokens a round",
+        "time of plain / drafted",
+    ]
+    return _table(["kind", "prompts", theirs[0], *ours, *theirs[1:]], rows)
 
 
 def speeds_table(found: Mapping[str, Any]) -> str:
@@ -245,17 +322,15 @@ def speeds_table(found: Mapping[str, Any]) -> str:
     if speeds is None:
         return _NOTHING
     cold, warm = (speeds["auto_over_plain"][f"temperature {t:g}"] for t in TEMPERATURES)
-    peer = any(cold[kind]["llama_cpp_median"] for kind in KINDS)
     rows = []
     for kind in KINDS:
         cells = [kind, str(cold[kind]["prompts"])]
         for part in (cold[kind], warm[kind]):
             known = part["median"] is not None
             cells += [f"**{part['median']:.2f}**" if known else "", _range(part) if known else ""]
-        llama = cold[kind]["llama_cpp_median"]
-        rows.append([*cells, *([f"{llama:.2f}" if llama else ""] if peer else [])])
+        rows.append(cells)
     head = ["kind", "prompts", "temperature 0", "least to most", "temperature 1", "least to most"]
-    return _table([*head, *(["llama.cpp, ngram-simple"] if peer else [])], rows)
+    return _table(head, rows)
 
 
 def _range(part: Mapping[str, Any]) -> str:

@@ -47,10 +47,20 @@ def timed(kind: str, temperature: float, ratio: float | None, **changes: Any) ->
     return found | changes
 
 
+SURE = {"sure": True, "margin": 0.0042, "place": 3}
+MEMORY = [
+    {"mode": mode, "prompt": prompt, "weight_bytes": 1e6, "peak_bytes": peak, "resident_bytes": 3e6}
+    for mode, prompt, peak in (("4bit", 2000, 2e6), ("float32", 8000, 2.5e6), ("float32", 2000, 2e6))
+]
+LLAMA = [
+    {"name": name, "kind": "code", "digest": "d", "decoded": 9, "rounds": 3, "drafted": 8, "accepted": 6}
+    | {"plain_seconds": 3.0, "seconds": 2.0, "same": True}
+    for name in ("code-00", "code-07")
+]
 MODES = {
     "float32": [
-        row("code", 0, same_peer=True),
-        row("code", 1, same_peer=False, peer_flip={"place": 3, "gap": 1e-6}),
+        row("code", 0, same_peer=True, peer_decoded=False, peer_read=SURE, same_alone=True),
+        row("code", 1, same_peer=False, peer_decoded=True, peer_read=None),
         row("json", 0),
         {"summary": {"peak_bytes": 3_000_000, "weight_bytes": 1_000_000}, "commit": "abc"},
         {"summary": {"peak_bytes": 2_000_000, "weight_bytes": 1_000_000}, "commit": "abc"},
@@ -69,16 +79,16 @@ TIMED = {
         *(timed("code", 0.0, ratio) for ratio in (1.5, 1.0, 2.0)),
         timed("code", 0.0, None, decoded=0),
         timed("code", 1.0, 0.9, same=False),
-        timed("json", 0.0, 1.2, **{"llama.cpp": {"ratio": 1.1}}),
+        timed("json", 0.0, 1.2),
     ],
 }
 
 
 def test_texts_are_compared_with_mlx_lms_for_the_same_prompt() -> None:
     peer = [
-        {"name": "code-00", "digest": "d", "tokens": list(range(10))},
-        {"name": "code-01", "digest": "d", "tokens": list(range(9))},
-        {"name": "json-00", "digest": "another prompt", "tokens": list(range(10))},
+        {"name": "code-00", "digest": "d", "tokens": list(range(10)), "decoded": False, "read": SURE},
+        {"name": "code-01", "digest": "d", "tokens": list(range(9)), "decoded": True, "read": None},
+        {"name": "json-00", "digest": "another prompt", "tokens": [], "decoded": True, "read": None},
         {"summary": {}},
     ]
     rows = [row("code", 0), row("code", 1), row("json", 0), {"summary": {}}]
@@ -101,7 +111,8 @@ def test_texts_and_flips_are_counted() -> None:
         ("bfloat16", "code-00"),
         ("bfloat16", "code-01"),
     ]
-    assert found["memory"]["float32"] == {"peak_bytes": 3_000_000, "weight_bytes": 1_000_000}
+    assert found["mlx_lm"] == {"decoded": 1, "read": 1, "smallest_lead": 0.0042}
+    assert (found["flips"]["float32"]["alone"], found["flips"]["float32"]["same_alone"]) == (1, 1)
     assert found["commits"] == ["abc", "abd"]
 
 
@@ -116,7 +127,6 @@ def test_speeds_are_medians_by_kind() -> None:
         4,
     )
     assert speeds["temperature 1"]["code"]["same"] == 0
-    assert speeds["temperature 0"]["json"]["llama_cpp_median"] == 1.1
     assert speeds["temperature 0"]["long"]["median"] is None
 
 
@@ -125,19 +135,23 @@ def test_the_page_keeps_its_text_and_gets_its_tables(tmp_path: Path) -> None:
     results.mkdir()
     docs.mkdir()
     shutil.copyfile(ROOT / "docs" / "real-model.md", docs / "real-model.md")
-    peer = [row("code", n, tokens=list(range(10 - n))) for n in (0, 1)]
+    peer = [row("code", n, tokens=list(range(10 - n)), decoded=False, read=SURE) for n in (0, 1)]
     for mode, rows in {**MODES, "mlx-lm": peer}.items():
         text = "".join(json.dumps(r) + "\n" for r in rows)
         (results / f"{mode}.jsonl").write_text(text + '{"name": "code-0')  # an interrupted line
+    for name, lines in ((real_page.MEMORY, MEMORY), (real_page.LLAMA, LLAMA)):
+        (results / name).write_text("".join(json.dumps(r) + "\n" for r in lines))
     (results / "timed.json").write_text(json.dumps(TIMED))
     real_page.write(results, docs)
     page = (docs / "real-model.md").read_text()
     assert "| code | 101 | 1 of 2 | 2 of 2 | 0 of 2 | 0 of 0 | 12/16 | 3.00 | 50 % |" in page
     assert "| all | 101 | 1 of 2 | 3 of 3 | 1 of 3 | 0 of 0 |" in page
-    assert "| bfloat16 | 25 | 2 | 80.00 | 1 | 0.0100 |" in page
-    assert "| code | 3 | **1.50** | 1.00 to 2.00 | **0.90** | 0.90 to 0.90 |  |" in page
-    assert "| float32 | 1 MB | 3 MB |" in page
-    assert json.loads((docs / "data" / "real-model.json").read_text()) == real_page.summary(MODES, TIMED)
+    assert "mlx-lm decoded 0 of these texts token by token and read 2. The smallest lead" in page
+    assert "| bfloat16 | 25 | 2 | 80.00 | 1 | 0.0100 | 0 of 0 |" in page
+    assert "| code | 3 | **1.50** | 1.00 to 2.00 | **0.90** | 0.90 to 0.90 |" in page
+    lines = ["| float32 | 2,000 | 1 MB | 2 MB | 3 MB |", "| float32 | 8,000 | 1 MB | 2 MB | 3 MB |"]
+    assert "\n".join([*lines, "| 4 bits | 2,000 | 1 MB | 2 MB | 3 MB |"]) in page
+    assert "| code | 1 | 1 of 1 | 6/8 | 3.00 | 6/8 | 3.00 | 1.50 |" in page
     real_page.write(results, docs)
     assert (docs / "real-model.md").read_text() == page
 
@@ -151,7 +165,7 @@ def test_the_page_in_the_docs_shows_its_data() -> None:
 def test_a_page_without_results_says_so() -> None:
     page = (ROOT / "docs" / "real-model.md").read_text()
     found = real_page.summary({mode: [] for mode in MODES}, None)
-    assert real_page.filled(page, found).count("Not measured yet.") == 4
+    assert real_page.filled(page, found).count("Not measured yet.") == 5
 
 
 def test_a_page_without_places_is_refused() -> None:
