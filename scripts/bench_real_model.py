@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from mlxspec.platform import device  # noqa: E402  # isort: skip  (before MLX: it loads a real BLAS)
 from real_parts import mlx_lm_reader, places, real_page  # noqa: E402
 from real_parts.prompts import KINDS, PER_KIND, Prompt, prompts  # noqa: E402
 
@@ -141,8 +142,6 @@ def _mlx_lm(options: argparse.Namespace) -> Any:
     """Rows of mlx-lm. Where our answer is known, mlx-lm reads it behind the prompt in one forward, and its likeliest token at each place
     must be ours. Its own decoding runs where they differ or nearly tie, where our answer is not known, and for a first prompt of each kind.
     """
-    from mlxspec.platform import device  # before MLX: both engines compute with the same BLAS
-
     with device.private_kernels():
         import mlx.core as mx
         from mlx.utils import tree_map
@@ -350,8 +349,6 @@ def _llama(options: argparse.Namespace) -> None:
     """Plain decoding and n-gram drafting of llama.cpp on the GGUF file that the weights are from, appended to a file."""
     from peers.llama_cpp import LlamaCpp
 
-    from mlxspec.platform import device
-
     path = options.folder / real_page.LLAMA
     known = {(row["name"], row["digest"]) for row in real_page.read(path)}
     gguf, until = places.place(places.MODEL) / places.GGUF, _until(options)
@@ -417,8 +414,6 @@ def _commit() -> str:
 
 
 def _machine() -> Row:
-    from mlxspec.platform import device
-
     report = device.report()
     return {
         "system": platform.platform(),
