@@ -70,7 +70,19 @@ def _missing(marker: str) -> str | None:
         return "needs PyTorch"
     if marker == "node" and shutil.which("node") is None:
         return "needs node"
+    if marker == "terminal" and not _has_terminals():
+        return "needs pseudo-terminals, which this machine or container does not have"
     return None
+
+
+def _has_terminals() -> bool:
+    try:
+        ends = os.openpty()
+    except (AttributeError, OSError):
+        return False
+    for end in ends:
+        os.close(end)
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         key=lambda item: item.path.name != "test_compiled.py"
     )  # a minute of g++: not what everybody waits for at the end
     for item in items:
-        for marker in ("mac", "gpu", "torch", "node"):
+        for marker in ("mac", "gpu", "torch", "node", "terminal"):
             if item.get_closest_marker(marker) is not None:
                 reason = _missing(marker)
                 if reason is not None:

@@ -150,6 +150,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 @pytest.mark.slow
+@pytest.mark.terminal
 def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}

@@ -183,6 +183,7 @@ def at_a_terminal(hub: Machine, keys: str) -> tuple[int, str]:
         return code, terminal.text()
 
 
+@pytest.mark.terminal
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", ["\r", "yes\r"])
 def test_a_terminal_is_asked_for_the_head(hub: Machine, folders: dict[str, Path], keys: str) -> None:
@@ -196,6 +197,7 @@ def test_a_terminal_is_asked_for_the_head(hub: Machine, folders: dict[str, Path]
     assert left_behind(hub) == ["mtp.safetensors"]
 
 
+@pytest.mark.terminal
 @pytest.mark.parametrize(
     "keys",
     [pytest.param("n\r", marks=pytest.mark.slow), pytest.param("what?\r", marks=pytest.mark.slow), "\x04"],
@@ -218,6 +220,7 @@ def test_the_model_is_fetched_without_the_head(hub: Machine, folders: dict[str, 
     ]
 
 
+@pytest.mark.terminal
 @pytest.mark.slow
 def test_ctrl_c_at_the_question_fetches_nothing(hub: Machine) -> None:
     """No weight of the model either. The next pull begins as if there had been none."""

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
+pytestmark = pytest.mark.terminal
 
 QUESTION = "what does os.path.join do?"
 ANSWER = "Join two or more pathname components"

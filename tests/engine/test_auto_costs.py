@@ -190,6 +190,47 @@ def test_a_head_that_is_never_right_costs_little(
     assert statistics.median(second) >= (0.98 if not is_sure else 0.96)
 
 
+def work(engine: Engine, spec: SpecConfig, turn: int, tokens: int) -> tuple[int, ...]:
+    """What an answer had the device do: rounds, rounds that were waited for, evaluations begun, evaluations awaited, drafts."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0, seed=turn)
+    begun: Counter[str] = Counter()
+    waited = engine.stats.num_synchronised
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("async_eval", "eval"):
+            whole = getattr(mx, name)
+            patch.setattr(
+                mx, name, lambda *arrays, whole=whole, name=name: (begun.update([name]), whole(*arrays))[1]
+            )
+        request = engine.submit([(7 * i + turn) % 90 for i in range(8)], params, spec=spec)
+        while not engine.is_idle:
+            engine.step()
+    drafts = sum(stats.num_calls for stats in request.stats.drafters.values())
+    return (
+        request.stats.num_rounds,
+        engine.stats.num_synchronised - waited,
+        begun["async_eval"],
+        begun["eval"],
+        drafts,
+    )
+
+
+def test_once_a_head_has_shown_that_it_never_pays_answers_do_what_plain_decoding_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One draft is asked in the first answer. Later answers begin and await as many evaluations as without a drafter, so that nothing is
+    lost there but noise."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    clock = Clock(plain=0.15, head=0.4, layer=0.1)
+    with running(clock, is_sure=False):
+        engine, _ = loaded(clock, 6.0)
+        work(engine, SpecConfig(), 0, 24)
+        assert work(engine, engine.spec, 0, 24)[-1] == 1
+        for turn in range(2):
+            plain, auto = (work(engine, spec, turn, 48) for spec in (SpecConfig(), engine.spec))
+            assert auto == plain
+            assert plain[-1] == 0
+
+
 def test_what_a_process_learned_of_drafts_is_where_the_next_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
