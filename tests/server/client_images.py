@@ -1,5 +1,5 @@
-"""An image from openai-agents and from litellm, over each API's form. Arguments: the base URL with /v1, and JSON with `url` (a data: URL)
-and `question`. Prints the answers as JSON, one a line."""
+"""An image from openai-agents and from litellm, over each API's form. Arguments: the base URL with /v1, and JSON with `url` (a data: URL),
+`question` and `regex`, which ends the answers to openai-agents: it takes no Responses answer that a limit has cut. Prints the answers as JSON, one a line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ async def agent(kind: type[Any]) -> str:
         made = agents.Agent(
             name="reader",
             model=kind(model="demo", openai_client=client),
-            model_settings=agents.ModelSettings(max_tokens=20, temperature=0),
+            model_settings=agents.ModelSettings(
+                max_tokens=120, temperature=0, extra_body={"regex": GIVEN["regex"]}
+            ),
         )
         parts = [
             {"type": "input_image", "detail": "auto", "image_url": GIVEN["url"]},
