@@ -40,6 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         parser,
         SYSTEM,
+        ("--image", list, "FILE", "an image for the first question; given again: one more image"),
         (
             "--show-thinking",
             bool,
@@ -106,6 +107,7 @@ def _hold(
 ) -> int:
     if args.resume:
         chat_commands.resume(session, "")
+    session.talk.show(*(args.image or ()))
     if given is not None:
         return _answer_all(session, (Typed(text, may_command=False) for text in given))
     if not at_terminal:

@@ -30,8 +30,9 @@ class Picture(NamedTuple):
 
 def read_picture(name: str, engine: Engine) -> Picture:
     """Raises ConfigError where the model reads no images, ImageError where the file is none that can be decoded."""
+    from mlxspec.cli.terminal import note
     from mlxspec.engine.image_prompt import LIMITS
-    from mlxspec.images.decode import decode_image
+    from mlxspec.images.decode import FIRST_FRAME, decode_image, is_animated
     from mlxspec.images.source import read_file
 
     if engine.vision is None:
@@ -42,6 +43,8 @@ def read_picture(name: str, engine: Engine) -> Picture:
         decode_image(data, LIMITS)
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
+    if is_animated(data):
+        note(f"{name}: {FIRST_FRAME}.")
     return Picture(str(path), data)
 
 

@@ -32,11 +32,13 @@ _KINDS = ("image", "image_url")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptWithImages:
-    """tokens: ids with all image tokens. spans: for each image, in order, the range of its image tokens. images: what the tower reads."""
+    """tokens: ids with all image tokens. spans: for each image, in order, the range of its image tokens. images: what the tower reads.
+    notices: what of the images the model does not see."""
 
     tokens: Sequence[int]
     spans: Sequence[range]
     images: Sequence[PreparedImage]
+    notices: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -108,7 +110,12 @@ def prepared_prompt(
         )
     images = [_prepared(source, vision, limits, max_pixels) for source in sources]
     expanded = family.expand(tokens, [image.tokens for image in images])
-    return PromptWithImages(tokens=expanded.tokens, spans=expanded.spans, images=tuple(images))
+    return PromptWithImages(
+        tokens=expanded.tokens,
+        spans=expanded.spans,
+        images=tuple(images),
+        notices=tuple(notice for source in sources for notice in source.notices()),
+    )
 
 
 def _prepared(

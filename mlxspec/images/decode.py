@@ -14,6 +14,7 @@ from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, PngImagePlugin
 from mlxspec.errors import ConfigError, ImageError
 
 FORMATS = "PNG, JPEG, WebP or GIF"
+FIRST_FRAME = "the image is animated, and only its first frame is read"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,14 @@ def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
         raise ImageError(f"The image of {width} x {height} pixels does not fit into memory.") from error
     except Exception as error:  # what a decoder raises for damaged data depends on where the damage is
         raise ImageError("The image is damaged or incomplete.") from error
+
+
+def is_animated(data: bytes) -> bool:
+    """Whether a file that can be decoded holds more than one frame."""
+    try:
+        return bool(getattr(_open(data), "is_animated", False))
+    except Exception:  # what is behind the first frame may be damaged in any way, and nobody reads it
+        return False
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

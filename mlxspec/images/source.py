@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from mlxspec.errors import ImageError
-from mlxspec.images.decode import ImageLimits, decode_image, to_rgb
+from mlxspec.images.decode import FIRST_FRAME, ImageLimits, decode_image, is_animated, to_rgb
 
 _SPACES = bytes.maketrans(b"-_", b"+/")  # the alphabet for URLs, as the usual one
 _SHOWN = 60  # characters
@@ -34,6 +34,12 @@ class ImageSource:
             return _checked(self.given, limits)
         data = read_file(self.given, limits) if isinstance(self.given, Path) else self.given
         return decode_image(data, limits)
+
+    def notices(self) -> list[str]:
+        """What of the image the model does not see, a clause each. Of a file's bytes that can be decoded; nothing is said of others."""
+        if not isinstance(self.given, bytes) or not is_animated(self.given):
+            return []
+        return [f"{self.where}: {FIRST_FRAME}" if self.where else FIRST_FRAME]
 
 
 def from_url(url: str, limits: ImageLimits) -> bytes:

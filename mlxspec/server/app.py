@@ -139,7 +139,7 @@ class Server:
                 len(job.asks),
                 fingerprint=loaded.fingerprint,
                 extras=Extras.of(body),
-                notices=notices,
+                notices=(*notices, *job.notices),
             )
             await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 

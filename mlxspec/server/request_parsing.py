@@ -89,7 +89,7 @@ def chat_job(
         tools=tools,
         is_chat=True,
         goes_on=request.goes_on,
-        notices=request.notices,
+        notices=(*request.notices, *(prompt.notices if isinstance(prompt, PromptWithImages) else ())),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import Run, refused
+from PIL import Image
 
 import mlxspec
 from mlxspec.cli import images
@@ -71,6 +72,12 @@ def test_generate_asks_about_images(
     refused(run("generate", "--image", files["bad"], WORDS), "bad.png", "no image in a supported format")
     refused(run("generate", "--image", "nowhere.png", WORDS), "nowhere.png cannot be read: No such file")
     refused(run("generate", "--image", one.parent, WORDS), "is no file")
+    with Image.open(two) as still:
+        still.save(moving := one.with_name("moving.gif"), save_all=True, append_images=[still.rotate(90)])
+    ran = run("generate", "--image", moving, *LIMIT, WORDS)
+    assert ran.code == 0
+    assert "moving.gif: the image is animated, and only its first frame is read." in ran.err
+    assert "animated" not in both.err
     assert engine.is_idle
 
 
@@ -126,6 +133,9 @@ def test_chat_takes_images(
     assert "With the next question: one.png." in ran.err
     assert "No image goes with the next question." in ran.err
     assert "With the next question: the second.PNG." in ran.err
+    named = run("chat", "--image", one, *LIMIT, "-p", WORDS, "-p", "And now?")
+    assert named.out == "".join(f"{a}\n" for a in said(engine, user(WORDS, one), user("And now?")))
+    refused(run("chat", "--image", files["bad"], WORDS), "bad.png", "no image in a supported format")
 
 
 def test_a_bad_image_leaves_a_chat_as_it_was(engine: Engine, files: dict[str, Path]) -> None:

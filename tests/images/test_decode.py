@@ -13,7 +13,7 @@ import pytest
 from PIL import GifImagePlugin, Image, PngImagePlugin
 
 from mlxspec.errors import ConfigError, ImageError
-from mlxspec.images.decode import ImageLimits, decode_image
+from mlxspec.images.decode import ImageLimits, decode_image, is_animated
 
 LIMITS = ImageLimits()
 LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "GIF": {}}
@@ -100,9 +100,11 @@ def test_cmyk_and_grey_become_rgb() -> None:
 
 def test_the_first_frame_of_a_moving_image() -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ((255, 0, 0), (0, 255, 0))]
-    for kind in ("GIF", "WEBP"):
+    for kind in ("GIF", "WEBP", "PNG"):
         data = file_of(frames[0], kind, save_all=True, append_images=frames[1:], **LOSSLESS[kind])
         assert values(data)[2, 2].tolist() == [255, 0, 0]
+        assert is_animated(data)
+        assert not is_animated(file_of(frames[0], kind))
 
 
 # ---- what is refused
@@ -189,6 +191,7 @@ def test_damaged_files_raise_nothing_else() -> None:
             data = data[: rng.randrange(len(data))]
         try:
             assert decode_image(bytes(data), LIMITS).mode == "RGB"
+            assert is_animated(bytes(data)) in (False, True)
         except ImageError:
             refused += 1
     assert 300 < refused < 2900

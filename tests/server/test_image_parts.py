@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -160,19 +161,37 @@ def test_a_bad_image_is_one_sentence(sighted: Served, name: str) -> None:
     assert sighted.settle()["mlxspec_rows_running"] == 0
 
 
-@pytest.mark.parametrize("name", ["1x1", "cmyk", "16 bits", "animated"])
-def test_odd_images_are_read(sighted: Served, name: str) -> None:
+def _saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    if name == "1x1":
-        Image.new("RGB", (1, 1)).save(file, "PNG")
-    elif name == "cmyk":
-        Image.new("CMYK", (40, 40)).save(file, "JPEG")
-    elif name == "16 bits":
-        Image.new("I;16", (40, 40)).save(file, "PNG")
-    else:
-        frames = [Image.new("P", (40, 40), i) for i in range(3)]
-        frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    assert said(sighted, url(file.getvalue()))
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def _odd() -> dict[str, tuple[bytes, bytes]]:
+    """Files that are unusual and whole, and the plain PNG that the model sees in each."""
+    grey = np.linspace(0, 255, 1600).astype(np.uint8).reshape(40, 40)
+    cmyk = _saved(Image.fromarray(np.stack([grey, grey.T, 255 - grey, 0 * grey], -1), "CMYK"), "JPEG")
+    frames = [Image.fromarray(np.roll(grey, 400 * i)) for i in range(3)]
+    return {
+        "1x1": (_png(1, 1), _png(2, 2)),
+        "cmyk": (cmyk, _saved(Image.open(io.BytesIO(cmyk)).convert("RGB"))),
+        "16 bits": (_saved(Image.fromarray(grey.astype(np.uint16) * 257)), _saved(Image.fromarray(grey))),
+        "animated": (
+            _saved(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+            _saved(frames[0]),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _odd())
+def test_odd_images_are_read_as_plain_ones(sighted: Served, name: str) -> None:
+    """Nothing of them is lost that a model could see, but for an animation's later frames, which is said."""
+    odd, plain = _odd()[name]
+    status, answer = sighted.post("/v1/chat/completions", asked(url(odd)))
+    assert status == 200, answer
+    assert answer["choices"][0]["message"]["content"] == said(sighted, url(plain))
+    animated = "messages[0].content[0]: the image is animated, and only its first frame is read"
+    assert answer["mlxspec"].get("notices", []) == ([animated] if name == "animated" else [])
 
 
 def test_wrong_parts_are_named(sighted: Served) -> None:
