@@ -94,7 +94,7 @@ class InspectReport:
 
     revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
     through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
-    loaded. division: among ranks, where it was asked for.
+    loaded. has_tokenizer: without one, only token ids can be given, from Python. division: among ranks, where it was asked for.
     """
 
     name: str
@@ -115,6 +115,7 @@ class InspectReport:
     vision: Tower
     memory: MemoryEstimate
     drafters: tuple[Usable, ...]
+    has_tokenizer: bool
     division: Division | None = None
 
     @property
@@ -207,6 +208,7 @@ def inspect(
         vision=tower,
         memory=_memory(made, beside and beside.module, context, rows, drafters),
         drafters=drafters,
+        has_tokenizer=(folder.path / "tokenizer.json").is_file(),
         division=divide(ranks, of_rank, context, rows) if ranks > 1 else None,
     )
 

@@ -23,7 +23,7 @@ _SPARE = 256 << 20  # bytes of the disk to be left alone
 def check_target(folder: Path) -> None:
     """Raise ConfigError unless `folder` is absent or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already; name a folder that is not, or empty it.")
+        raise ConfigError(f"{folder} exists already; name another folder, or empty it.")
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         parser,
         ("--workloads", str, "LIST", "which recorded prompts, separated by commas (default: all)"),
-        ("--items", int, "N", "at most so many prompts of each (default 1000)", 1000),
+        ("--items", int, "N", "at most N prompts of each (default 1000)", 1000),
         ("--rows", int, "N", "prompts answered together (default 1)", 1),
         ("--repeat", int, "N", "measured pairs of each (default 3)", 3),
         ("--max-tokens", int, "N", "longest answer in tokens (default 192)", 192),
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     check_number("--items", args.items, 1, 1000, integer=True)
     from mlxspec.demo import WORKLOADS
 
-    names = args.workloads.split(",") if args.workloads else list(WORKLOADS)
+    names = args.workloads.split(",") if args.workloads is not None else list(WORKLOADS)
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:
         tip = near(unknown[0], WORKLOADS) or f"there are: {', '.join(WORKLOADS)}."

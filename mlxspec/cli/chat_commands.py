@@ -306,7 +306,7 @@ _ROWS: tuple[
     (
         "system",
         "[TEXT]",
-        "show or set what stands before the conversation; - takes it away",
+        "show or set the system prompt; - removes it",
         _system,
         _named(),
     ),

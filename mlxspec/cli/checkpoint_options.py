@@ -12,9 +12,9 @@ COMMANDS = {
     "search": "find models on Hugging Face that run here",
     "models": "list the models that are known to run, with their memory and drafters",
     "list": "show the models in the local cache",
-    "rm": "take a model out of the local cache",
+    "rm": "remove a model from the local cache",
     "cache": "show what the prefix store on disk holds, or clear it",
-    "convert": "write a model anew, quantized and with its MTP head",
+    "convert": "write a copy of a model, quantized if asked, with its MTP head",
     "inspect": "show what a model is made of and what running it takes",
 }
 _REVISION = "branch, tag or commit (default: the newest)"
@@ -37,16 +37,16 @@ def _pull(parser: argparse.ArgumentParser) -> None:
         "--mtp-bits",
         type=number("--mtp-bits", int),
         metavar="N",
-        help="of that head: 4 (the default), 8, or 16 to leave it as it is",
+        help="bits of that head: 4 (the default), 8, or 16 to leave it as it is",
     )
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
     add_debug(parser)
 
 
 def _search(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="+", metavar="WORD", help="what the id holds, like qwen3.5 4bit")
+    parser.add_argument("words", nargs="+", metavar="WORD", help="a part of the id, like qwen3.5 or 4bit")
     parser.add_argument(
-        "--limit", type=number("--limit", int), default=20, metavar="N", help="at most so many (default 20)"
+        "--limit", type=number("--limit", int), default=20, metavar="N", help="show at most N (default 20)"
     )
     parser.add_argument("--all", action="store_true", help="also models that mlxspec does not run")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
@@ -74,7 +74,7 @@ def _rm(parser: argparse.ArgumentParser) -> None:
 
 def _cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--prefix-dir", metavar="DIR", help="its folder (default: prefix in the cache folder)"
+        "--prefix-dir", metavar="DIR", help="the store's folder (default: prefix in the cache folder)"
     )
     parser.add_argument("--clear", action="store_true", help="remove all of it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -103,12 +103,12 @@ def _convert(parser: argparse.ArgumentParser) -> None:
         "--mtp-bits",
         type=number("--mtp-bits", int),
         metavar="N",
-        help="of the MTP head: 4 (the default), 8, or 16 to leave it as it is",
+        help="bits of the MTP head: 4 (the default), 8, or 16 to leave it as it is",
     )
     add(
         "--dtype",
         metavar="TYPE",
-        help="of what is not quantized: float32, float16, bfloat16 (default: as it is)",
+        help="type of the weights that are not quantized: float32, float16, bfloat16 (default: unchanged)",
     )
     add(
         "--graft-mtp",
@@ -132,15 +132,15 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         type=number("--rows", int),
         default=1,
         metavar="B",
-        help="texts at once that the memory is reckoned for (default 1)",
+        help="texts at once that the memory is computed for (default 1)",
     )
-    parser.add_argument("--draft-model", metavar="M", help="count this draft model in")
+    parser.add_argument("--draft-model", metavar="M", help="include this draft model")
     parser.add_argument(
         "--ranks",
         type=number("--ranks", int),
         default=1,
         metavar="N",
-        help="tell what each of so many processes would need that share the model (default 1)",
+        help="show what each of N processes needs that share the model (default 1)",
     )
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     add_debug(parser)
@@ -155,7 +155,7 @@ def _add_context(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=number("--context", int),
         metavar="N",
-        help="tokens a row that the memory is reckoned for (default 8192, or the model's limit)",
+        help="tokens of context that the memory is computed for (default 8192, or the model's limit)",
     )
 
 

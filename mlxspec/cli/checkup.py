@@ -132,7 +132,7 @@ def _backend() -> Iterator[Finding]:
         found=("on: " if report.compile_enabled else "off: ") + report.compile_reason,
     )
     for notice in report.notices:
-        yield Finding(name="notice", found=notice, status="note", advice="The sentence says it.")
+        yield Finding(name="notice", found=notice, status="note")
 
 
 def _memory() -> Iterator[Finding]:

@@ -38,7 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         parser,
         ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
-        ("--draft", list, "LIST", "drafters to compare with plain decoding; given again, compared too"),
+        (
+            "--draft",
+            list,
+            "LIST",
+            "drafters to compare with plain decoding; given again: one more comparison",
+        ),
         options.DRAFT_MODEL,
         ("--repeat", int, "N", "measured runs of each, medians count (default 3)", 3),
         (

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mlxspec.engine.request import Request
 
 INTERRUPTED = 130
-STATS = ("--stats", bool, "", "tell all figures of an answer, not only its length, speed and acceptance")
-SYSTEM = ("--system", str, "TEXT", "what stands before the conversation")
+STATS = ("--stats", bool, "", "show all figures of an answer, not only its length, speed and acceptance")
+SYSTEM = ("--system", str, "TEXT", "the system prompt: instructions before the conversation")
 
 
 def add_prompts(parser: argparse.ArgumentParser, again: str) -> None:
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--image", list, "FILE", "an image that the prompt is about; given again: one more image"),
         ("--ignore-chat-template", bool, "", "continue the prompt as it stands instead of answering it"),
         ("--json", bool, "", "one JSON object an answer, on a line of its own"),
-        ("--show-draft", bool, "", "colour what was drafted and stood (on a terminal)"),
+        ("--show-draft", bool, "", "colour drafted tokens that were accepted (on a terminal)"),
         STATS,
     )
     options.add_debug(parser)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mlxspec.checkpoints.division import Division
     from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers, Tower, Usable
 
+NO_TOKENIZER = "missing: there is no tokenizer.json, so no command can answer a text with this model"
+
 
 def run(args: argparse.Namespace) -> int:
     """A page, or one JSON object."""
@@ -62,6 +64,7 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
             f"{count(head.parameters)}, {amount(head.bytes)}" if head.present else f"none: {head.advice}",
         ),
         *[("", f"{form}: {count(n)}") for form, n in head.formats.items()],
+        *([] if r.has_tokenizer else [("tokenizer", NO_TOKENIZER)]),
         ("images", _images(r.vision)),
         (
             "memory",
@@ -103,7 +106,7 @@ def _images(tower: Tower) -> str:
     from mlxspec.loading.progress import amount
 
     if not tower.present:
-        return f"none: {tower.advice}"
+        return tower.advice
     most = f", at most {tower.max_tokens}" if tower.max_tokens != tower.square_tokens else ""
     return f"a tower of {count(tower.parameters)}, {amount(tower.bytes)}; 1024 x 1024 pixels take {tower.square_tokens} tokens{most}"
 

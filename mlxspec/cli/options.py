@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
-    "demo": "show drafting at work on the built-in model, off and on",
-    "serve": "answer OpenAI-style requests over HTTP",
+    "demo": "answer the same prompts with and without drafting, and compare texts and speeds",
+    "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
     "bench": "measure drafting against plain decoding on recorded prompts",
-    "tune": "measure what rounds cost here and who drafts well, and keep it for policy auto",
+    "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
     "completion": "print a script that completes commands and options in a shell",
@@ -178,7 +178,12 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
         ("--adapter", str, "DIR", "LoRA layers as mlx-lm's training writes them, folded into the weights"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
-        ("--exact", bool, "", "only rounds with the very bits of plain steps here; may cost all drafting"),
+        (
+            "--exact",
+            bool,
+            "",
+            "draft only where results equal plain decoding bit for bit; may leave no drafting",
+        ),
         ("--rollback", ROLLBACKS, "NAME", f"how rejected drafts are undone: {_UNDO}", EngineConfig.rollback),
     )
 
@@ -196,13 +201,23 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
         ("--min-p", float, "P", "keep tokens at least P times as likely as the likeliest (default 0: off)"),
         ("--repetition-penalty", float, "R", "above 1: tokens that occurred become less likely (default 1)"),
         ("--presence-penalty", float, "R", "above 0: tokens of the answer become less likely (default 0)"),
-        ("--frequency-penalty", float, "R", "the same for each time a token occurred (default 0)"),
+        (
+            "--frequency-penalty",
+            float,
+            "R",
+            "above 0: tokens become less likely each time they occur (default 0)",
+        ),
         ("--seed", int, "S", "the same seed gives the same text, with drafting and without"),
         ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
-        ("--bad-word", list, "TEXT", "never say this text; may be given again"),
+        ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
         ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
         ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
-        ("--regex", text_or_file, "REGEX", "the answer matches it; @FILE reads it, [@] begins one with @"),
+        (
+            "--regex",
+            text_or_file,
+            "REGEX",
+            "the answer matches this expression; @FILE reads it, [@] begins one with @",
+        ),
         ("--lark", text_or_file, "GRAMMAR", "the answer is of this Lark grammar; @FILE reads it"),
     )
 
@@ -228,25 +243,36 @@ def add_prefix_disk(parser: argparse._ActionsContainer) -> None:
     declare(
         parser,
         ("--prefix-disk", size, "SIZE", _PREFIX_DISK),
-        ("--prefix-dir", str, "DIR", "a private folder for it (default: prefix in the cache folder)"),
-        ("--prefix-states", get_args(PrefixStates), None, _PREFIX_STATES),
+        (
+            "--prefix-dir",
+            str,
+            "DIR",
+            "a private folder for these files (default: prefix in the cache folder)",
+        ),
+        ("--prefix-states", get_args(PrefixStates), "FORM", _PREFIX_STATES),
     )
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
-    declare(parser, ("--trace", bool, "", "tell for each round who drafted and why (policy auto)"), DEBUG)
+    declare(
+        parser,
+        ("--trace", bool, "", "print for each round which drafter was used and why (policy auto)"),
+        DEBUG,
+    )
 
 
-_PREFIX_DISK = "keep states of texts in files of so many bytes at most, for later runs (default: none)"
-_PREFIX_STATES = "float32 (the default) writes states as they are; half takes half, and texts may change"
+_PREFIX_DISK = "keep computed states in files of at most SIZE bytes, for later runs (default: none)"
+_PREFIX_STATES = (
+    "float32 (the default) writes states unchanged; half takes half the space, and texts may change"
+)
 _UNDO = f"{', '.join(ROLLBACKS)} (default {EngineConfig.rollback})"
 _FIXED = f"policy fixed {FIXED_DEPTH}"
-_DRAFT_VOCAB = "tokens over which a model proposes, the most frequent ones; 0: all (default: 32768 of a large vocabulary)"
-_DRAFT_BITS = f"bits of a drafter's weights beside a quantized model, 16 to leave floats (default {SpecConfig.draft_bits})"
-_ACCEPTANCE = (
-    "match keeps drafts equal to the model's own choice; rejection keeps more, but not the seed's text"
+_DRAFT_VOCAB = (
+    "a model proposes over the N most frequent tokens only; 0: all (default: 32768 of a large vocabulary)"
 )
-_DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant or an EAGLE-3 drafter: folder or id"
+_DRAFT_BITS = f"bits of a drafter's weights if the model is quantized, 16 to leave floats (default {SpecConfig.draft_bits})"
+_ACCEPTANCE = "match (the default) accepts drafts equal to the model's own choice; rejection accepts more, with the same probabilities but another text"
+_DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter: folder or id"
 DRAFT_MODEL = ("--draft-model", str, "D", _DRAFT_MODEL)
 DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")
 JSON = ("--json", bool, "", "everything as one JSON object")

@@ -167,9 +167,23 @@ def number(flag: str, kind: type) -> Callable[[str], int | float]:
 
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # powers of two
+_SMALLEST_BARE = 1 << 20
 
 
 def size(flag: str) -> Callable[[str], int]:
+    """Reads an amount of memory or disk as `num_bytes` does. A number below a MiB without a unit is refused: who types 5 means gigabytes."""
+    as_bytes = num_bytes(flag)
+
+    def read(text: str) -> int:
+        num = as_bytes(text)
+        if text.strip().isdigit() and 0 < num < _SMALLEST_BARE:
+            raise ConfigError(f"{flag} {num} would be {num} bytes; write a unit, like {num}M or {num}G.")
+        return num
+
+    return read
+
+
+def num_bytes(flag: str) -> Callable[[str], int]:
     """Reads bytes: digits, and K, M, G or T of 1024; ConfigError names the flag."""
 
     def read(text: str) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, terminal
-from mlxspec.cli.parser import declare, near, size
+from mlxspec.cli.parser import declare, near, num_bytes, size
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import SamplingParams, SpecConfig, shown
 from mlxspec.errors import ConfigError
@@ -31,9 +31,7 @@ MAX_TOKENS = 4096
 def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser, several=True)
     key = f"what clients must send, @FILE to read it from a file (default: {KEY_VARIABLE} of the environment)"
-    bound = (
-        "a bound of a client's work, like max_grammar=256K; may be given again; GET /limits lists all names"
-    )
+    bound = "change a limit on the work of one client, like max_grammar=256K; may be given again; GET /limits lists all"
     declare(
         parser.add_argument_group("server"),
         (
@@ -55,20 +53,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "--allowed-hosts",
             list,
             "NAME",
-            "another name under which this machine is asked; may be given again",
+            "another host name of this machine that requests may use; may be given again",
         ),
         (
             "--idle-unload",
             float,
             "SECONDS",
-            "free the memory after so long without a request (default: never)",
+            "unload the model after this time without a request (default: never)",
         ),
         ("--limit", list, "NAME=VALUE", bound),
     )
     memory = parser.add_argument_group("rows and memory")
     declare(
         memory,
-        ("--max-rows", int, "N", "answers that grow side by side (default 8)"),
+        ("--max-rows", int, "N", "answers that are decoded together (default 8)"),
         (
             "--prefill-chunk",
             int,
@@ -181,7 +179,7 @@ def limits(given: Sequence[str]) -> ServerLimits:
             tip = near(name, KINDS) or f"it knows {', '.join(KINDS)}."
             raise ConfigError(f"--limit knows no {shown(name)}; {tip}")
         try:
-            parse = size("--limit") if kind == "bytes" else float if kind == "seconds" else int
+            parse = num_bytes("--limit") if kind == "bytes" else float if kind == "seconds" else int
             found[name.replace("-", "_")] = parse(value)
         except ValueError as error:
             raise ConfigError(f"--limit {name} needs a number, not {shown(value)}.") from error

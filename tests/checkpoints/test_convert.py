@@ -260,7 +260,7 @@ def test_nothing_is_left_half_done(
     source, out = str(folders("tied/hub")), tmp_path / "out"
     out.mkdir()
     (out / "precious").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         convert(source, out, Wish())
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "precious"]
     (out / "precious").unlink()

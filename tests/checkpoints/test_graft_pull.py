@@ -99,7 +99,7 @@ def test_a_model_is_fetched_to_be_converted(machine: Machine, original: Path, tm
     [
         (["demo"], "-o/--output"),
         (["demo", "-o", ""], "--output"),
-        (["demo", "-o", "{tmp}"], "is there already"),
+        (["demo", "-o", "{tmp}"], "exists already"),
         (["demo", "-o", "{tmp}/new", "--bits", "7"], "--bits must be one of"),
         (["demo", "-o", "{tmp}/new", "--mode", "int4"], "--mode must be one of"),
         (["demo", "-o", "{tmp}/new", "--mtp-bits", "5"], "--mtp-bits must be one of"),

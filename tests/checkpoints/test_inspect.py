@@ -351,6 +351,16 @@ def test_the_page_and_the_object(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in page
 
 
+def test_a_missing_tokenizer_is_said(
+    folders: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder without one can be loaded for token ids, from Python; no command can use it."""
+    assert main(["inspect", str(folders("tied/hub"))]) == 0
+    assert "tokenizer     missing: there is no tokenizer.json" in capsys.readouterr().out
+    assert main(["inspect", "demo"]) == 0
+    assert "tokenizer" not in capsys.readouterr().out
+
+
 def test_a_model_among_ranks(folders: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Each rank has its share and the whole head, as it is loaded."""
     report = looked_at(folders("tied/hub"), ranks=2)
