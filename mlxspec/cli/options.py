@@ -271,7 +271,7 @@ _DRAFT_VOCAB = (
     "a model proposes over the N most frequent tokens only; 0: all (default: 32768 of a large vocabulary)"
 )
 _DRAFT_BITS = f"bits of a drafter's weights if the model is quantized, 16 to leave floats (default {SpecConfig.draft_bits})"
-_ACCEPTANCE = "match (the default) accepts drafts equal to the model's own choice; rejection accepts more, with the same probabilities but another text"
+_ACCEPTANCE = "match (the default) accepts drafts equal to the model's own choice; rejection accepts more, but changes the text of a seed"
 _DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter: folder or id"
 DRAFT_MODEL = ("--draft-model", str, "D", _DRAFT_MODEL)
 DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")

@@ -171,7 +171,7 @@ _SMALLEST_BARE = 1 << 20
 
 
 def size(flag: str) -> Callable[[str], int]:
-    """Reads an amount of memory or disk as `num_bytes` does. A number below a MiB without a unit is refused: who types 5 means gigabytes."""
+    """Reads an amount of memory or disk as `num_bytes` does. A number below a MiB without a unit is refused."""
     as_bytes = num_bytes(flag)
 
     def read(text: str) -> int:

@@ -1,5 +1,6 @@
 """An image from openai-agents and from litellm, over each API's form. Arguments: the base URL with /v1, and JSON with `url` (a data: URL),
-`question` and `regex`, which ends the answers to openai-agents: it takes no Responses answer that a limit has cut. Prints the answers as JSON, one a line."""
+`question` and `regex`, which ends the answers to openai-agents: it raises for a response that a limit has cut. Prints the answers as
+JSON, one a line."""
 
 from __future__ import annotations
 
