@@ -8,8 +8,8 @@
     python scripts/bench_real_model.py FOLDER --page                                     docs/data/real-model.json, docs/real-model.md
 
 FOLDER takes the results. The model must be there: scripts/real_model. Texts: ours in float32, bfloat16 and 4 bits (our own `convert`), 48
-tokens, greedy, ended where the model ends. Eight prompts decode together, plain and then drafted by a lookup that always drafts. The
-drafted requests find their prompts in the prefix store. The first prompt of each kind also runs alone, plain and drafted. mlx-lm in float32
+tokens, greedy, ended where the model ends. Many prompts decode together, plain and then drafted by a lookup that always drafts. The
+drafted requests find their prompts in the prefix store. mlx-lm in float32
 reads prompt and answer in one forward (real_parts/mlx_lm_reader.py). Where two texts differ, the distance of the two likeliest
 log-probabilities there is kept. Every mode is a process of its own. Speeds: drafting off and `auto` in turn in one float32 engine, by time
 of decoding behind the first token.
@@ -35,12 +35,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from mlxspec.platform import device  # noqa: E402  # isort: skip  (before MLX: it loads a real BLAS)
 from real_parts import mlx_lm_reader, places, real_page  # noqa: E402
-from real_parts.prompts import KINDS, PER_KIND, Prompt, prompts  # noqa: E402
+from real_parts.prompts import KINDS, LENGTHS, PER_KIND, Prompt, prompts  # noqa: E402
 
 MODES = ("float32", "mlx-lm", "bfloat16", "4bit")  # mlx-lm reads float32's answers
 TOKENS = 48
-ROWS = 8  # prompts that decode together: a forward of eight rows reads the weights once
-STEP = 5  # prompts of each kind that every mode runs before any mode goes on
+ROWS = (
+    21  # prompts that decode together, three of each short kind: a forward of all rows reads the weights once
+)
+NUM_LENGTHS = len(LENGTHS[0])  # of each long document
 MEMORY_PROMPTS = {"long-03": 2000, "long-24": 8000}
 TIMED_KIND, REPEATS, TIMED_MINUTES = 5, 2, 10
 Row = dict[str, Any]
@@ -66,21 +68,17 @@ def main() -> int:
     elif options.mode:
         _texts(options)
     else:
-        wanted = options.per_kind or PER_KIND
         until = _until(options)
-        # every mode has the first prompts before one has the last
-        for per_kind in sorted({min(STEP, wanted), wanted}):
-            for mode in options.modes:
-                left = until - time.monotonic()
-                if left <= 0:
-                    return 0
-                command = [sys.executable, __file__, str(options.folder), "--mode", mode]
-                command += ["--per-kind", str(per_kind), "--tokens", str(options.tokens)]
-                command += ["--minutes", str(left / 60)] if math.isfinite(left) else []
-                done = subprocess.run(command)
-                if done.returncode:
-                    print(f"bench_real_model: {mode} ended early; the same command goes on.", file=sys.stderr)
-                    return 1
+        for mode in options.modes:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            command = [sys.executable, __file__, str(options.folder), "--mode", mode]
+            command += ["--per-kind", str(options.per_kind or PER_KIND), "--tokens", str(options.tokens)]
+            command += ["--minutes", str(left / 60)] if math.isfinite(left) else []
+            if subprocess.run(command).returncode:
+                print(f"bench_real_model: {mode} ended early; the same command goes on.", file=sys.stderr)
+                return 1
     return 0
 
 
@@ -116,14 +114,15 @@ def _texts(options: argparse.Namespace) -> None:
     known = {(row["name"], row["digest"]) for row in real_page.read(path) if "name" in row}
     rows = real_page.read(options.folder / "float32.jsonl")
     ours = {(row["name"], row["digest"]): row["tokens"] for row in rows if "name" in row}
-    todo = [p for p in _prompts(options.per_kind or PER_KIND) if (p.name, _digest(p)) not in known]
-    if not todo:
+    groups = [[p for p in group if (p.name, _digest(p)) not in known] for group in _groups(options.per_kind)]
+    groups = [group for group in groups if group]
+    if not groups:
         return
     until = _until(options)
     run = _mlx_lm(options) if options.mode == "mlx-lm" else _ours(options)
     next(run)
     with path.open("a") as out:
-        for group in [todo[i : i + ROWS] for i in range(0, len(todo), ROWS)]:
+        for group in groups:
             if time.monotonic() > until:
                 break
             answers = [ours.get((prompt.name, _digest(prompt))) for prompt in group]
@@ -132,6 +131,18 @@ def _texts(options: argparse.Namespace) -> None:
                 head["prompt"] = len(prompt.tokens)
                 print(json.dumps(head | row | {"commit": _commit()}), file=out, flush=True)
         print(json.dumps({"summary": run.send(None)} | {"commit": _commit()}), file=out, flush=True)
+
+
+def _groups(per_kind: int | None) -> list[list[Prompt]]:
+    """Prompts that decode together. Long ones are apart and the shortest first, so that the longer ones begin with what the prefix store
+    has of the same document."""
+    found = _prompts(per_kind or PER_KIND)
+    short = [p for p in found if p.kind != "long"]
+    groups = [short[i : i + ROWS] for i in range(0, len(short), ROWS)]
+    for place in range(NUM_LENGTHS):
+        group = [p for p in found if p.kind == "long" and int(p.name[-2:]) % NUM_LENGTHS == place]
+        groups.insert(2 * place + 1, group)
+    return [group for group in groups if group]
 
 
 # A run is sent (prompts, answers of ours or None) and gives one row for each prompt; it is sent None and gives a summary.
@@ -156,7 +167,7 @@ def _mlx_lm(options: argparse.Namespace) -> Any:
             rows = []
             for prompt, answer in zip(*asked, strict=True):
                 read = None if answer is None else reader.read(prompt.tokens, answer)
-                if read is None or not read["sure"] or _is_alone(prompt):
+                if read is None or not read["sure"] or prompt.name.endswith("-00"):
                     decoded = reader.decode(prompt.tokens)
                     rows.append({"tokens": decoded, "decoded": True, "read": read})
                     if read is not None and read["sure"] and decoded != answer:
@@ -168,18 +179,14 @@ def _mlx_lm(options: argparse.Namespace) -> Any:
         yield {"peak_bytes": mx.get_peak_memory()}
 
 
-def _is_alone(prompt: Prompt) -> bool:
-    """The first prompt of each kind also runs in one row, and is decoded by mlx-lm."""
-    return prompt.name.endswith("-00")
-
-
 def _ours(options: argparse.Namespace) -> Any:
-    """Rows of our engine: ROWS prompts plain together, then drafted together."""
+    """Rows of our engine: a group of prompts plain together, then drafted together."""
     import mlx.core as mx
 
-    from mlxspec import SamplingParams, SpecConfig, load
+    from mlxspec import EngineConfig, SamplingParams, SpecConfig, load
 
-    engine = load(_model(options), dtype=None if options.mode == "4bit" else options.mode)
+    dtype = None if options.mode == "4bit" else options.mode
+    engine = load(_model(options), dtype=dtype, config=EngineConfig(max_rows=ROWS))
     params = SamplingParams(max_tokens=options.tokens)
     off, on = SpecConfig(drafters=()), SpecConfig(drafters=("ngram-simple",), policy="fixed")
     asked = yield
@@ -208,9 +215,6 @@ def _ours(options: argparse.Namespace) -> Any:
                 )  # plain, with the same prefix hit
                 row["same_hit"] = again.tokens == first.tokens
                 row["flip"] = _flip(engine, prompt.tokens, first.tokens, second.tokens)
-            if _is_alone(prompt):
-                alone = [engine.generate(list(prompt.tokens), params, spec=spec) for spec in (off, on)]
-                row["same_alone"] = all(result.tokens == first.tokens for result in alone)
             rows.append(row)
         asked = yield rows
     yield {

@@ -7,6 +7,7 @@ tokens are closer than MARGIN the reading decides nothing. Knows mlx-lm's models
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 MARGIN = 1e-3  # in log-probability; forwards of one and of many tokens differ by some 1e-5 in float32
 CHUNK = 512
+KEPT, NUM_KEPT = (
+    500,
+    16,
+)  # texts of so many tokens and more are kept for longer prompts that begin with them, so many texts
 
 
 class Reader:
@@ -23,6 +28,7 @@ class Reader:
 
     def __init__(self, model: Any, *, ends: Sequence[int], limit: int) -> None:
         self._model, self._ends, self._limit = model, frozenset(ends), limit
+        self._kept: list[tuple[list[int], list[Any]]] = []  # texts that were read, and the caches behind them
 
     def decode(self, prompt: Sequence[int]) -> list[int]:
         """Token by token, without the token that ends it."""
@@ -36,12 +42,14 @@ class Reader:
     def read(self, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, Any]:
         """Whether greedy decoding would give this answer: {"sure": every choice is the answer's, by MARGIN at least; "margin": the smallest
         lead, below 0 where another token leads; "place": where that is}."""
-        cache = make_prompt_cache(self._model)
         tokens = [*prompt, *answer]
         begin = len(prompt) - 1
-        for start in range(0, begin, CHUNK):
-            self._model(mx.array(tokens[start : min(start + CHUNK, begin)])[None], cache=cache)
+        start, cache = self._beginning(tokens[:begin])
+        for at in range(start, begin, CHUNK):
+            self._model(mx.array(tokens[at : min(at + CHUNK, begin)])[None], cache=cache)
             mx.eval([c.state for c in cache])
+        if begin >= KEPT:
+            self._kept = [*self._kept[1 - NUM_KEPT :], (tokens[:begin], self._copied(cache))]
         logits = self._model(mx.array(tokens[begin:])[None], cache=cache)[0].astype(mx.float32)
         wanted = [[token] for token in answer]
         if len(answer) < self._limit:
@@ -49,6 +57,23 @@ class Reader:
         leads = [self._lead(logits[i], mx.array(ids)) for i, ids in enumerate(wanted)]
         place = min(range(len(leads)), key=leads.__getitem__)
         return {"sure": leads[place] >= MARGIN, "margin": leads[place], "place": place}
+
+    def _beginning(self, tokens: list[int]) -> tuple[int, list[Any]]:
+        """How many of the tokens were read for an earlier prompt, and a copy of the caches behind them."""
+        known = [(text, cache) for text, cache in self._kept if tokens[: len(text)] == text]
+        if not known:
+            return 0, make_prompt_cache(self._model)
+        text, cache = max(known, key=lambda pair: len(pair[0]))
+        return len(text), self._copied(cache)
+
+    @staticmethod
+    def _copied(cache: list[Any]) -> list[Any]:
+        made = [copy.copy(layer) for layer in cache]
+        for layer in made:
+            for name, value in vars(layer).items():
+                if isinstance(value, mx.array):  # which the layer will write into
+                    setattr(layer, name, mx.array(value))
+        return made
 
     @staticmethod
     def _lead(logits: mx.array, wanted: mx.array) -> float:

@@ -149,8 +149,6 @@ def _flips(rows: Iterable[Row]) -> dict[str, Any]:
     compared = sum(row["flip"]["place"] + 1 if "flip" in row else len(row["tokens"]) for row in prompts)
     return {
         "flips": len(parted),
-        "alone": sum("same_alone" in row for row in prompts),
-        "same_alone": sum(row.get("same_alone") is True for row in prompts),
         "also_without_drafts": sum(row.get("same_hit") is False for row in prompts),
         "tokens": compared,
         "per_1000_tokens": 1000 * len(parted) / compared if compared else None,
@@ -264,9 +262,8 @@ def flips_table(found: Mapping[str, Any]) -> str:
         flips = found["flips"][mode]
         rate = "" if flips["per_1000_tokens"] is None else f"{flips['per_1000_tokens']:.2f}"
         gap = "" if flips["largest_gap"] is None else f"{flips['largest_gap']:.4f}"
-        alone = f"{flips['same_alone']} of {flips['alone']}"
         counts = [str(flips[k]) for k in ("tokens", "flips")]
-        rows.append([name, *counts, rate, str(flips["also_without_drafts"]), gap, alone])
+        rows.append([name, *counts, rate, str(flips["also_without_drafts"]), gap])
     head = [
         "",
         "tokens compared",
@@ -274,7 +271,6 @@ def flips_table(found: Mapping[str, Any]) -> str:
         "per 1,000 tokens",
         "also plain, with a prefix hit",
         "largest gap",
-        "equal in one row",
     ]
     return _table(head, rows)
 

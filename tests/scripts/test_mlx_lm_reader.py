@@ -74,3 +74,30 @@ def test_a_near_tie_decides_nothing(model: gemma3_text.Model, monkeypatch: pytes
     answer = reader.decode(prompt)
     monkeypatch.setattr(mlx_lm_reader, "MARGIN", reader.read(prompt, answer)["margin"] + 0.01)
     assert not reader.read(prompt, answer)["sure"]
+
+
+def test_a_prompt_goes_on_from_what_was_read_of_another(
+    model: gemma3_text.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read of later prompts is the rest only, and says the same; reading a text does not change what is kept of it."""
+    monkeypatch.setattr(mlx_lm_reader, "KEPT", 10)
+    text = [(11 * i) % 90 for i in range(60)]
+    reader, fresh = (Reader(model, ends=[95], limit=LIMIT) for _ in range(2))
+    lengths = []
+    whole = gemma3_text.Model.__call__
+
+    def counted(self, inputs, **more):  # type: ignore[no-untyped-def]
+        lengths.append(inputs.shape[1])
+        return whole(self, inputs, **more)
+
+    for num in (20, 40, 30, 60, 60):
+        prompt = text[:num]
+        answer = fresh.decode(prompt)
+        expected = Reader(model, ends=[95], limit=LIMIT).read(prompt, answer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gemma3_text.Model, "__call__", counted)
+            found = reader.read(prompt, answer)
+        assert found["sure"] == expected["sure"]
+        assert found["margin"] == pytest.approx(expected["margin"], abs=1e-4)
+    # behind each prompt but its last token come the last token and the answer
+    assert lengths == [19, 1 + LIMIT, 20, 1 + LIMIT, 10, 1 + LIMIT, 20, 1 + LIMIT, 1 + LIMIT]
