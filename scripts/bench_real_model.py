@@ -75,6 +75,7 @@ def main() -> int:
                 break
             command = [sys.executable, __file__, str(options.folder), "--mode", mode]
             command += ["--per-kind", str(options.per_kind or PER_KIND), "--tokens", str(options.tokens)]
+            command += ["--kinds", *options.kinds]
             command += ["--minutes", str(left / 60)] if math.isfinite(left) else []
             if subprocess.run(command).returncode:
                 print(f"bench_real_model: {mode} ended early; the same command goes on.", file=sys.stderr)
@@ -89,6 +90,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mode", choices=MODES, help="one of them, in this process")
     parser.add_argument(
         "--per-kind", type=int, help=f"prompts a kind (texts {PER_KIND}, speeds {TIMED_KIND})"
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="prompts of these kinds only"
     )
     parser.add_argument("--tokens", type=int, default=TOKENS, help="longest answer")
     parser.add_argument("--memory", action="store_true", help="measure peaks of memory")
@@ -114,7 +118,7 @@ def _texts(options: argparse.Namespace) -> None:
     known = {(row["name"], row["digest"]) for row in real_page.read(path) if "name" in row}
     rows = real_page.read(options.folder / "float32.jsonl")
     ours = {(row["name"], row["digest"]): row["tokens"] for row in rows if "name" in row}
-    groups = [[p for p in group if (p.name, _digest(p)) not in known] for group in _groups(options.per_kind)]
+    groups = [[p for p in group if (p.name, _digest(p)) not in known] for group in _groups(options)]
     groups = [group for group in groups if group]
     if not groups:
         return
@@ -133,10 +137,10 @@ def _texts(options: argparse.Namespace) -> None:
         print(json.dumps({"summary": run.send(None)} | {"commit": _commit()}), file=out, flush=True)
 
 
-def _groups(per_kind: int | None) -> list[list[Prompt]]:
+def _groups(options: argparse.Namespace) -> list[list[Prompt]]:
     """Prompts that decode together. Long ones are apart and the shortest first, so that the longer ones begin with what the prefix store
     has of the same document."""
-    found = _prompts(per_kind or PER_KIND)
+    found = [p for p in _prompts(options.per_kind or PER_KIND) if p.kind in options.kinds]
     short = [p for p in found if p.kind != "long"]
     groups = [short[i : i + ROWS] for i in range(0, len(short), ROWS)]
     for place in range(NUM_LENGTHS):
