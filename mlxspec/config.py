@@ -19,6 +19,7 @@ MAX_CONTEXT = 1 << 24
 MAX_BYTES = 1 << 50
 FIXED_DEPTH, AUTO_DEPTH = 3, 8  # tokens a model drafts at once, unless told otherwise
 DRAFT_BITS = (4, 8, 16)
+KV_BITS = (4, 8, 16)  # of keys and values; 16 stands for whatever they are computed in
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
@@ -57,6 +58,13 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to spell integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_kv_bits(name: str, value: object) -> None:
+    """Raise ConfigError for a number of bits in which keys and values cannot be kept."""
+    check_number(name, value, min(KV_BITS), max(KV_BITS), integer=True)
+    if value not in KV_BITS:
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, KV_BITS))}, not {shown(value)}.")
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
@@ -223,8 +231,9 @@ class SpecConfig:
     draft_vocab: over how many tokens drafters that run a model propose. Of the language-model head they read those rows alone: the most
     frequent tokens, all added ones, and those that the text itself holds. What is verified is not affected. 0: all tokens; None: all, or
     32,768 where the vocabulary is so large that the head is much of what a drafted token reads. draft_bits: how the weights of an MTP head
-    and the rows above are kept where they are floats and the model is quantized: 4 or 8 bits, or 16 for as they are. Both are read when
-    the model is loaded.
+    and the rows above are kept where they are floats and the model is quantized: 4 or 8 bits, or 16 for as they are. draft_kv_bits: in how
+    many bits drafters keep keys and values of their own, as `kv_bits` of EngineConfig has it for the target. All three are read when the
+    model is loaded.
 
     policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
     and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
@@ -250,6 +259,7 @@ class SpecConfig:
     ngram_static: str | Path | None = None
     draft_vocab: int | None = None
     draft_bits: int = 4
+    draft_kv_bits: int = 16
     policy: Policy | None = None
     acceptance: Acceptance = "match"
     draft_sampling: DraftSampling | None = None
@@ -281,6 +291,7 @@ class SpecConfig:
         check_number("draft_bits", self.draft_bits, 4, 16, integer=True)
         if self.draft_bits not in DRAFT_BITS:
             raise ConfigError(f"draft_bits must be one of 4, 8, 16, not {self.draft_bits}.")
+        check_kv_bits("draft_kv_bits", self.draft_kv_bits)
         for name in ("ngram_dynamic", "ngram_static"):
             path = getattr(self, name)
             if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
@@ -336,6 +347,10 @@ class EngineConfig:
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
     and runs what stands again. The text is the same.
 
+    `kv_bits`: layers that attend to the whole context keep keys and values in 8 or 4 bits, one scale and one bias for 64 numbers of a head;
+    16 keeps them as they are computed. Sliding windows and recurrent states stay as they are. The text is then that of plain decoding with
+    the same kv_bits.
+
     `exact`: at the start it is probed up to which width a round has the very bits of plain steps on this machine, and no round is wider.
     That may cost all drafting, and decoding rows together. Without it, greedy text is that of plain decoding up to near ties.
     """
@@ -349,6 +364,7 @@ class EngineConfig:
     prefix_dir: str | Path | None = None
     prefix_states: PrefixStates = "float32"
     max_context: int | None = None
+    kv_bits: int = 16
     rollback: str = "tape"
     num_states: int | None = None
     exact: bool = False
@@ -362,6 +378,7 @@ class EngineConfig:
                 raise ConfigError(f"num_states is for snapshots; rollback is {self.rollback}.")
         if not isinstance(self.exact, bool):
             raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
+        check_kv_bits("kv_bits", self.kv_bits)
         check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
         check_number("max_waiting", self.max_waiting, 1, 1 << 20, integer=True)
         if self.memory_budget is not None:

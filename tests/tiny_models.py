@@ -215,9 +215,11 @@ def make_dflash(
     form: str = "float32",
     drafts: int = 6,
     window: int | None = 9,
+    like: Qwen35Config | None = None,
 ) -> DFlash:
-    """A block drafter of two layers, the second with a window that short texts fill, or without one."""
-    text = replace(QWEN3, max_context=target.max_context, vocab_size=target.vocab_size)
+    """A block drafter of two layers, the second with a window that short texts fill, or without one. like: a dense Qwen3 of its sizes, None
+    for QWEN3."""
+    text = replace(like or QWEN3, max_context=target.max_context, vocab_size=target.vocab_size)
     num_layers = len(target.language_model.model.layers)
     c = DFlashConfig(
         kind=kind,
@@ -341,6 +343,34 @@ def eagle3(form: str = "float32") -> Eagle3Head:
     """For `target`: over three quarters of its vocabulary."""
     ids = np.sort(np.random.default_rng(5).permutation(VOCAB)[: 3 * VOCAB // 4])
     return eagle3_for(config(), target(form), form=form, ids=ids)
+
+
+# heads of 64: what keys and values in few bits need
+WIDE = replace(config(hidden=128), head_dim=64, rope_dims=32)
+
+
+class WideFamily(NamedTuple):
+    """A target with heads of 64, and one drafter of each kind that runs a model."""
+
+    target: Qwen35
+    mtp: Qwen35Mtp
+    eagle3: Eagle3Head
+    echo: Qwen35
+    dflash: DFlash
+
+
+@functools.cache
+def wide(form: str = "float32") -> WideFamily:
+    """Made once."""
+    target = make(WIDE, form=form)
+    dense = replace(WIDE, is_linear=(False, False), is_gated=False, num_mtp_layers=0)
+    return WideFamily(
+        target,
+        make_mtp(WIDE, target, form=form),
+        eagle3_for(WIDE, target, form=form),
+        make(WIDE, drift=0.1, form=form),
+        make_dflash(target, form=form, like=dense),
+    )
 
 
 @functools.cache

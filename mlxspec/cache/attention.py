@@ -6,15 +6,19 @@ So rollback needs no work here, and a fork may write there.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
 from mlxspec.cache.places import Places, seen_behind
 from mlxspec.errors import CacheError
+from mlxspec.kernels.quantized_kv import Stored
 
-KV = tuple[mx.array, mx.array]  # keys and values (1, Hkv, n, D)
+KV = tuple[
+    mx.array, ...
+]  # of n tokens: keys and values (1, Hkv, n, D), or what a cache stores in their place, in the order of its parts
 _STEP = 256  # buffers grow in these many tokens, or an eighth, whichever is more
 # bytes of a row's keys: below them copying keys and values takes a GPU less than the six launches more of attention with a tail
 _WORTH_A_TAIL = 1 << 20
@@ -24,20 +28,20 @@ class Tailed(NamedTuple):
     """A row's keys and values in two parts: a beginning that is only read, and a tail. (1, Hkv, L, D) and (1, Hkv, n, D); the queries stand
     at the end of the tail. mask (w, L + n) bool: what each of w queries sees; None: everything."""
 
-    keys: mx.array
-    values: mx.array
-    tail_keys: mx.array
-    tail_values: mx.array
+    keys: Stored
+    values: Stored
+    tail_keys: Stored
+    tail_values: Stored
     mask: mx.array | None
 
 
-View = KV | Tailed
+View: TypeAlias = tuple[Stored, Stored] | Tailed
 
 
 class AttentionLayerCache:
-    """Buffers keys[r], values[r] of shape (1, Hkv, capacity, D).
+    """Buffers of shape (1, Hkv, capacity, ·), by part and row. The parts are keys and values; a subclass may have others.
 
-    `keys` and `values` are lists shared with forks on purpose: an update in place needs the one and only reference to an array
+    `parts` are lists shared with forks on purpose: an update in place needs the one and only reference to an array
     (an old one held "just in case" turns a write of 4 tokens into a copy of the whole buffer).
     """
 
@@ -47,60 +51,90 @@ class AttentionLayerCache:
     def __init__(self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype, num_rows: int = 0) -> None:
         self.shape = (num_kv_heads, head_dim)
         self.dtype = dtype
-        self.keys: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
-        self.values: list[mx.array] = [self._buffer(0) for _ in range(num_rows)]
+        self.parts: tuple[list[mx.array], ...] = tuple(
+            [self._buffer(form, 0) for _ in range(num_rows)] for form in self._forms
+        )
         self._tails: dict[int, _Tail] | None = None  # of a fork that writes no buffers, by row
+
+    @property
+    def keys(self) -> list[mx.array]:
+        """By row, the first part of keys."""
+        return self.parts[0]
+
+    @property
+    def values(self) -> list[mx.array]:
+        """By row, the first part of values."""
+        return self.parts[1]
+
+    # --- what a subclass may store otherwise
+
+    @property
+    def _forms(self) -> tuple[Form, ...]:
+        """Of the parts: those of keys and those of values in turn."""
+        form = Form(self.shape[1], self.dtype)
+        return form, form
+
+    def _stored(self, keys: mx.array, values: mx.array) -> KV:
+        """Keys and values (1, N, Hkv, D) as the parts have them, (1, N, Hkv, ·) each."""
+        return keys, values
+
+    def _view(self, arrays: Sequence[mx.array], length: int) -> tuple[Stored, Stored]:
+        """Keys and values of the first `length` tokens of buffers of all parts."""
+        keys, values = arrays
+        return keys[:, :, :length], values[:, :, :length]
+
+    # --- rows
 
     def append(self, keys: mx.array, values: mx.array, places: Places) -> Sequence[View]:
         """Write keys, values (1, N, Hkv, D) or (N, Hkv, D) at `places`. Return for each row views (1, Hkv, length + width, D), without
         meaning for a row of width 0. Where lengths are only bounds, `places.masks` says which tokens of a view a query sees, unless the
         view is Tailed."""
         keys, values = (x if x.ndim == 4 else x[None] for x in (keys, values))
+        stored = self._stored(keys, values)
         if self._tails is not None:
-            return self._append_to_tails(self._tails, keys, values, places)
+            return self._append_to_tails(self._tails, stored, places)
         views: list[View] = []
         rows = places.rows
         for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
             end = length + width
             if width == 0:
-                views.append((self.keys[r], self.values[r]))
+                views.append(self.view(r, 0))
                 continue
             self._reserve(r, length, end)
-            for buffers, new in ((self.keys, keys), (self.values, values)):
+            for buffers, new in zip(self.parts, stored, strict=True):
                 new = new if rows.num_rows == 1 else new[:, rows.starts[r] : rows.starts[r + 1]]
                 new = new.reshape(1, -1, 1, new.shape[3]) if width == 1 else new.swapaxes(1, 2)
                 if places.starts is None:
                     buffers[r][:, :, length:end] = new
                 else:
                     buffers[r] = mx.slice_update(buffers[r], new, places.starts[r], axes=(2,))
-            views.append((self.keys[r][:, :, :end], self.values[r][:, :, :end]))
+            views.append(self.view(r, end))
         return views
 
-    def view(self, row: int, length: int) -> tuple[mx.array, mx.array]:
+    def view(self, row: int, length: int) -> tuple[Stored, Stored]:
         """Keys and values of the first `length` tokens, (1, Hkv, length, D) each. Drop them before the next append."""
-        return self.keys[row][:, :, :length], self.values[row][:, :, :length]
+        return self._view([buffers[row] for buffers in self.parts], length)
 
-    def _append_to_tails(
-        self, tails: dict[int, _Tail], keys: mx.array, values: mx.array, places: Places
-    ) -> list[View]:
+    def _append_to_tails(self, tails: dict[int, _Tail], stored: KV, places: Places) -> list[View]:
         views: list[View] = []
         rows = places.rows
         for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
             if width == 0:
-                views.append((self.keys[r], self.values[r]))
+                views.append(self.view(r, 0))
                 continue
-            k, v = (x[:, rows.starts[r] : rows.starts[r + 1]].swapaxes(1, 2) for x in (keys, values))
+            new = tuple(x[:, rows.starts[r] : rows.starts[r + 1]].swapaxes(1, 2) for x in stored)
             tail = tails.get(r)
             if tail is None:
                 start = None if places.starts is None else places.starts[r]
-                tail = _Tail(length, start, k, v)
+                tail = _Tail(length, start, new)
             else:
-                k, v = (mx.concatenate(pair, axis=2) for pair in ((tail.keys, k), (tail.values, v)))
-                tail = tail._replace(keys=k, values=v)
+                tail = tail._replace(
+                    parts=tuple(mx.concatenate(pair, axis=2) for pair in zip(tail.parts, new, strict=True))
+                )
             tails[r] = tail
-            mask = seen_behind(tail.begin, tail.start, width, tail.keys.shape[2])
-            begin = self.keys[r][:, :, : tail.begin], self.values[r][:, :, : tail.begin]
-            views.append(Tailed(*begin, tail.keys, tail.values, mask))
+            num_behind = tail.parts[0].shape[2]
+            mask = seen_behind(tail.begin, tail.start, width, num_behind)
+            views.append(Tailed(*self.view(r, tail.begin), *self._view(tail.parts, num_behind), mask))
         return views
 
     def fork(self, *, tails: bool = False) -> AttentionLayerCache:
@@ -111,34 +145,35 @@ class AttentionLayerCache:
         """
         if self._tails is not None:
             raise CacheError("A fork that writes no buffers cannot be forked.")
-        twin = object.__new__(AttentionLayerCache)
-        twin.shape, twin.dtype, twin.keys, twin.values = self.shape, self.dtype, self.keys, self.values
-        twin._tails = {} if tails and any(k.nbytes >= _WORTH_A_TAIL for k in self.keys) else None
+        twin = copy.copy(self)
+        keys = zip(*self.parts[::2], strict=True)
+        is_worth_it = any(sum(x.nbytes for x in row) >= _WORTH_A_TAIL for row in keys)
+        twin._tails = {} if tails and is_worth_it else None
         return twin
 
     def join(self, other: AttentionLayerCache) -> None:
         """Take over the rows of `other`, behind our own. No copying."""
-        self.keys += other.keys
-        self.values += other.values
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine += theirs
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        self.keys[:] = [self.keys[r] for r in rows]
-        self.values[:] = [self.values[r] for r in rows]
+        for buffers in self.parts:
+            buffers[:] = [buffers[r] for r in rows]
 
     def snapshot(self, row: int, length: int, start: int = 0) -> KV:
-        """Copies of the committed part from `start` on, (1, Hkv, length - start, D) each."""
-        return copied(self.keys[row][:, :, start:length]), copied(self.values[row][:, :, start:length])
+        """Copies of the committed tokens from `start` on, (1, Hkv, length - start, ·) of each part."""
+        return tuple(copied(buffers[row][:, :, start:length]) for buffers in self.parts)
 
     def restore(self, *pieces: KV) -> None:
         """Become one row that holds these pieces in order. Their arrays stay usable for others."""
-        room = self._buffer(_STEP)
-        self.keys = [mx.concatenate([*(p[0] for p in pieces), room], axis=2)]
-        self.values = [mx.concatenate([*(p[1] for p in pieces), room], axis=2)]
+        rooms = [self._buffer(form, _STEP) for form in self._forms]
+        joined = zip(*pieces, rooms, strict=True)
+        self.parts = tuple([mx.concatenate(arrays, axis=2)] for arrays in joined)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return self.keys + self.values
+        return [x for buffers in self.parts for x in buffers]
 
     def bytes_for(self, length: int, widest: int) -> int:
         """Upper bound of the bytes of a row of `length` tokens, however it grew. widest: tokens of the widest forward."""
@@ -147,13 +182,12 @@ class AttentionLayerCache:
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of a snapshot for each token."""
-        num_heads, head_dim = self.shape
-        return 2 * num_heads * head_dim * self.dtype.size
+        return self.shape[0] * sum(form.size * form.dtype.size for form in self._forms)
 
     def _bytes_of(self, capacity: int) -> int:
         """Bytes of one row's buffers, in whole steps."""
-        num_heads, head_dim = self.shape
-        return 2 * (-(-capacity // _STEP) * _STEP) * num_heads * head_dim * self.dtype.size
+        per_token = self.shape[0] * sum(form.size * form.dtype.size for form in self._forms)
+        return -(-capacity // _STEP) * _STEP * per_token
 
     def _reserve(self, row: int, length: int, end: int) -> None:
         capacity = self.keys[row].shape[2]
@@ -161,21 +195,27 @@ class AttentionLayerCache:
             return
         grown = max(end, capacity + max(_STEP, capacity // 8))
         extra = -(-grown // _STEP) * _STEP - length
-        for buffers in (self.keys, self.values):
-            buffers[row] = mx.concatenate([buffers[row][:, :, :length], self._buffer(extra)], axis=2)
+        for buffers, form in zip(self.parts, self._forms, strict=True):
+            buffers[row] = mx.concatenate([buffers[row][:, :, :length], self._buffer(form, extra)], axis=2)
 
-    def _buffer(self, capacity: int) -> mx.array:
-        return mx.zeros((1, self.shape[0], capacity, self.shape[1]), self.dtype)
+    def _buffer(self, form: Form, capacity: int) -> mx.array:
+        return mx.zeros((1, self.shape[0], capacity, form.size), form.dtype)
+
+
+class Form(NamedTuple):
+    """How a part stores a head of one token: so many numbers of this dtype."""
+
+    size: int
+    dtype: mx.Dtype
 
 
 class _Tail(NamedTuple):
     """What a row has behind its first `begin` tokens, of which only the first start (1,) int32 count where that is known to the device
-    only: keys, values (1, Hkv, n, D)."""
+    only: of each part (1, Hkv, n, ·)."""
 
     begin: int
     start: mx.array | None
-    keys: mx.array
-    values: mx.array
+    parts: KV
 
 
 def copied(x: mx.array) -> mx.array:

@@ -7,6 +7,7 @@ tokens only. A view may begin before the window does: the caller masks.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -76,10 +77,8 @@ class WindowedLayerCache(AttentionLayerCache):
 
     def fork(self, *, tails: bool = False) -> WindowedLayerCache:
         """tails: without effect, as a window's buffers are small."""
-        twin = object.__new__(WindowedLayerCache)
-        twin.shape, twin.dtype, twin.keys, twin.values = self.shape, self.dtype, self.keys, self.values
-        twin.window, twin.starts, twin._is_fork, twin._floors = self.window, self.starts, True, self._floors
-        twin._tails = None
+        twin = copy.copy(self)
+        twin._is_fork = True
         return twin
 
     def join(self, other: AttentionLayerCache) -> None:
@@ -118,7 +117,7 @@ class WindowedLayerCache(AttentionLayerCache):
         needed = length if self._floors is None else min(length, self._floors[row])
         keep = max(start, self.first_seen(needed))
         extra = end - length + max(_SLACK, self.window // 2)
-        for buffers in (self.keys, self.values):
+        for buffers, form in zip(self.parts, self._forms, strict=True):
             kept = buffers[row][:, :, keep - start : length - start]
-            buffers[row] = mx.concatenate([kept, self._buffer(extra)], axis=2)
+            buffers[row] = mx.concatenate([kept, self._buffer(form, extra)], axis=2)
         self.starts[row] = keep

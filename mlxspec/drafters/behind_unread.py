@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Ask, Draft, Heard, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.head_rows import HeadRows
@@ -32,8 +33,8 @@ class _Behind:
 class BehindUnread(ModelDrafter):
     """A model drafter whose cells take what the target gave out, so that they can be made before the host has read the tokens."""
 
-    def __init__(self, max_context: int, head_rows: HeadRows | None = None) -> None:
-        super().__init__(max_context, head_rows)
+    def __init__(self, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN) -> None:
+        super().__init__(max_context, head_rows, kv_bits=kv_bits)
         self._behind: _Behind | None = None
 
     @abstractmethod

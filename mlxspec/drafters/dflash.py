@@ -16,6 +16,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.behind_unread import BehindUnread
@@ -39,12 +40,21 @@ class DFlashDrafter(BehindUnread):
     sees_images = True  # in what the target's layers gave out
     turns_by_axes = False
 
-    def __init__(self, model: DFlash, max_context: int, head_rows: HeadRows | None = None) -> None:
-        """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order."""
-        super().__init__(min(max_context, model.config.text.max_context), head_rows)
+    def __init__(
+        self,
+        model: DFlash,
+        max_context: int,
+        head_rows: HeadRows | None = None,
+        *,
+        kv_bits: int = PLAIN,
+    ) -> None:
+        """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order. Raises ConfigError where the
+        model's keys and values cannot be kept in kv_bits."""
+        super().__init__(min(max_context, model.config.text.max_context), head_rows, kv_bits=kv_bits)
         self._model = model
         self.needs = Needs(layers=model.config.layer_ids)
         self.max_draft = model.config.num_drafts
+        self.check_kv_bits()
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -61,8 +71,8 @@ class DFlashDrafter(BehindUnread):
             whole = replace(whole, head=reads(self._model.target).head)
         return whole if self.proposals is None else replace(whole, head=self.proposals.weight_bytes)
 
-    def _make_cache(self, num_rows: int) -> ModelCache:
-        return self._model.make_cache(num_rows)
+    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
+        return self._model.make_cache(num_rows, kv_bits=kv_bits)
 
     def _forward(
         self,

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import DrafterFailed
 from mlxspec.drafters.model_based import ModelDrafter
@@ -38,14 +39,18 @@ class DraftModel(ModelDrafter):
         vocab_size: int,
         head_rows: HeadRows | None = None,
         vision: Vision | None = None,
+        *,
+        kv_bits: int = PLAIN,
     ) -> None:
         """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too. vision:
-        its own, which reads images as they are prepared for the target."""
-        super().__init__(model.max_context, head_rows)
+        its own, which reads images as they are prepared for the target. Raises ConfigError where the model's keys and values cannot be
+        kept in kv_bits."""
+        super().__init__(model.max_context, head_rows, kv_bits=kv_bits)
         self._vision = vision
         self._features = None if vision is None else ImageFeatures(vision.tower)
         self._model = model
         self._vocab_size = vocab_size
+        self.check_kv_bits()
 
     @property
     def weight_bytes(self) -> int:
@@ -67,8 +72,8 @@ class DraftModel(ModelDrafter):
             raise DrafterFailed("the draft model reads no images, and the prompt holds some")
         super().see(row, SeenImages(seen.images, HeldFeatures(self._features)))
 
-    def _make_cache(self, num_rows: int) -> ModelCache:
-        return self._model.make_cache(num_rows)
+    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
+        return self._model.make_cache(num_rows, kv_bits=kv_bits)
 
     def _forward(
         self,

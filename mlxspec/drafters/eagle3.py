@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Needs
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.models.eagle3 import Eagle3Head
@@ -19,9 +20,9 @@ class Eagle3(Mtp):
     name = "eagle3"
     turns_by_axes = False  # the layer is trained on positions that are indices
 
-    def __init__(self, head: Eagle3Head, max_context: int) -> None:
-        """max_context: the target's, in tokens."""
-        super().__init__(head, max_context)
+    def __init__(self, head: Eagle3Head, max_context: int, *, kv_bits: int = PLAIN) -> None:
+        """max_context: the target's, in tokens. Raises ConfigError as Mtp does."""
+        super().__init__(head, max_context, kv_bits=kv_bits)
         self._eagle = head
         self.needs = Needs(layers=head.layers_read)
 

@@ -138,7 +138,7 @@ class GemmaAssistant(ModelDrafter):
             return False
         return target.lengths[place] == length - 1 > 0
 
-    def _make_cache(self, num_rows: int) -> ModelCache:
+    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         raise ValueError("an assistant has no cache of its own")
 
     def _forward(

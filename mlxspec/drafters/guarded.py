@@ -202,7 +202,7 @@ def _size(read: Callable[[], Any]) -> int:
 
 def _copied(state: Snapshot) -> Snapshot:
     """A snapshot whose lists and arrays are its own; its numbers are not copied."""
-    segments = [[(k.astype(k.dtype), v.astype(v.dtype)) for k, v in segment] for segment in state.segments]
+    segments = [[tuple(x.astype(x.dtype) for x in kv) for kv in segment] for segment in state.segments]
     point = [tuple(x.astype(x.dtype) for x in arrays) for arrays in state.point]
     return Snapshot(state.length, segments, point, state.start)
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.quantized import PLAIN, check_kv_bits
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
 from mlxspec.drafters.proposals import Proposals
 from mlxspec.kernels.flat import FlatRows
@@ -70,6 +71,8 @@ class ModelDrafter(Drafter):
 
     uses_whole_head: propose from the whole head all the same, to compare the two; changed between rows only.
 
+    kv_bits: in how many bits its layers that attend to the whole context keep keys and values: 4, 8, or 16 for as they are computed.
+
     is_warm: whether no forward has compiled anything since somebody set it to True: what a draft took is then what the next one of its
     shape takes.
     """
@@ -79,8 +82,8 @@ class ModelDrafter(Drafter):
     sees_images: ClassVar[bool] = False
     turns_by_axes: ClassVar[bool] = True
 
-    def __init__(self, max_context: int, head_rows: HeadRows | None = None) -> None:
-        self.max_context = max_context
+    def __init__(self, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN) -> None:
+        self.max_context, self.kv_bits = max_context, kv_bits
         self.reduced = None if head_rows is None else Proposals(head_rows)
         self.uses_whole_head = False
         self._cache: ModelCache | None = None
@@ -110,7 +113,17 @@ class ModelDrafter(Drafter):
         return Reads(dense=self.weight_bytes)
 
     @abstractmethod
-    def _make_cache(self, num_rows: int) -> ModelCache: ...
+    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
+        """A cache whose layers that attend to the whole context keep keys and values in so many bits."""
+
+    def _make_cache(self, num_rows: int) -> ModelCache:
+        return self._cache_in(num_rows, self.kv_bits)
+
+    def check_kv_bits(self) -> None:
+        """Raise ConfigError where the keys and values of this model cannot be kept in `kv_bits`."""
+        check_kv_bits(
+            self._cache_in(0, PLAIN).layers, self.kv_bits, f"The drafter {self.name}", "draft_kv_bits"
+        )
 
     @abstractmethod
     def _forward(
@@ -391,7 +404,7 @@ def _of_tokens(cells: Snapshot, start: int, skipped: int) -> Snapshot:
     segments = cells.segments
     if missing:
         (layers,) = segments
-        segments = [[(_shifted(k, missing), _shifted(v, missing)) for k, v in layers]]
+        segments = [[tuple(_shifted(x, missing) for x in kv) for kv in layers]]
     return Snapshot(cells.length + skipped, segments, cells.point, start)
 
 
@@ -405,7 +418,7 @@ def _of_cells(tokens: Snapshot, skips: int) -> Snapshot:
     if not skips:
         return tokens
     first, *others = tokens.segments
-    cut = [(k[:, :, skips:], v[:, :, skips:]) for k, v in first]
+    cut = [tuple(x[:, :, skips:] for x in kv) for kv in first]
     return Snapshot(tokens.length - skips, [cut, *others], tokens.point)
 
 

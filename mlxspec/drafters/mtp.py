@@ -13,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.behind_unread import BehindUnread
@@ -35,11 +36,18 @@ class Mtp(BehindUnread):
     sees_images = True
 
     def __init__(
-        self, head: Qwen35Mtp | Eagle3Head, max_context: int, head_rows: HeadRows | None = None
+        self,
+        head: Qwen35Mtp | Eagle3Head,
+        max_context: int,
+        head_rows: HeadRows | None = None,
+        *,
+        kv_bits: int = PLAIN,
     ) -> None:
-        """head_rows: rows of the target's language-model head."""
-        super().__init__(max_context, head_rows)
+        """head_rows: rows of the target's language-model head. Raises ConfigError where the head's keys and values cannot be kept in
+        kv_bits."""
+        super().__init__(max_context, head_rows, kv_bits=kv_bits)
         self._head = head
+        self.check_kv_bits()
 
     @property
     def weight_bytes(self) -> int:
@@ -83,8 +91,8 @@ class Mtp(BehindUnread):
             return self.proposals.logits(hidden, list(names)), hidden
         return self._head.head(hidden), hidden
 
-    def _make_cache(self, num_rows: int) -> ModelCache:
-        return self._head.make_cache(num_rows)
+    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
+        return self._head.make_cache(num_rows, kv_bits=kv_bits)
 
     def _forward(
         self,

@@ -24,6 +24,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.rollback import rollback
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
@@ -94,6 +95,8 @@ class Engine(EngineApi):
         self.tokenizer, self.name = tokenizer, name
         self.notices = tuple(notices)
         self.config = config or EngineConfig()
+        if self.config.kv_bits != EngineConfig.kv_bits:
+            check_kv_bits(model.make_cache(0).layers, self.config.kv_bits, "This model", "kv_bits")
         self.chain = Chain(drafters, model.hidden_size)
         _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)
@@ -129,7 +132,10 @@ class Engine(EngineApi):
         tower = None if vision is None else vision.tower
         self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images, tower)
         disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR, tower=tower)
-        budget, stride = self.memory.prefix_budget, stride_of(model.make_cache(0))
+        budget, stride = (
+            self.memory.prefix_budget,
+            stride_of(model.make_cache(0, kv_bits=self.config.kv_bits)),
+        )
         self.prefix = Prefix(budget, stride=stride, disk=disk)
         self._rows: list[Request] = []  # in cache order
         self._parked: dict[Request, Snapshot] = {}  # rows that have made room for other clients'
@@ -328,7 +334,14 @@ class Engine(EngineApi):
                 if request.spec.drafters:
                     begun = self.drafting.begin(request.number, request.spec, request.sampler, request.seen)
                     request.stats.notices = begun.notices
-                prefill = Prefill(request, self.model, self.drafting, self.prefix, self._rollback)
+                prefill = Prefill(
+                    request,
+                    self.model,
+                    self.drafting,
+                    self.prefix,
+                    self._rollback,
+                    kv_bits=self.config.kv_bits,
+                )
                 request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
                 self._prefills.append(prefill)
             except Exception as error:
@@ -350,7 +363,7 @@ class Engine(EngineApi):
 
     def _unpark(self, request: Request) -> None:
         """Its row goes on where it was."""
-        cache = self.model.make_cache(1, self._rollback)
+        cache = self.model.make_cache(1, self._rollback, kv_bits=self.config.kv_bits)
         kept = self._parked.pop(request)
         cache.restore(kept)
         if request.seen is not None:
@@ -493,8 +506,32 @@ class Engine(EngineApi):
         """
         self._check_outside("probe")
         every = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
-        self.stats.probe = probe(self.model, every if widths is None else widths, rollback=self._rollback)
+        self.stats.probe = probe(
+            self.model,
+            every if widths is None else widths,
+            rollback=self._rollback,
+            kv_bits=self.config.kv_bits,
+        )
         return self.stats.probe
+
+    def keep_kv_in(self, bits: int) -> None:
+        """From here on the target's keys and values are kept in so many bits, see EngineConfig. What the prefix store holds in memory
+        goes. Raises ConfigError for a model or an engine that cannot, and EngineBusyError while requests are here; nothing has changed
+        then."""
+        if bits == self.config.kv_bits:
+            return
+        config = replace(self.config, kv_bits=bits)
+        check_kv_bits(self.model.make_cache(0).layers, bits, "This model", "kv_bits")
+        if self.prefix.disk is not None or config.exact:
+            which = "exact" if config.exact else "prefix_disk"
+            raise ConfigError(
+                f"An engine with {which} keeps the kv_bits it was made with, {self.config.kv_bits}; give kv_bits with {which}."
+            )
+        if any(True for _ in self._requests()):
+            raise EngineBusyError(f"kv_bits cannot become {bits} while requests run; end them first.")
+        self.prefix.store.clear()
+        self.config = self.memory.config = config
+        self.prefix.space(stride_of(self.model.make_cache(0, kv_bits=bits)))
 
     def _exact_width(self) -> int:
         """The widest round with the bits of plain steps; rows count as tokens of it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.proposal_rows import Drafting, choose_rows
 from mlxspec.checkpoints.pull import check_fits
@@ -121,6 +122,7 @@ def load(
             draft_bits=spec.draft_bits,
             images=folder.path if images else None,
         )
+        check_kv_bits(target.model.make_cache(0).layers, config.kv_bits, "This model", "kv_bits")
         tokenizer = _tokenizer(folder.path, target)
         names = _names(asked, target, beside, tuple(own), is_named=is_named)
         modules: list[nn.Module] = [target.model, *_towers(target)]
@@ -152,6 +154,7 @@ def load(
             *_missing_head(asked, names, target),
             *_head_passed_over(asked, names, target),
             *_ends_out_of_reach(tokenizer, target),
+            *_kept_plain(spec, made),
         ],
         vision=target.vision,
         no_images=target.no_images,
@@ -266,6 +269,16 @@ def _head_passed_over(asked: tuple[str, ...] | None, names: tuple[str, ...], tar
     ]
 
 
+def _kept_plain(spec: SpecConfig, drafters: Sequence[Drafter]) -> list[str]:
+    """What a person may not know who asked for drafters' keys and values in few bits where there are none to be had."""
+    bits = spec.draft_kv_bits
+    if bits == SpecConfig.draft_kv_bits or any(getattr(d, "kv_bits", None) == bits for d in drafters):
+        return []
+    return [
+        f"--draft-kv-bits {bits} (draft_kv_bits) is not used: no drafter here keeps keys and values of its own."
+    ]
+
+
 def _tokenizer(folder: Path, target: Assembled) -> Tokenizer:
     """Raises ModelError where ordinary text would be cut into ids for which the model has no row. Added tokens may lie beyond the rows, as
     Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
@@ -325,7 +338,13 @@ class _Making:
         self.modules.extend(_towers(small) if vision is not None else [])
         check_vocabularies(self.tokenizer, _tokenizer(beside.path, small), vocab_size, small.model.vocab_size)
         self.modules.append(small.model)
-        return DraftModel(small.model, vocab_size, self._head_rows("draft-model", small.model), vision)
+        return DraftModel(
+            small.model,
+            vocab_size,
+            self._head_rows("draft-model", small.model),
+            vision,
+            kv_bits=self.spec.draft_kv_bits,
+        )
 
     def _eagle3(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
@@ -337,7 +356,7 @@ class _Making:
                 f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
             )
         self.modules.append(head)
-        return Eagle3(head, model.max_context)
+        return Eagle3(head, model.max_context, kv_bits=self.spec.draft_kv_bits)
 
     def _dflash(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
@@ -351,7 +370,8 @@ class _Making:
         self._say_unread(unknown_dflash_keys(config), "the block drafter's config.json")
         self._say_quantized(block.title, block.bits_at_load)
         self.modules.append(block)
-        return DFlashDrafter(block, model.max_context, self._head_rows("dflash", block))
+        rows = self._head_rows("dflash", block)
+        return DFlashDrafter(block, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _mtp(self) -> Drafter:
         """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
@@ -370,7 +390,8 @@ class _Making:
             raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
         self._say_quantized("MTP head", head.bits_at_load)
         self.modules.append(head)
-        return Mtp(head, model.max_context, self._head_rows("mtp", head))
+        rows = self._head_rows("mtp", head)
+        return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
         """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""

@@ -40,7 +40,7 @@ class _Reserved(NamedTuple):
 
 class EngineMemory:
     """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row; full_chunk: tokens of prompts
-    that are read at once where memory allows it."""
+    that are read at once where memory allows it; config: of it kv_bits says what keys and values take."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class EngineMemory:
         """vision: bytes of a vision tower and of the rows that are kept of images. tower: that tower. Raises MemoryBudgetError where the
         weights alone do not fit: no request ever would."""
         self._model, self._drafters, self._verify = model, tuple(drafters), verify
+        self.config = config
         self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters) + vision
@@ -99,7 +100,9 @@ class EngineMemory:
 
     def _row(self, length: int, spec: SpecConfig) -> int:
         """Bytes of arrays of a row of so many tokens."""
-        found = row_bytes(self._model.make_cache(0), length, self.full_chunk, self._verify)
+        found = row_bytes(
+            self._model.make_cache(0, kv_bits=self.config.kv_bits), length, self.full_chunk, self._verify
+        )
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in spec.drafters)
         if self.prefix_budget and missing(self._drafters, spec):
             # held until the store has them, which may be at the end only
@@ -163,7 +166,8 @@ class EngineMemory:
 
     def activations(self, chunk: int, context: int) -> int:
         """What a forward of so many tokens behind `context` ones takes while it runs."""
-        scores = max((score_bytes(heads, chunk, context) for heads in self._model.attention_heads), default=0)
+        heads = self._model.attention_heads
+        scores = max((score_bytes(h, chunk, context, self.config.kv_bits) for h in heads), default=0)
         # residual streams are alive twice, by themselves and joined
         shown = 2 * len(self._streams.layers)
         return 4 * (_ALIVE + shown) * chunk * self._model.hidden_size + scores + 4 * self._model.vocab_size

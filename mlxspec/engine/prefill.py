@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.hiddens import shows_layers
@@ -40,14 +41,21 @@ class Prefill:
     """
 
     def __init__(
-        self, request: Request, model: Model, drafting: Drafting, prefix: Prefix, rollback: Rollback = TAPE
+        self,
+        request: Request,
+        model: Model,
+        drafting: Drafting,
+        prefix: Prefix,
+        rollback: Rollback = TAPE,
+        *,
+        kv_bits: int = PLAIN,
     ) -> None:
         """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
         self.request = request
         self._model, self._drafting, self._prefix = model, drafting, prefix
         stops = prefix.stops(request.marks, len(request.prompt))
         self._stops = stops if request.seen is None else request.seen.images.edges(stops)
-        self.cache = model.make_cache(1, rollback)
+        self.cache = model.make_cache(1, rollback, kv_bits=kv_bits)
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
         self._layers: tuple[int, ...] = ()

@@ -48,11 +48,15 @@ class Prefix:
         self.disk = disk
         self._allowed = budget
         self._coming = 0  # bytes that are being read from the disk
-        self.stride, self.spacing = stride, stride // _MARKS
         self.near = near
+        self.space(stride)
 
         self.is_on = budget > 0
         self._balance()
+
+    def space(self, stride: int) -> None:
+        """So many tokens lie between two states of a long prompt from here on."""
+        self.stride, self.spacing = stride, stride // _MARKS
 
     def limit(self, budget: int) -> None:
         """So many bytes it may have now; what is too much goes."""
@@ -227,7 +231,7 @@ def _joined(snapshot: Snapshot) -> Snapshot:
     if len(snapshot.segments) == 1:
         return snapshot
     layers = [
-        (mx.concatenate([k for k, _ in pieces], axis=2), mx.concatenate([v for _, v in pieces], axis=2))
+        tuple(mx.concatenate(arrays, axis=2) for arrays in zip(*pieces, strict=True))
         for pieces in zip(*snapshot.segments, strict=True)
     ]
     return Snapshot(snapshot.length, [layers], snapshot.point)

@@ -348,8 +348,8 @@ class PrefixStore:
         upper = Node(tokens=node.tokens[:at], parent=parent, used=node.used)
         self.nbytes -= node.edge_bytes
         for name, layers in node.segments.items():
-            upper.segments[name] = [(copied(k[:, :, :at]), copied(v[:, :, :at])) for k, v in layers]
-            node.segments[name] = [(copied(k[:, :, at:]), copied(v[:, :, at:])) for k, v in layers]
+            upper.segments[name] = [tuple(copied(x[:, :, :at]) for x in kv) for kv in layers]
+            node.segments[name] = [tuple(copied(x[:, :, at:]) for x in kv) for kv in layers]
             mx.eval(upper.segments[name], node.segments[name])
         if node.sources is not None:
             upper.sources, node.sources = copied(node.sources[:at]), copied(node.sources[at:])
@@ -493,4 +493,4 @@ def _cut(snapshot: Snapshot, begin: int, end: int) -> list[KV]:
     if (begin, end) == (snapshot.start, snapshot.length):
         return segment
     low, high = begin - snapshot.start, end - snapshot.start
-    return [(copied(k[:, :, low:high]), copied(v[:, :, low:high])) for k, v in segment]
+    return [tuple(copied(x[:, :, low:high]) for x in kv) for kv in segment]

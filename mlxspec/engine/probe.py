@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.quantized import PLAIN
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.engine.verdict import ProbeReport, WidthVerdict
 from mlxspec.kernels.flat import FlatRows
@@ -24,13 +25,15 @@ PROMPT = 48  # tokens before the verified ones
 PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a compilation
 
 
-def probe(model: Model, widths: Sequence[int], *, rollback: Rollback = TAPE, seed: int = 0) -> ProbeReport:
+def probe(
+    model: Model, widths: Sequence[int], *, rollback: Rollback = TAPE, seed: int = 0, kv_bits: int = PLAIN
+) -> ProbeReport:
     """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and three forwards a width."""
     with device.private_kernels():
-        return _probe(model, sorted(set(widths)), rollback, seed)
+        return _probe(model, sorted(set(widths)), rollback, seed, kv_bits)
 
 
-def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int) -> ProbeReport:
+def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int, kv_bits: int) -> ProbeReport:
     if not widths:
         return ProbeReport(widths=(), context=0)
     longest = widths[-1]
@@ -38,15 +41,16 @@ def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int) -> Pr
     if context < 1 or widths[0] < 2:
         raise ValueError(f"cannot probe widths {widths} in a context of {model.max_context}")
     text = np.random.default_rng(seed).integers(0, model.vocab_size, context + longest + 1).tolist()
-    start = _prompt(model, text[:context])
+    start = _prompt(model, text[:context], kv_bits)
     rest = text[context:]
-    plain = _steps(model, start, rest)
+    plain = _steps(model, start, rest, kv_bits)
     found = []
     for width in widths:
         behind = rest[width : width + 1]
-        verified, after = _verify(model, start, rest[:width], rollback, width, behind)
+        verified, after = _verify(model, start, rest[:width], rollback, width, behind, kv_bits)
         kept = 1 if rollback.max_rollback is None else max(1, width - rollback.max_rollback)
-        _, after_part = _verify(model, start, rest[:width], rollback, kept, rest[kept : kept + 1])
+        next_one = rest[kept : kept + 1]
+        _, after_part = _verify(model, start, rest[:width], rollback, kept, next_one, kv_bits)
         pairs = [
             (verified, plain[:width]),
             (after, plain[width : width + 1]),
@@ -63,16 +67,16 @@ def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int) -> Pr
     return ProbeReport(widths=tuple(found), context=context)
 
 
-def _prompt(model: Model, tokens: list[int]) -> Snapshot:
-    cache = model.make_cache(1)
+def _prompt(model: Model, tokens: list[int], kv_bits: int) -> Snapshot:
+    cache = model.make_cache(1, kv_bits=kv_bits)
     model.forward(_ids(tokens), FlatRows((len(tokens),)), cache, facts=True, logits_at="none")
     cache.commit()
     return cache.snapshot(0)
 
 
-def _steps(model: Model, start: Snapshot, tokens: list[int]) -> NDArray[np.float32]:
+def _steps(model: Model, start: Snapshot, tokens: list[int], kv_bits: int) -> NDArray[np.float32]:
     """Logits (len(tokens), V) of plain steps."""
-    cache, found = model.make_cache(1), []
+    cache, found = model.make_cache(1, kv_bits=kv_bits), []
     cache.restore(start)
     for token in tokens:
         out = model.forward(_ids([token]), FlatRows((1,)), cache, facts=True)
@@ -82,10 +86,16 @@ def _steps(model: Model, start: Snapshot, tokens: list[int]) -> NDArray[np.float
 
 
 def _verify(
-    model: Model, start: Snapshot, tokens: list[int], rollback: Rollback, kept: int, behind: list[int]
+    model: Model,
+    start: Snapshot,
+    tokens: list[int],
+    rollback: Rollback,
+    kept: int,
+    behind: list[int],
+    kv_bits: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of one wide forward, and of a plain step behind the first `kept` of its tokens."""
-    cache = model.make_cache(1, rollback)
+    cache = model.make_cache(1, rollback, kv_bits=kv_bits)
     cache.restore(start)
     wide = model.forward(_ids(tokens), FlatRows((len(tokens),)), cache)
     logits = _numbers(wide.logits)

@@ -16,6 +16,17 @@ import numpy as np
 from mlxspec.kernels import launch
 from mlxspec.kernels.cpu.softmax import may_be_spelled, weigh
 from mlxspec.kernels.cpu.softmax import weigh_alike as weigh_alike  # for engines
+from mlxspec.kernels.quantized_kv import (
+    KV_BITS,
+    QuantizedTokens,
+    Stored,
+    first,
+    has_products,
+    products,
+    sums,
+    unpacked,
+    unpacking_bytes,
+)
 from mlxspec.platform import device
 
 _QUERY_BLOCK = 256  # queries attended together where scores are written out: half of a causal square is not worth computing
@@ -65,11 +76,21 @@ def has_kernel(heads: Heads) -> bool:
     return device.has_fused_attention() and _is_right(heads)
 
 
-def score_bytes(heads: Heads, width: int, length: int) -> int:
-    """What `attend` of so many queries and keys takes for scores while it runs; 0 where a kernel never writes them out."""
-    if not _writes_scores(heads, width):
-        return 0
-    return _bytes_a_score(heads) * heads.num * min(width, _block(heads, length)) * length
+def score_bytes(heads: Heads, width: int, length: int, kv_bits: int = 16) -> int:
+    """What `attend` of so many queries and keys takes while it runs: for scores, 0 where a kernel never writes them out, and for keys and
+    values that are quantized and are unpacked for it. kv_bits: 4 or 8 where they are."""
+    few, found = kv_bits in KV_BITS and _goes_packed(width), 0
+    if kv_bits in KV_BITS and not few:
+        found = unpacking_bytes(2 * heads.num_kv * length * heads.dim, heads.dtype)
+    if not few and not _writes_scores(heads, width):
+        return found
+    return found + _bytes_a_score(heads) * heads.num * min(width, _block(heads, length)) * length
+
+
+def _goes_packed(width: int) -> bool:
+    """Whether so many queries take quantized keys and values as they are. More of them have each number unpacked once, in place of once for
+    each tile of queries."""
+    return has_products() and width <= _FOLDED
 
 
 def _writes_scores(heads: Heads, width: int, *, masked: bool = False) -> bool:
@@ -94,7 +115,7 @@ def _bytes_a_score(heads: Heads) -> int:
 
 
 def attend(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
+    queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None = None
 ) -> mx.array:
     """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
 
@@ -102,14 +123,19 @@ def attend(
     """
     heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
     width, length = queries.shape[2], keys.shape[2]
-    block, writes = _block(heads, length), _writes_scores(heads, width, masked=mask is not None)
-    if device.has_fused_attention():
+    is_packed = isinstance(keys, QuantizedTokens) and _goes_packed(width)
+    if not is_packed:
+        keys, values = unpacked(keys), unpacked(values)
+    block = _block(heads, length)
+    writes = is_packed or _writes_scores(heads, width, masked=mask is not None)
+    if is_packed:
+        folds = True
+    elif device.has_fused_attention():
         folds = writes and (width <= _FOLDED or not has_kernel(heads))
     else:  # what MLX has on a CPU are plain operations too
         folds = width > _FOLDED and may_be_spelled(queries.dtype)
-    whole = _folded if folds else _by_mlx
     if width <= block or not writes:
-        return whole(queries, keys, values, scale, mask)
+        return _whole(queries, keys, values, scale, mask, folds)
     outs: list[mx.array] = []
     for start in range(0, width, block):
         end = min(start + block, width)
@@ -118,12 +144,20 @@ def attend(
         asked = queries[:, :, start:end]
         if outs:  # one behind the other: MLX would write the scores of all of them first
             asked = mx.depends(asked, outs[-1])
-        outs.append(whole(asked, keys[:, :, :seen], values[:, :, :seen], scale, own))
+        outs.append(_whole(asked, first(keys, seen), first(values, seen), scale, own, folds))
     return mx.concatenate(outs, axis=2)
 
 
+def _whole(
+    queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None, folds: bool
+) -> mx.array:
+    if folds or not isinstance(keys, mx.array) or not isinstance(values, mx.array):
+        return _folded(queries, keys, values, scale, mask)
+    return _by_mlx(queries, keys, values, scale, mask)
+
+
 def attend_spelled(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None = None
+    queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None = None
 ) -> mx.array:
     """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) or (1, w, Hq, D) as they come, returns (w, Hq * D). MLX's own way
     has the same operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
@@ -138,19 +172,19 @@ def attend_spelled(
         q = q.reshape(1, num_kv_heads, groups, 1, dim)
     else:
         q = q.reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
-    scores = q @ mx.expand_dims(keys, 2).swapaxes(-1, -2)
+    scores = q @ mx.expand_dims(unpacked(keys), 2).swapaxes(-1, -2)
     if mask is not None:
         scores = _masked(scores, mask)
-    out = weigh(scores, mx.expand_dims(values, 2))  # (1, Hkv, G, w, D)
+    out = weigh(scores, mx.expand_dims(unpacked(values), 2))  # (1, Hkv, G, w, D)
     return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)
 
 
 def attend_tailed(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    tail_keys: mx.array,
-    tail_values: mx.array,
+    keys: Stored,
+    values: Stored,
+    tail_keys: Stored,
+    tail_values: Stored,
     scale: float,
     mask: mx.array | None = None,
 ) -> mx.array:
@@ -161,12 +195,12 @@ def attend_tailed(
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1], keys.shape[2]
     q = (queries * scale).reshape(1, num_kv, -1, dim)
-    scores = mx.concatenate([q @ k.swapaxes(-1, -2) for k in (keys, tail_keys)], axis=-1)
+    scores = mx.concatenate([products(q, k) for k in (keys, tail_keys)], axis=-1)
     if mask is not None:
         apart = scores.reshape(1, num_kv, -1, width, scores.shape[-1])
         scores = _masked(apart, mask).reshape(scores.shape)
-    first, rest = mx.split(mx.softmax(scores, axis=-1, precise=True), [length], axis=-1)
-    return (first @ values + rest @ tail_values).reshape(1, num_heads, width, dim)
+    before, rest = mx.split(mx.softmax(scores, axis=-1, precise=True), [length], axis=-1)
+    return (sums(before, values) + sums(rest, tail_values)).reshape(1, num_heads, width, dim)
 
 
 def causal_mask(width: int, length: int) -> mx.array:
@@ -188,21 +222,21 @@ def _by_mlx(
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=what)
 
 
-def _folded(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
-) -> mx.array:
+def _folded(queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None) -> mx.array:
     """The same in plain operations, the queries of all heads that share keys as rows of one product, so that a GPU reads keys and values
     once. MLX's own way reads them for each head anew, which for a verify of few tokens behind a long text is most of what it takes."""
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1], keys.shape[2]
     q = (queries * scale).reshape(1, num_kv, -1, dim)
-    scores = q @ keys.swapaxes(-1, -2)
+    scores = products(q, keys)
     if mask is None and width > 1:
         mask = causal_mask(width, length)
     if mask is not None:
         apart = scores.reshape(1, num_kv, -1, width, length)
         scores = _masked(apart, mask).reshape(scores.shape)
-    return weigh(scores, values).reshape(1, num_heads, width, dim)
+    if isinstance(values, mx.array):
+        return weigh(scores, values).reshape(1, num_heads, width, dim)
+    return sums(mx.softmax(scores, axis=-1, precise=True), values).reshape(1, num_heads, width, dim)
 
 
 @cache

@@ -21,14 +21,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
+from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import ModelError
 from mlxspec.kernels.activations import swiglu
 from mlxspec.kernels.attention import attend_tailed
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.quantized_kv import unpacked
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
@@ -247,13 +248,13 @@ class DFlash(nn.Module):
         """Compute dtype: that of its matrices. Never float16, in which sums of several layers' outputs do not fit."""
         return compute_dtype(self.fc) if self._dtype is None else self._dtype
 
-    def make_cache(self, num_rows: int) -> ModelCache:
-        """Of context cells: cell i is made of the target's token i."""
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
+        """Of context cells: cell i is made of the target's token i. kv_bits: as in models.base."""
         c = self.config
         heads = c.text.num_kv_heads, c.text.head_dim
         return ModelCache(
             [
-                AttentionLayerCache(*heads, self.dtype, num_rows)
+                attention_cache(*heads, self.dtype, num_rows, kv_bits)
                 if window is None
                 else WindowedLayerCache(*heads, window, self.dtype, num_rows)
                 for window in c.windows
@@ -309,7 +310,7 @@ class DFlash(nn.Module):
             keys, values = layer.view(r, cache.lengths[r])
             if window is not None:
                 seen = min(window - 1, cache.lengths[r])
-                keys, values = (x[:, :, x.shape[2] - seen :] for x in (keys, values))
+                keys, values = (unpacked(x)[:, :, x.shape[2] - seen :] for x in (keys, values))
             own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
             out = attend_tailed(own[0], keys, values, own[1], own[2], scale, _seen(r, rows.widths[r], cache))
             outs.append(out.swapaxes(1, 2).reshape(end - start, -1))

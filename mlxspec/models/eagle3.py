@@ -23,8 +23,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.errors import ModelError
 from mlxspec.kernels.activations import swiglu
 from mlxspec.kernels.flat import FlatRows
@@ -380,9 +380,11 @@ class Eagle3Head(nn.Module):
         """How many of the target's tokens it can propose."""
         return self._config.draft_vocab
 
-    def make_cache(self, num_rows: int) -> ModelCache:
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
+        """kv_bits: as in models.base."""
         c = self._config
-        return ModelCache([AttentionLayerCache(c.num_kv_heads, c.head_dim, self.dtype, num_rows)], num_rows)
+        layer = attention_cache(c.num_kv_heads, c.head_dim, self.dtype, num_rows, kv_bits)
+        return ModelCache([layer], num_rows)
 
     def take(self, streams: mx.array) -> mx.array:
         """Residual streams of the target (N, layers * target's H) -> g (N, H), what a cell of a known token takes."""

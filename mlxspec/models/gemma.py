@@ -18,6 +18,7 @@ import mlx.nn as nn
 
 from mlxspec.cache.attention import AttentionLayerCache, View
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.kernels.attention import Heads
@@ -74,15 +75,15 @@ class Gemma(TextModel):
         )
         return tuple(dict.fromkeys(found))
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
-        """One layer cache for each layer that has keys and values of its own, in order."""
+    def make_cache(self, num_rows: int, rollback: Rollback = TAPE, *, kv_bits: int = PLAIN) -> ModelCache:
+        """One layer cache for each layer that has keys and values of its own, in order. kv_bits: of layers without a window."""
         layers: list[AttentionLayerCache] = []
         for shape in self.config.layers:
             heads = shape.num_kv_heads, shape.head_dim
             if shape.source is not None:
                 continue
             if shape.window is None:
-                layers.append(AttentionLayerCache(*heads, self.dtype, num_rows))
+                layers.append(attention_cache(*heads, self.dtype, num_rows, kv_bits))
             else:
                 layers.append(WindowedLayerCache(*heads, shape.window, self.dtype, num_rows))
         return ModelCache(layers, num_rows, rollback)

@@ -20,6 +20,7 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.quantized_kv import unpacked
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
@@ -148,8 +149,10 @@ class Gemma4Assistant(nn.Module):
             found[windowed] = []
             for r in rows:
                 keys, values = layer.view(r, cache.lengths[r])
-                seen = keys.shape[2] if window is None else min(window - 1, keys.shape[2])
-                found[windowed].append((keys[:, :, -seen:], values[:, :, -seen:]))
+                if window is not None:
+                    seen = min(window - 1, keys.shape[2])
+                    keys, values = (unpacked(x)[:, :, -seen:] for x in (keys, values))  # a window's are plain
+                found[windowed].append((keys, values))
         return found
 
     def step(

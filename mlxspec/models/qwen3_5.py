@@ -18,9 +18,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
+from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.cache.rollback import STEPS_AT_MOST, TAPE, RecurrentState, Rollback, Stood, TapeRollback
 from mlxspec.kernels import conv_qkv, gdn_round
@@ -89,7 +89,7 @@ class Qwen35(TextModel):
         c = self._config
         return (Heads(c.num_heads, c.num_kv_heads, c.head_dim, self.dtype),)
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
+    def make_cache(self, num_rows: int, rollback: Rollback = TAPE, *, kv_bits: int = PLAIN) -> ModelCache:
         c, dtype = self._config, self.dtype
         return ModelCache(
             [
@@ -97,7 +97,7 @@ class Qwen35(TextModel):
                     c.num_v_heads, c.v_head_dim, c.k_head_dim, c.conv_dim, c.conv_kernel, dtype, num_rows
                 )
                 if lin
-                else AttentionLayerCache(c.num_kv_heads, c.head_dim, dtype, num_rows)
+                else attention_cache(c.num_kv_heads, c.head_dim, dtype, num_rows, kv_bits)
                 for lin in c.is_linear
             ],
             num_rows,

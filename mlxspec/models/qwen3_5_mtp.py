@@ -15,8 +15,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.image_rows import ImageInput
@@ -60,11 +60,11 @@ class Qwen35Mtp(nn.Module):
         """Compute dtype: the target's."""
         return self._target[0].dtype
 
-    def make_cache(self, num_rows: int) -> ModelCache:
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
+        """kv_bits: as in models.base."""
         c = self._config
-        return ModelCache(
-            [AttentionLayerCache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows)], num_rows
-        )
+        layer = attention_cache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows, kv_bits)
+        return ModelCache([layer], num_rows)
 
     def forward(
         self,

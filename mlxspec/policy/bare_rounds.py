@@ -50,7 +50,7 @@ class BareRounds:
         self._model, self._drafts, self._layers = model, drafts, layers
         by_steps = config.exact or model.dtype != mx.float32
         how = rollback(config.rollback, config.num_states or WIDTHS[-1], exact=by_steps)
-        self._cache = model.make_cache(1, how)
+        self._cache = model.make_cache(1, how, kv_bits=config.kv_bits)
         prompt = [i % model.vocab_size for i in range(1, PROMPT + 1)]
         self._sampler = BatchSampler(
             [RowSampler(SamplingParams(), prompt, model.vocab_size)], model.vocab_size

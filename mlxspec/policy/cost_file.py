@@ -39,7 +39,7 @@ class CostFile:
 
     @classmethod
     def of(cls, model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str) -> CostFile:
-        marks = {n: f"{n}, {drafters[n].weight_bytes} bytes" for n in models_of(drafters)}
+        marks = {n: _mark(n, drafters[n]) for n in models_of(drafters)}
         return cls(_path(model, config, name), marks)
 
     def read(self) -> CostModel | None:
@@ -83,6 +83,12 @@ def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
     return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]
 
 
+def _mark(name: str, drafter: Drafter) -> str:
+    bits = getattr(drafter, "kv_bits", EngineConfig.kv_bits)
+    kept = "" if bits == EngineConfig.kv_bits else f", keys and values in {bits} bits"
+    return f"{name}, {drafter.weight_bytes} bytes{kept}"
+
+
 def _path(model: Model, config: EngineConfig, name: str) -> Path:
     report = device.report()
     parameters: object = getattr(model, "parameters", dict)()
@@ -95,6 +101,7 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
         report.compile_enabled,
         name,
         config.rollback,
+        *([config.kv_bits] if config.kv_bits != EngineConfig.kv_bits else []),
         [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
     ]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:_DIGITS]

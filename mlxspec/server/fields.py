@@ -110,6 +110,7 @@ REFUSED: dict[str, Refused] = {
     "ngram_static": Refused(why=_AT_START),
     "draft_vocab": Refused(why=_AT_START),
     "draft_bits": Refused(why=_AT_START),
+    "draft_kv_bits": Refused(why=_AT_START),
     # vLLM
     "add_special_tokens": Refused(why="the chat template writes them", neutral=(False,)),
     "allowed_token_ids": Refused(why="use a grammar", neutral=OFF),

@@ -113,17 +113,18 @@ def same(
     model: Model | None = None,
     *,
     is_alone: bool = True,
+    kv_bits: int = 16,
 ) -> None:
     """Equal ids, text and reason; or a first difference at a near tie of plain decoding, which is counted. is_alone: False where `got` was
     decoded beside other rows, or read its prompt behind a prefix hit, and `wanted` was not: both round otherwise in 16 bits, drafted or
-    not."""
+    not. kv_bits: of both."""
     if got.tokens == wanted.tokens:
         assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason), what
         return
     pairs = zip([*wanted.tokens, -1], [*got.tokens, -1], strict=False)
     place = next(i for i, (a, b) in enumerate(pairs) if a != b)
     model = model or tiny_models.target()
-    gap, limit = top_gap(model, prompt, list(wanted.tokens[:place]), params)
+    gap, limit = top_gap(model, prompt, list(wanted.tokens[:place]), params, kv_bits=kv_bits)
     line = f"{what}: token {place} of {list(prompt)[:8]}..., top-2 gap {gap:.2e}"
     assert not EXACT, line
     assert not (is_alone and keeps_bits(model)), line
@@ -141,11 +142,17 @@ def keeps_bits(model: Model) -> bool:
 
 
 def top_gap(
-    model: Model, prompt: Sequence[int], answer: list[int], params: SamplingParams, other: int | None = None
+    model: Model,
+    prompt: Sequence[int],
+    answer: list[int],
+    params: SamplingParams,
+    other: int | None = None,
+    *,
+    kv_bits: int = 16,
 ) -> tuple[float, float]:
     """Difference of plain decoding's two best logits behind prompt and answer, or of the best and that of token `other`: after all
     processors, and with noise where it samples. And the bound below which rounding may decide between them."""
-    cache, history = model.make_cache(1), [*prompt, *answer]
+    cache, history = model.make_cache(1, kv_bits=kv_bits), [*prompt, *answer]
     for token in history:
         out = model.forward(mx.array([token], mx.int32), FlatRows((1,)), cache, facts=True)
         cache.commit()

@@ -19,7 +19,7 @@ class Table:
         self._logits = mx.array(logits)
         self.vocab_size, self.hidden_size, self.max_context = len(logits), 1, max_context
 
-    def make_cache(self, num_rows: int, *rollback) -> ModelCache:
+    def make_cache(self, num_rows: int, *rollback, **_) -> ModelCache:
         return ModelCache([], num_rows)
 
     def forward(self, tokens, rows, cache, *, facts=False, logits_at="all", taps=()) -> Output:

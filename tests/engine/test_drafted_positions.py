@@ -317,7 +317,7 @@ class Sure(ModelDrafter):
             for n in (min(a.limit, len(self._sure)) for a in asks)
         ]
 
-    def _make_cache(self, num_rows: int):
+    def _cache_in(self, num_rows: int, kv_bits: int):
         raise NotImplementedError
 
     def _forward(self, *args):

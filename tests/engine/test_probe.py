@@ -35,7 +35,7 @@ class Planted:
             self._inner.max_context,
         )
 
-    def make_cache(self, num_rows: int, *rest):
+    def make_cache(self, num_rows: int, *rest, **_):
         return self._inner.make_cache(num_rows, *rest)
 
     def forward(self, tokens, rows, cache, **options):

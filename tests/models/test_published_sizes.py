@@ -18,7 +18,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints.known import CONFIGS, known
-from mlxspec.checkpoints.memory import state_bytes
+from mlxspec.checkpoints.memory import state_bytes, token_bytes
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import architecture
 from mlxspec.models.vision.blueprint import blueprint
@@ -185,3 +185,26 @@ def test_memory_of_a_row(size: str, bytes_a_token: int, constant: int) -> None:
         least = length * bytes_a_token + constant
         assert least <= state_bytes(model, length, 1) < 1.3 * least + passed, length
     assert mx.get_active_memory() - before < 1 << 26
+
+
+KV_BYTES = {  # a token, by bits: 2 * layers * heads * (256 * bits / 8 + 4 * 4 bytes of scales and biases)
+    "Qwen3.5-0.8B": {16: 12_288, 8: 6_528, 4: 3_456},
+    "Qwen3.5-4B": {16: 32_768, 8: 17_408, 4: 9_216},
+    "Qwen3.5-9B": {16: 32_768, 8: 17_408, 4: 9_216},
+    "Qwen3.5-27B": {16: 65_536, 8: 34_816, 4: 18_432},
+    "Qwen3.5-35B-A3B": {16: 20_480, 8: 10_880, 4: 5_760},
+}
+
+
+@pytest.mark.parametrize("name", KV_BYTES)
+def test_bytes_of_keys_and_values(name: str) -> None:
+    """A token of the published size in bfloat16, as docs/how-it-works.md tells; and what a long row is reckoned to take grows by them."""
+    config = CONFIGS[name][1]
+    kind = architecture(config)
+    model = kind.build(kind.parse(config))
+    model.set_dtype(mx.bfloat16)
+    found = {bits: token_bytes(model, bits) for bits in (16, 8, 4)}
+    assert found == KV_BYTES[name]
+    for bits, per_token in found.items():
+        grown = state_bytes(model, 128 << 10, 1, bits) - state_bytes(model, 64 << 10, 1, bits)
+        assert per_token << 16 <= grown <= 1.13 * (per_token << 16)

@@ -30,6 +30,7 @@ class Shape:
     interval: int = 4
     num_heads: int = 4
     num_kv_heads: int = 2
+    head_dim: int = 32
     num_k_heads: int = 2
     num_v_heads: int = 2
     v_head_dim: int = 32
@@ -60,7 +61,7 @@ SHAPES = {
     )
 }
 
-HEAD_DIM, K_HEAD_DIM, CONV_KERNEL, FFN, EXPERT = 32, 32, 4, 128, 64
+K_HEAD_DIM, CONV_KERNEL, FFN, EXPERT = 32, 4, 128, 64
 
 
 def text_config(s: Shape) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def text_config(s: Shape) -> dict[str, Any]:
         "full_attention_interval": s.interval,
         "num_attention_heads": s.num_heads,
         "num_key_value_heads": s.num_kv_heads,
-        "head_dim": HEAD_DIM,
+        "head_dim": s.head_dim,
         "linear_num_key_heads": s.num_k_heads,
         "linear_num_value_heads": s.num_v_heads,
         "linear_key_head_dim": K_HEAD_DIM,
@@ -177,12 +178,12 @@ def weights(s: Shape) -> Arrays:
 
 
 def _attention(draw: _Draw, base: str, s: Shape) -> None:
-    draw.matrix(base + "q_proj.weight", 2 * s.num_heads * HEAD_DIM, s.hidden)
+    draw.matrix(base + "q_proj.weight", 2 * s.num_heads * s.head_dim, s.hidden)
     for name in ("k_proj", "v_proj"):
-        draw.matrix(f"{base}{name}.weight", s.num_kv_heads * HEAD_DIM, s.hidden)
-    draw.matrix(base + "o_proj.weight", s.hidden, s.num_heads * HEAD_DIM)
-    draw.norm(base + "q_norm.weight", HEAD_DIM)
-    draw.norm(base + "k_norm.weight", HEAD_DIM)
+        draw.matrix(f"{base}{name}.weight", s.num_kv_heads * s.head_dim, s.hidden)
+    draw.matrix(base + "o_proj.weight", s.hidden, s.num_heads * s.head_dim)
+    draw.norm(base + "q_norm.weight", s.head_dim)
+    draw.norm(base + "k_norm.weight", s.head_dim)
 
 
 def _linear_attention(draw: _Draw, base: str, s: Shape) -> None:

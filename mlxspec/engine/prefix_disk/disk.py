@@ -111,7 +111,7 @@ class Fetch:
             if label.key != key or label.part != part:
                 raise ValueError("a piece of another part")
             if label.num_tokens:
-                segments.append([(kv[0], kv[1]) for kv in self._layers(arrays)])
+                segments.append([tuple(kv) for kv in self._layers(arrays)])
         if plan.end is not None:
             point = _points(self._found[plan.end][1])
         return Snapshot(plan.length, segments, point)

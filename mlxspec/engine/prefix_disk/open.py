@@ -57,7 +57,7 @@ def open_disk(
     target = of_target(model, config, layers, tower)
     roots = {TARGET: target, SOURCES: of_sources(target)}
     roots |= {d.name: root for d in drafters if (root := of_drafter(target, d)) is not None}
-    cache = model.make_cache(0)
+    cache = model.make_cache(0, kv_bits=config.kv_bits)
     per_token, state = cache.snapshot_bytes()
     is_half = config.prefix_states == "half"
     return PrefixDisk(

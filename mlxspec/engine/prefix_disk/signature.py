@@ -45,7 +45,7 @@ def of_target(
         [config.exact, config.prefill_chunk] if config.exact else [],
         list(layers),
         [model.vocab_size, model.hidden_size, str(model.dtype)],
-        _layout(model.make_cache(0)),
+        _layout(model.make_cache(0, kv_bits=config.kv_bits)),
         fingerprint(model),
         None if tower is None else fingerprint(tower),
     )
@@ -56,7 +56,9 @@ def of_drafter(target: str, drafter: Drafter) -> str | None:
     modules = drafter.modules
     if modules is None:
         return None
-    return _digest(target, drafter.name, type(drafter).__qualname__, [fingerprint(m) for m in modules])
+    bits = getattr(drafter, "kv_bits", EngineConfig.kv_bits)
+    kept = [] if bits == EngineConfig.kv_bits else [bits]
+    return _digest(target, drafter.name, type(drafter).__qualname__, [fingerprint(m) for m in modules], *kept)
 
 
 def of_sources(target: str) -> str:
@@ -114,8 +116,9 @@ def _layout(cache: ModelCache) -> list[Any]:
                 [type(layer).__name__, [[list(x.shape[1:]), str(x.dtype)] for x in layer.arrays]]
             )
         else:
-            window = getattr(layer, "window", None)
-            described.append([type(layer).__name__, list(layer.shape), str(layer.dtype), window])  # type: ignore[union-attr]
+            window, bits = (getattr(layer, name, None) for name in ("window", "bits"))
+            kept = [] if bits is None else [bits]
+            described.append([type(layer).__name__, list(layer.shape), str(layer.dtype), window, *kept])  # type: ignore[union-attr]
     return described
 
 

@@ -1,0 +1,77 @@
+"""Keys and values of one attention layer in 8 or 4 bits, each row in growing buffers of its own.
+
+Tokens are quantized when they are written, a token and a head at a time. So what a forward sees of a token depends on that token alone:
+rollback stays a length, forks share buffers, and pieces of a text can be cut, kept and joined as they are. Forwards see the quantized
+keys and values of their own tokens too, so a verify of several tokens sees what single steps would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxspec.cache.attention import KV, AttentionLayerCache, Form
+from mlxspec.cache.windowed import WindowedLayerCache
+from mlxspec.errors import CacheError, ConfigError
+from mlxspec.kernels.quantized_kv import GROUP as GROUP  # for whoever names it
+from mlxspec.kernels.quantized_kv import KV_BITS, QuantizedTokens, Stored, quantize
+
+PLAIN = 16  # what stands for keys and values as they are computed, in whatever dtype that is
+
+
+class QuantizedLayerCache(AttentionLayerCache):
+    """Its parts are codes, scales and biases, of keys and of values in turn. dtype: of the keys and values that are appended."""
+
+    def __init__(
+        self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype, bits: int, num_rows: int = 0
+    ) -> None:
+        """Raises CacheError where `bits` is neither 4 nor 8, or groups of 64 do not divide a head."""
+        if bits not in KV_BITS or head_dim % GROUP:
+            raise CacheError(f"Heads of {head_dim} cannot be kept in {bits} bits in groups of {GROUP}.")
+        self.bits = bits
+        super().__init__(num_kv_heads, head_dim, dtype, num_rows)
+
+    @property
+    def _forms(self) -> tuple[Form, ...]:
+        dim = self.shape[1]
+        codes, others = Form(dim * self.bits // 32, mx.uint32), Form(dim // GROUP, self.dtype)
+        return codes, codes, others, others, others, others
+
+    def _stored(self, keys: mx.array, values: mx.array) -> KV:
+        pairs = zip(quantize(keys, self.bits), quantize(values, self.bits), strict=True)
+        return tuple(x for pair in pairs for x in pair)
+
+    def _view(self, arrays: Sequence[mx.array], length: int) -> tuple[Stored, Stored]:
+        codes, scales, biases = (arrays[i : i + 2] for i in (0, 2, 4))
+        keys, values = zip(codes, scales, biases, strict=True)
+        return QuantizedTokens(*keys, length), QuantizedTokens(*values, length)
+
+
+def attention_cache(
+    num_kv_heads: int, head_dim: int, dtype: mx.Dtype, num_rows: int, kv_bits: int = PLAIN
+) -> AttentionLayerCache:
+    """Of a layer that attends to the whole context. kv_bits: 4, 8, or 16 for keys and values as they are."""
+    if kv_bits == PLAIN:
+        return AttentionLayerCache(num_kv_heads, head_dim, dtype, num_rows)
+    return QuantizedLayerCache(num_kv_heads, head_dim, dtype, kv_bits, num_rows)
+
+
+def check_kv_bits(layers: Sequence[object], kv_bits: int, whose: str, option: str) -> None:
+    """Raise ConfigError, in one sentence, where the keys and values of these caches cannot be kept in so many bits. layers: of a cache
+    made without kv_bits. whose: such as "This model"; option: such as "kv_bits"."""
+    if kv_bits == PLAIN:
+        return
+    whole = [
+        x for x in layers if isinstance(x, AttentionLayerCache) and not isinstance(x, WindowedLayerCache)
+    ]
+    if not whole:
+        raise ConfigError(
+            f"{whose} has no layer that attends to the whole context, so {option} {kv_bits} would quantize nothing; leave it at 16."
+        )
+    odd = [layer.shape[1] for layer in whole if layer.shape[1] % GROUP]
+    if odd:
+        raise ConfigError(
+            f"{whose} has attention heads of {odd[0]} numbers, which groups of {GROUP} do not divide, so {option} {kv_bits} cannot be "
+            "had; leave it at 16."
+        )

@@ -1,0 +1,312 @@
+"""Keys and values in 8 and 4 bits: drafting never changes the text of plain decoding with the same keys and values, whoever drafts, however
+rejected tokens are undone, with how many rows, and behind whatever the prefix store holds, in memory and on disk.
+
+Every reference is plain decoding with the same kv_bits, of one row, by an engine without a prefix store.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxspec.cache.quantized import QuantizedLayerCache
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.dflash import DFlashDrafter
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.prefix_disk.signature import of_drafter, of_target
+from mlxspec.errors import ConfigError, EngineBusyError
+from mlxspec.models.base import Model
+from tests import tiny_models
+from tests.engine.equality import PLAIN, Oracle, asked, prompts, same, spec
+
+FORMS = ("float32", "bfloat16")
+BITS = (8, 4)
+NUM_ROWS = 5
+DRAFTERS = [
+    ("ngram-simple",),
+    ("mtp",),
+    ("eagle3",),
+    ("draft-model",),
+    ("dflash",),
+    ("ngram-simple", "mtp", "draft-model"),
+]
+
+
+def drafters(form: str, draft_kv_bits: int) -> list:
+    """One of each kind."""
+    made = tiny_models.wide(form)
+    context = made.target.max_context
+    return [
+        NgramSimple(3, 12),
+        Mtp(made.mtp, context, kv_bits=draft_kv_bits),
+        Eagle3(made.eagle3, context, kv_bits=draft_kv_bits),
+        DraftModel(made.echo, made.target.vocab_size, kv_bits=draft_kv_bits),
+        DFlashDrafter(made.dflash, context, kv_bits=draft_kv_bits),
+    ]
+
+
+def engine(form: str, kv_bits: int, draft_kv_bits: int = 8, *, alone: bool = False, **config) -> Engine:
+    """alone: with no drafter."""
+    return Engine(
+        tiny_models.wide(form).target,
+        tiny_models.tokenizer(),
+        drafters=[] if alone else drafters(form, draft_kv_bits),
+        config=EngineConfig(kv_bits=kv_bits, **config),
+    )
+
+
+@cache
+def shared(form: str, kv_bits: int, rollback: str = "tape") -> Engine:
+    return engine(form, kv_bits, rollback=rollback)
+
+
+@cache
+def plainly(form: str, kv_bits: int) -> Engine:
+    return engine(form, kv_bits, alone=True, prefix_budget=0)
+
+
+@cache
+def batch(form: str, kv_bits: int, number: int) -> tuple[list, list, list[Result]]:
+    """Prompts, parameters, and what plain decoding says to each alone."""
+    some, params = prompts(NUM_ROWS, number), asked(number * NUM_ROWS, NUM_ROWS)
+    plain = plainly(form, kv_bits)
+    return some, params, [plain.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
+
+
+def check(form: str, kv_bits: int, number: int, results: list[Result], what: str, *, alone: bool) -> None:
+    model = tiny_models.wide(form).target
+    for prompt, params, wanted, got in zip(*batch(form, kv_bits, number), results, strict=True):
+        same(wanted, got, prompt, params, what, model, is_alone=alone, kv_bits=kv_bits)
+        assert not got.stats.notices, got.stats.notices
+
+
+def run(form: str, kv_bits: int, number: int, names: tuple[str, ...], rollback: str, **limits) -> None:
+    """One row after the other, and all rows together."""
+    some, params, _ = batch(form, kv_bits, number)
+    made, asks = shared(form, kv_bits, rollback), spec(*names, **limits)
+    what = f"{form}, {kv_bits} bits, {names}, {rollback}, {limits}"
+    one_by_one = [made.generate(p, s, spec=asks) for p, s in zip(some, params, strict=True)]
+    check(form, kv_bits, number, one_by_one, f"{what}, 1 row", alone=True)
+    together = made.generate(some, params, spec=asks)
+    check(form, kv_bits, number, together, f"{what}, {NUM_ROWS} rows", alone=False)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("names", [("mtp",), ("ngram-simple", "mtp", "draft-model")], ids="+".join)
+def test_drafted_text_is_plain_text(form: str, bits: int, names: tuple[str, ...]) -> None:
+    run(form, bits, 1, names, "tape")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollback", ["tape", "snapshots", "checkpoint"])
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+@pytest.mark.parametrize("names", DRAFTERS, ids="+".join)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_drafter_policy_and_rollback(
+    form: str, bits: int, names: tuple[str, ...], policy: str, rollback: str
+) -> None:
+    run(form, bits, 0, names, rollback, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("form", "bits", "sure"),
+    [
+        pytest.param(form, bits, sure, marks=[] if sure == 0.5 else [pytest.mark.slow])
+        for form in FORMS
+        for bits in BITS
+        for sure in (0.0, 0.5, 1.0)
+    ],
+)
+def test_any_pattern_of_acceptance_gives_the_same_text(form: str, bits: int, sure: float) -> None:
+    """Drafts of up to 30 tokens that are right with some probability each."""
+    some, params, plain = batch(form, bits, 2)
+    oracle = Oracle([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)], sure=sure)
+    made = Engine(
+        tiny_models.wide(form).target,
+        tiny_models.tokenizer(),
+        drafters=[oracle],
+        config=EngineConfig(kv_bits=bits),
+    )
+    results = made.generate(some, params, spec=spec("ngram-simple", ngram_m=30))
+    check(form, bits, 2, results, f"{form}, {bits} bits, oracle {sure}", alone=False)
+    accepted, drafted = (sum(getattr(r.stats, n) for r in results) for n in ("num_accepted", "num_drafted"))
+    assert drafted > 0
+    assert (sure > 0) == (accepted > 0)
+
+
+def test_drafts_stand_and_fall() -> None:
+    """Equal texts prove little if every draft is thrown away."""
+    made = shared("float32", 8)
+    for names in DRAFTERS[:4]:
+        some, params, _ = batch("float32", 8, 1)
+        did = [
+            r.stats.drafters[names[0]]
+            for r in made.generate(some, params, spec=spec(*names))
+            if r.stats.drafters
+        ]
+        drafted, accepted = sum(d.num_drafted for d in did), sum(d.num_accepted for d in did)
+        assert 0.05 * drafted < accepted < 0.98 * drafted, f"{names}: {accepted} of {drafted}"
+
+
+def test_fewer_bits_are_another_text() -> None:
+    """So the tests above compare with what they say they do: 4 bits change what a model sees."""
+    texts = {bits: [r.tokens for r in batch("float32", bits, 1)[2]] for bits in (16, 8, 4)}
+    assert texts[16] != texts[4] != texts[8]
+
+
+# ---- behind the prefix store
+
+
+def turns(seed: int) -> tuple[list[int], list[list[int]]]:
+    """A beginning, and prompts that share it."""
+    rng = np.random.default_rng(seed)
+    begin = rng.integers(0, tiny_models.EOS, 90).tolist()
+    return begin, [[*begin, *rng.integers(0, tiny_models.EOS, n).tolist()] for n in (7, 40, 1)]
+
+
+def behind(form: str, bits: int, made: Engine, names: tuple[str, ...], seed: int = 5) -> list[Result]:
+    """The prompts one after the other, each behind what those before it left."""
+    begin, asks = turns(seed)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    plain, model = plainly(form, bits), tiny_models.wide(form).target
+    made.generate(begin, params, spec=spec(*names) if names else PLAIN)
+    results = []
+    for prompt in asks:
+        got = made.generate(prompt, params, spec=spec(*names) if names else PLAIN)
+        wanted = plain.generate(prompt, params, spec=PLAIN)
+        same(wanted, got, prompt, params, f"{form}, {bits}, {names}", model, is_alone=False, kv_bits=bits)
+        results.append(got)
+    return results
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(n, marks=[] if n in ((), ("mtp",)) else [pytest.mark.slow]) for n in [(), *DRAFTERS]],
+    ids=lambda n: "+".join(n) or "plain",
+)
+def test_text_behind_a_prefix_hit(form: str, bits: int, names: tuple[str, ...]) -> None:
+    made = engine(form, bits, 4)
+    results = behind(form, bits, made, names)
+    assert all(r.stats.num_cached >= 90 for r in results)
+    made.prefix.store.check()
+
+
+def test_edges_hold_the_quantized_bytes() -> None:
+    """The bytes of a token in the store are those of the cache, so quantized ones."""
+    sizes = {}
+    for bits in (16, 8, 4):
+        made = engine("float32", bits, alone=True)
+        made.generate(turns(1)[0], SamplingParams(max_tokens=1), spec=PLAIN)
+        (node,) = made.prefix.store._root.children.values()
+        (segment,) = node.segments.values()
+        sizes[bits] = sum(x.nbytes for kv in segment for x in kv) / 90
+    heads, dim = 2, 64
+    assert sizes == {16: 2 * heads * dim * 4, 8: 2 * heads * (dim + 8), 4: 2 * heads * (dim // 2 + 8)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_behind_what_is_on_disk(form: str, tmp_path: Path) -> None:
+    """Another engine with the same kv_bits goes on from the files; one with other bits finds nothing there."""
+    begin, asks = turns(3)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+
+    def made(bits: int) -> Engine:
+        return engine(form, bits, prefix_disk=1 << 28, prefix_dir=tmp_path)
+
+    first = made(8)
+    first.generate(begin, params, spec=spec("mtp"))
+    first.prefix.flush(30)
+    first.close()
+    model = tiny_models.wide(form).target
+    for bits, num_cached in ((8, 90), (4, 0), (16, 0)):
+        other = made(bits)
+        got = other.generate(asks[0], params, spec=spec("mtp"))
+        assert got.stats.num_cached >= num_cached if num_cached else got.stats.num_cached == 0
+        wanted = plainly(form, bits).generate(asks[0], params, spec=PLAIN)
+        same(wanted, got, asks[0], params, f"{form}, {bits}, disk", model, is_alone=False, kv_bits=bits)
+        other.close()
+
+
+def test_signatures_tell_kv_types_apart() -> None:
+    model = tiny_models.wide().target
+    targets = {bits: of_target(model, EngineConfig(kv_bits=bits)) for bits in (16, 8, 4)}
+    assert len(set(targets.values())) == 3
+    made = {bits: drafters("float32", bits)[1] for bits in (16, 8, 4)}
+    assert len({of_drafter(targets[16], d) for d in made.values()}) == 3
+
+
+# ---- switching, refusals, memory
+
+
+def test_an_idle_engine_changes_its_bits_and_forgets_what_it_kept() -> None:
+    made, params = engine("float32", 16, alone=True), SamplingParams(max_tokens=10, ignore_eos=True)
+    prompt = turns(4)[1][0]
+    for bits in (16, 4, 8, 16):
+        made.keep_kv_in(bits)
+        got = made.generate(prompt, params, spec=PLAIN)
+        assert got.stats.num_cached == 0
+        assert got.tokens == plainly("float32", bits).generate(prompt, params, spec=PLAIN).tokens
+        assert made.memory.config.kv_bits == bits
+    made.submit(prompt, params)
+    with pytest.raises(EngineBusyError, match="kv_bits cannot become 8"):
+        made.keep_kv_in(8)
+    assert made.config.kv_bits == 16
+
+
+def test_what_cannot_be_quantized_is_refused_in_one_sentence() -> None:
+    with pytest.raises(
+        ConfigError, match="heads of 32 numbers, which groups of 64 do not divide, so kv_bits 8"
+    ):
+        Engine(tiny_models.target(), config=EngineConfig(kv_bits=8))
+    with pytest.raises(
+        ConfigError, match="no layer that attends to the whole context, so kv_bits 4 would quantize nothing"
+    ):
+        Engine(tiny_models.stack("recurrent"), config=EngineConfig(kv_bits=4))
+    with pytest.raises(
+        ConfigError, match=r"The drafter mtp has attention heads of 32 numbers.*draft_kv_bits 8"
+    ):
+        Mtp(tiny_models.mtp_head(), 100, kv_bits=8)
+    for wrong in (2, 5, 32, True, "8"):
+        with pytest.raises(ConfigError, match=r"^kv_bits must be"):
+            EngineConfig(kv_bits=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"^draft_kv_bits must be"):
+            SpecConfig(draft_kv_bits=wrong)  # type: ignore[arg-type]
+
+
+def test_rows_take_what_was_estimated() -> None:
+    """By drafter and target: the estimate is a bound, and falls with the bits."""
+    prompt, params = turns(6)[1][1], SamplingParams(max_tokens=300, ignore_eos=True)
+    estimates = []
+    for bits in (16, 8, 4):
+        made = engine("float32", bits, bits, prefix_budget=0)
+        request = made.submit(prompt, params, spec=spec("mtp", "draft-model"))
+        most = made.memory.needed(request)
+        taken = 0
+        while made.step():
+            taken = max(taken, made.nbytes)
+        assert 0 < taken <= most
+        estimates.append(most)
+    assert estimates[0] > estimates[1] > estimates[2]
+
+
+def quantized_layers(model: Model, bits: int) -> int:
+    return sum(isinstance(x, QuantizedLayerCache) for x in model.make_cache(1, kv_bits=bits).layers)
+
+
+def test_recurrent_layers_and_windows_stay_as_they_are() -> None:
+    assert quantized_layers(tiny_models.wide().target, 8) == 1
+    assert [type(x).__name__ for x in tiny_models.wide().dflash.make_cache(1, kv_bits=8).layers] == [
+        "QuantizedLayerCache",
+        "WindowedLayerCache",
+    ]
