@@ -15,7 +15,14 @@ import pytest
 from mlxspec.compat import mlx_lm as ours
 from mlxspec.compat.mlx_lm.models import cache as our_cache
 from mlxspec.config import EngineConfig
-from mlxspec.errors import ConfigError, MlxspecError, ModelError, StorageError, VocabularyError
+from mlxspec.errors import (
+    ConfigError,
+    EngineBusyError,
+    MlxspecError,
+    ModelError,
+    StorageError,
+    VocabularyError,
+)
 from mlxspec.platform.resources import demo_folder
 from tests.models.test_adapters import write_adapter
 
@@ -101,6 +108,7 @@ def test_every_option_of_theirs_is_honoured_or_refused_by_name() -> None:
         "num_draft_tokens",  # test_num_draft_tokens_bounds_the_drafts
         "prefill_step_size",  # test_prefill_step_size_cuts_prompts
         "prompt_progress_callback",  # test_limits_progress_and_printing
+        "kv_bits",  # test_kv_bits_...
     }
     without_effect = {"kv_group_size", "quantized_kv_start"}  # as with mlx-lm where kv_bits is None
     for name in sorted(options - honoured - without_effect):
@@ -111,13 +119,73 @@ def test_every_option_of_theirs_is_honoured_or_refused_by_name() -> None:
         ):
             with pytest.raises(ConfigError, match=name):
                 call()
-    for name in ("max_kv_size", "prefill_batch_size", "kv_bits"):
+    for name in ("max_kv_size", "prefill_batch_size"):
         with pytest.raises(ConfigError, match=name):
             ours.batch_generate(model, tokenizer, [[5, 6]], **{name: 8})
     with pytest.raises(TypeError, match="nonsense"):
         ours.stream_generate(model, tokenizer, CODE, nonsense=1)
     with pytest.raises(TypeError, match="nonsense"):
         ours.batch_generate(model, tokenizer, [[5, 6]], nonsense=1)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_kv_bits_are_those_of_an_engine_with_as_many(bits: int) -> None:
+    """Drafted, in a batch, and behind a prompt cache; without kv_bits the model has its own again."""
+    model, tokenizer = ours.load("demo", config=EngineConfig(max_rows=4))
+    wanted, _ = ours.load("demo", draft="off", config=EngineConfig(kv_bits=bits, prefix_budget=0))
+    prompt = tokenizer.encode(CODE * 3)
+    plain = ours.generate(plain_demo(), tokenizer, prompt, max_tokens=24)
+    quantized = ours.generate(wanted, tokenizer, prompt, max_tokens=24)
+    assert ours.generate(model, tokenizer, prompt, max_tokens=24, kv_bits=bits) == quantized
+    assert model.engine.config.kv_bits == bits
+    (batched,) = ours.batch_generate(model, tokenizer, [prompt], max_tokens=24, kv_bits=bits).texts
+    assert batched.lstrip() == quantized.lstrip()  # the tokenizer's own decoding keeps the first space
+    cache = our_cache.make_prompt_cache(model)
+    ours.generate(model, tokenizer, prompt[:40], max_tokens=1, kv_bits=bits, prompt_cache=cache)
+    our_cache.trim_prompt_cache(cache, cache[0].offset - 40)
+    rest = ours.generate(model, tokenizer, prompt[40:], max_tokens=24, kv_bits=bits, prompt_cache=cache)
+    assert rest == quantized
+    assert ours.generate(model, tokenizer, prompt, max_tokens=24) == plain
+    assert model.engine.config.kv_bits == 16
+
+
+def plain_demo() -> ours.LoadedModel:
+    return plain()[0]
+
+
+def test_a_file_of_quantized_states_is_for_as_many_bits(tmp_path: Path) -> None:
+    """What was saved with 8 bits is gone on from with 8, and refused with others."""
+    model, tokenizer = ours.load("demo", draft="off", config=EngineConfig(kv_bits=8))
+    prompt, file = tokenizer.encode(CODE * 3), tmp_path / "text.safetensors"
+    cache = our_cache.make_prompt_cache(model)
+    text = ours.generate(model, tokenizer, prompt, max_tokens=8, prompt_cache=cache)
+    our_cache.save_prompt_cache(file, cache)
+    again, _ = ours.load("demo", draft="off", config=EngineConfig(kv_bits=8))
+    found = our_cache.load_prompt_cache(file)
+    our_cache.trim_prompt_cache(found, found[0].offset - len(prompt) + 1)
+    assert ours.generate(again, tokenizer, prompt[-1:], max_tokens=8, prompt_cache=found) == text
+    other, _ = ours.load("demo", draft="off")
+    with pytest.raises(ConfigError, match="does not fit this model"):
+        ours.generate(other, tokenizer, [5], max_tokens=8, prompt_cache=our_cache.load_prompt_cache(file))
+
+
+def test_kv_bits_that_we_do_not_do_are_refused_in_a_sentence() -> None:
+    model, tokenizer = loaded()
+    for options, said in (
+        ({"kv_bits": 6}, "kv_bits must be one of 4, 8, 16, not 6"),
+        ({"kv_bits": 8, "kv_group_size": 32}, "kv_group_size must be 64"),
+        ({"kv_bits": 8, "quantized_kv_start": 5000}, "quantized_kv_start must be 0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            ours.generate(model, tokenizer, CODE, **options)
+    ours.generate(
+        model, tokenizer, CODE, max_tokens=2, kv_group_size=32, quantized_kv_start=5000
+    )  # mean nothing alone
+    open_one = ours.stream_generate(model, tokenizer, CODE, max_tokens=20)
+    next(open_one)
+    with pytest.raises(EngineBusyError, match="kv_bits cannot become 8 while requests run"):
+        ours.generate(model, tokenizer, CODE, kv_bits=8)
+    open_one.close()
 
 
 def test_prefill_step_size_cuts_prompts() -> None:

@@ -15,9 +15,10 @@ import mlx.core as mx
 from mlx_lm.generate import BatchResponse, BatchStats, GenerationResponse, generation_stream
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from mlxspec.cache.quantized import GROUP
 from mlxspec.compat.mlx_lm.models.cache import PromptCache, checked
 from mlxspec.compat.mlx_lm.utils import LoadedModel
-from mlxspec.config import MAX_CONTEXT, SamplingParams, SpecConfig
+from mlxspec.config import MAX_CONTEXT, SamplingParams, SpecConfig, check_kv_bits
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
 from mlxspec.errors import ConfigError, MlxspecError
@@ -26,11 +27,11 @@ from mlxspec.events import Event, FinishEvent, PrefillEvent, TokensEvent
 # What mlx-lm's functions take besides, and we cannot: fine only as None.
 _REFUSED = {
     "max_kv_size": "a cache that forgets the middle of a text",
-    "kv_bits": "a quantized KV cache",
     "input_embeddings": "embeddings in place of a prompt",
     "prefill_batch_size": "reading so many prompts at a time: they take turns by chunks (prefill_step_size)",
 }
-_WITH_KV_BITS = ("kv_group_size", "quantized_kv_start")  # mean nothing without it, as in mlx-lm
+# what goes with kv_bits, and the one value that we do; mean nothing without it, as in mlx-lm
+_WITH_KV_BITS = {"kv_group_size": GROUP, "quantized_kv_start": 0}
 _STEP_OPTIONS = (
     "sampler",
     "logits_processors",
@@ -38,8 +39,9 @@ _STEP_OPTIONS = (
     "num_draft_tokens",
     "prefill_step_size",
     "prompt_progress_callback",
+    "kv_bits",
 )
-_BATCH_OPTIONS = ("sampler", "logits_processors", "completion_batch_size", "prefill_step_size")
+_BATCH_OPTIONS = ("sampler", "logits_processors", "completion_batch_size", "prefill_step_size", "kv_bits")
 _BATCH_ROWS = 32  # mlx-lm's default of completion_batch_size
 _DRAFT_TOKENS = 2  # mlx-lm's default
 
@@ -117,9 +119,9 @@ def generate_step(
 
     Samplers and processors are called for drafts that may be rejected, so they must depend on nothing but their arguments. prompt_cache is
     extended in place by the prompt and by each token that was yielded. prefill_step_size: tokens of a prompt read at once, at least 16;
-    None takes the engine's. prompt_progress_callback is called with the tokens read so far and the prompt's length.
+    None takes the engine's. kv_bits: 8 or 4, for all keys and values of the text; None takes the engine's. prompt_progress_callback is
+    called with the tokens read so far and the prompt's length.
     """
-    del kv_group_size, quantized_kv_start
     given = {
         "sampler": sampler,
         "logits_processors": logits_processors,
@@ -127,6 +129,8 @@ def generate_step(
         "prompt_cache": prompt_cache,
         "prefill_step_size": prefill_step_size,
         "kv_bits": kv_bits,
+        "kv_group_size": kv_group_size,
+        "quantized_kv_start": quantized_kv_start,
         "prompt_progress_callback": prompt_progress_callback,
         "input_embeddings": input_embeddings,
     }
@@ -221,6 +225,7 @@ class _CachedRun:
     recorder: _Recorder | None
     events: Iterator[Event]
     chunk: int
+    kv_bits: int
 
     @classmethod
     def begin(
@@ -240,19 +245,21 @@ class _CachedRun:
         if not prompt:
             raise ConfigError("The prompt is empty.")
         recorder = _Recorder() if keep_logprobs else None
-        chunk = _chunk(model, options)
+        chunk, kv_bits = _chunk(model, options), _kv_bits(model, options)
+        engine.keep_kv_in(kv_bits)  # before what a cache's file holds is taken over
         params = _params(max_tokens, options, len(before), recorder)
         spec = _spec(engine, options.get("num_draft_tokens"), has_draft)
         events = engine.stream([*before, *prompt], params, spec=spec)
         for cache in caches:
             cache.prepare(engine, model.fingerprint)
         progress = options.get("prompt_progress_callback") or (lambda done, total: None)
-        return cls(engine, before, prompt, max_tokens, caches, progress, recorder, events, chunk)
+        return cls(engine, before, prompt, max_tokens, caches, progress, recorder, events, chunk, kv_bits)
 
     def steps(self) -> Generator[TokenStep, None, None]:
         """Tokens as they come. The caches hold the prompt, and every token that was yielded, when this ends or is closed."""
         engine, total = self.engine, len(self.prompt)
         place = len(self.before) + total
+        engine.keep_kv_in(self.kv_bits)
         engine.prefill_chunk = self.chunk
         self.progress(0, total)
         given: list[int] = []
@@ -333,6 +340,7 @@ def batch_generate(
         _BatchRow.make(model, cache, _ids(prompt), limit, kwargs, return_logprobs)
         for cache, prompt, limit in zip(caches, prompts, limits, strict=True)
     ]
+    model.engine.keep_kv_in(_kv_bits(model, kwargs))
     most = kwargs.get("completion_batch_size") or _BATCH_ROWS
     began = time.perf_counter()
     _run(model, rows, tokenizer.eos_token_ids, most, _Told(len(rows), verbose))
@@ -531,6 +539,18 @@ def _chunk(model: LoadedModel, options: dict[str, Any]) -> int:
     if type(asked) is not int or not 16 <= asked <= 1 << 16:
         raise ConfigError(f"prefill_step_size must be an integer between 16 and {1 << 16}, not {asked!r}.")
     return asked
+
+
+def _kv_bits(model: LoadedModel, options: dict[str, Any]) -> int:
+    """In how many bits keys and values are kept. Raises ConfigError."""
+    asked = options.get("kv_bits")
+    if asked is None:
+        return model.kv_bits
+    check_kv_bits("kv_bits", asked)
+    for name, value in _WITH_KV_BITS.items():
+        if options.get(name, value) != value:
+            raise ConfigError(f"{name} must be {value} with mlxspec, not {options[name]!r}.")
+    return int(asked)
 
 
 def _tokens(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:

@@ -21,11 +21,13 @@ from mlxspec.loading.folder import tensor_files
 
 
 class LoadedModel:
-    """What `load` returns in place of mlx-lm's module. Attributes: engine, folder, prefill_chunk (the engine's own, in tokens)."""
+    """What `load` returns in place of mlx-lm's module. Attributes: engine, folder, prefill_chunk (the engine's own, in tokens),
+    kv_bits (what it was loaded with)."""
 
     def __init__(self, engine: Engine, folder: Path, adapter: Path | None = None) -> None:
         self.engine, self.folder, self._adapter = engine, folder, adapter
         self.prefill_chunk = engine.prefill_chunk
+        self.kv_bits = engine.config.kv_bits
         self._pairs: dict[int, tuple[LoadedModel, Engine]] = {}
 
     def paired(self, draft: LoadedModel) -> Engine:

@@ -28,6 +28,9 @@ from mlxspec.loading.safetensors import check_header
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
+# what a layer keeps for each token, in the order of the cache's parts
+_PLAIN = ("keys", "values")
+_PACKED = tuple(f"{of}.{part}" for part in ("codes", "scales", "biases") for of in _PLAIN)
 _FORMAT = "mlxspec prompt cache 1"
 
 
@@ -96,8 +99,8 @@ class PromptCache:
                 [mx.concatenate(x, axis=2) for x in zip(*kv, strict=True)]
                 for kv in zip(*snapshot.segments, strict=True)
             ]
-            for i, (keys, values) in enumerate(layers):
-                arrays |= {f"{index}.tokens.{i}.keys": keys, f"{index}.tokens.{i}.values": values}
+            for i, kept in enumerate(layers):
+                arrays |= {f"{index}.tokens.{i}.{n}": x for n, x in zip(_names(len(kept)), kept, strict=True)}
             for i, point in enumerate(snapshot.point):
                 arrays |= {f"{index}.point.{i}.{j}": x for j, x in enumerate(point)}
             parts[name] = {"index": index, "layers": len(layers), "points": [len(p) for p in snapshot.point]}
@@ -130,7 +133,7 @@ class SavedStates:
         for name, part in self.layout["parts"].items():
             index = part["index"]
             names = [f"{index}.tokens.{i}" for i in range(part["layers"])]
-            segment = [(self.arrays[f"{n}.keys"], self.arrays[f"{n}.values"]) for n in names]
+            segment = [self._kept(n) for n in names]
             point = [
                 tuple(self.arrays[f"{index}.point.{i}.{j}"] for j in range(num))
                 for i, num in enumerate(part["points"])
@@ -142,6 +145,11 @@ class SavedStates:
             raise ValueError("no state of the target")
         return found
 
+    def _kept(self, name: str) -> tuple[mx.array, ...]:
+        """Keys and values of a layer, or what stands for them in few bits."""
+        num = len(_PACKED) if f"{name}.{_PACKED[0]}" in self.arrays else len(_PLAIN)
+        return tuple(self.arrays[f"{name}.{n}"] for n in _names(num))
+
     def hand_over(self, engine: Engine, fingerprint: str) -> None:
         """Put the states into the engine's prefix store. Raises ConfigError where another model made them."""
         if not self.layout:
@@ -152,11 +160,18 @@ class SavedStates:
             )
         known = {TARGET, *engine.chain.drafters}
         parts = {name: snapshot for name, snapshot in self._parts.items() if name in known}
-        empty = engine.model.make_cache(1).snapshot(0).arrays  # in the order of layers, with no token
+        empty = (
+            engine.model.make_cache(1, kv_bits=engine.config.kv_bits).snapshot(0).arrays
+        )  # in the order of layers, with no token
         given = parts[TARGET].arrays
         if len(empty) != len(given) or not all(map(_fits, empty, given)):
             raise ConfigError("The prompt cache's file does not fit this model.")
         engine.prefix.store.put(self._tokens[: self.layout["length"]], parts, self.arrays["hidden"])
+
+
+def _names(num: int) -> tuple[str, ...]:
+    """Of the arrays that a layer keeps for each token."""
+    return _PLAIN if num == len(_PLAIN) else _PACKED
 
 
 def _fits(empty: mx.array, given: mx.array) -> bool:
