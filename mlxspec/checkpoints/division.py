@@ -36,8 +36,15 @@ class Division:
     message_bytes: int = 0
 
 
-def divide(size: int, assembled: Callable[[Ranks], Assembled], context: int, rows: int) -> Division:
-    """assembled: a rank's share, not evaluated. Reads no weights."""
+def divide(
+    size: int,
+    assembled: Callable[[Ranks], Assembled],
+    context: int,
+    rows: int,
+    kv_bits: int,
+    draft_kv_bits: int,
+) -> Division:
+    """assembled: a rank's share, not evaluated. kv_bits, draft_kv_bits: as in EngineConfig and SpecConfig. Reads no weights."""
     found = []
     try:
         for r in range(size):
@@ -47,7 +54,8 @@ def divide(size: int, assembled: Callable[[Ranks], Assembled], context: int, row
                 RankMemory(
                     rank=r,
                     weights=bytes_of(made.model, *heads),
-                    state=sum(state_bytes(m, context, rows) for m in (made.model, *heads)),
+                    state=state_bytes(made.model, context, rows, kv_bits)
+                    + sum(state_bytes(m, context, rows, draft_kv_bits) for m in heads),
                 )
             )
     except ModelError as error:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten
 
+from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.division import Division, divide
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.proposal_rows import Proposing, proposing
-from mlxspec.config import DRAFTER_NAMES, SpecConfig
+from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.qwen_weights import split_mtp
@@ -156,11 +157,13 @@ def inspect(
     rows: int = 1,
     draft_model: str | None = None,
     ranks: int = 1,
+    kv_bits: int = EngineConfig.kv_bits,
+    draft_kv_bits: int = SpecConfig.draft_kv_bits,
 ) -> InspectReport | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
     draft_model counts in the memory, and among the drafters as what it can be to this model. ranks: among how many processes the model is
-    to be divided. Reads headers only. Raises MlxspecError
-    subclasses where `load` would, but for vocabularies that differ."""
+    to be divided. kv_bits, draft_kv_bits: in which the memory is reckoned, see EngineConfig and SpecConfig. Reads headers only. Raises
+    MlxspecError subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     weights = folder.read()
     what = folder.kind()
@@ -178,6 +181,7 @@ def inspect(
     kind = architecture(config)
     made = assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.path)
     context = _context(context, made)
+    check_kv_bits(made.model.make_cache(0).layers, kv_bits, "This model", "kv_bits")
     plain = kind.build(made.config)
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
@@ -206,10 +210,18 @@ def inspect(
         skipped_bytes=_bytes(weights) - _bytes(text) - tower.bytes,
         head=head,
         vision=tower,
-        memory=_memory(made, beside and beside.module, context, rows, drafters),
+        memory=_memory(
+            made,
+            beside and beside.module,
+            context,
+            rows,
+            drafters,
+            kv_bits=kv_bits,
+            draft_kv_bits=draft_kv_bits,
+        ),
         drafters=drafters,
         has_tokenizer=(folder.path / "tokenizer.json").is_file(),
-        division=divide(ranks, of_rank, context, rows) if ranks > 1 else None,
+        division=divide(ranks, of_rank, context, rows, kv_bits, draft_kv_bits) if ranks > 1 else None,
     )
 
 
@@ -344,20 +356,31 @@ def _advice(kind: Architecture, made: Assembled) -> str:
 
 
 def _memory(
-    made: Assembled, beside: Any, context: int, rows: int, usable: tuple[Usable, ...]
+    made: Assembled,
+    beside: Any,
+    context: int,
+    rows: int,
+    usable: tuple[Usable, ...],
+    *,
+    kv_bits: int,
+    draft_kv_bits: int,
 ) -> MemoryEstimate:
     head_rows = sum(u.proposing.row_bytes for u in usable if u.proposing is not None)
     drafters = [m for m in (made.mtp, beside) if m is not None]
+    caching = [m for m in drafters if hasattr(m, "make_cache")]
+    for module in caching:
+        check_kv_bits(module.make_cache(0).layers, draft_kv_bits, "The drafter", "draft_kv_bits")
     return MemoryEstimate(
         context=context,
         rows=rows,
         weights=memory.bytes_of(made.model),
         drafter_weights=memory.bytes_of(*drafters) + head_rows,
-        state=memory.state_bytes(made.model, context, rows),
-        drafter_state=sum(memory.state_bytes(m, context, rows) for m in drafters if hasattr(m, "make_cache")),
+        state=memory.state_bytes(made.model, context, rows, kv_bits),
+        drafter_state=sum(memory.state_bytes(m, context, rows, draft_kv_bits) for m in caching),
         machine=memory.machine_memory(),
         vision=0 if made.vision is None else made.vision.nbytes,
         reading=0 if made.vision is None else memory.reading_bytes(made.vision),
+        a_token=memory.token_bytes(made.model, kv_bits),
     )
 
 

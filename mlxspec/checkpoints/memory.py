@@ -27,7 +27,8 @@ _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 class MemoryEstimate:
     """Bytes, at most. state: keys, values and recurrent states of `rows` rows of `context` tokens, the model's and its drafters'.
     machine: what this one gives to MLX. vision: weights of the vision tower, where `weights` does not include them; reading: what the
-    tower takes while it reads an image of 1024 x 1024 pixels. Activations of the text model come on top: they are small beside the rest."""
+    tower takes while it reads an image of 1024 x 1024 pixels. a_token: what each token of a row adds to `state`: keys and values in layers
+    that attend to the whole context. Activations of the text model come on top: they are small beside the rest."""
 
     context: int
     rows: int
@@ -38,6 +39,7 @@ class MemoryEstimate:
     machine: int
     vision: int = 0
     reading: int = 0
+    a_token: int = 0
 
     @property
     def total(self) -> int:
@@ -67,11 +69,16 @@ def bytes_of(*modules: Any) -> int:
     return sum(value.nbytes for parameters in held for _, value in tree_flatten(parameters))
 
 
-def state_bytes(module: Any, context: int, rows: int) -> int:
-    """Of the caches of a model, or of a head: anything with `make_cache`."""
+def state_bytes(module: Any, context: int, rows: int, kv_bits: int = EngineConfig.kv_bits) -> int:
+    """Of the caches of a model, or of a head: anything with `make_cache`. kv_bits: as in EngineConfig."""
     verify = SpecConfig().ngram_m + 1  # the widest forward whose tokens may be taken back
-    cache = module.make_cache(0)
+    cache = module.make_cache(0, kv_bits=kv_bits)
     return rows * int(cache.bytes_for(context, prefill=chunk_of(EngineConfig()), verify=verify))
+
+
+def token_bytes(module: Any, kv_bits: int = EngineConfig.kv_bits) -> int:
+    """Of the keys and values of one token, in layers that attend to the whole context."""
+    return int(module.make_cache(0, kv_bits=kv_bits).snapshot_bytes()[0])
 
 
 def chunk_of(config: EngineConfig) -> int:
@@ -107,6 +114,7 @@ def expected(
         machine=machine_memory(),
         vision=vision,
         reading=0 if plan is None else reading_bytes(plan),
+        a_token=token_bytes(model),
     )
 
 

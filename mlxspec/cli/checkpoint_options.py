@@ -136,6 +136,20 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--draft-model", metavar="M", help="include this draft model")
     parser.add_argument(
+        "--kv-bits",
+        type=number("--kv-bits", int),
+        default=16,
+        metavar="B",
+        help="keys and values that the memory is reckoned for in 8 or 4 bits (default 16)",
+    )
+    parser.add_argument(
+        "--draft-kv-bits",
+        type=number("--draft-kv-bits", int),
+        default=16,
+        metavar="B",
+        help="the same for drafters' own keys and values (default 16)",
+    )
+    parser.add_argument(
         "--ranks",
         type=number("--ranks", int),
         default=1,

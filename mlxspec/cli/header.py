@@ -31,7 +31,7 @@ def lines(talk: Conversation) -> list[str]:
         "sampling": f"temperature {params.temperature:g}{more}{chosen}"
         if params.temperature
         else "always the most likely token",
-        "context": f"{engine.max_context:,} tokens",
+        "context": f"{engine.max_context:,} tokens{stats_line.kept_bits(engine)}",
     }
     return [f"{name:<9} {text}" for name, text in rows.items()]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlxspec.cli import terminal
 from mlxspec.cli.table import print_pairs
-from mlxspec.config import check_number
+from mlxspec.config import check_kv_bits, check_number
 
 if TYPE_CHECKING:
     from mlxspec.checkpoints.division import Division
@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
     check_number("--rows", args.rows, 1, 1024, integer=True)
+    check_kv_bits("--kv-bits", args.kv_bits)
+    check_kv_bits("--draft-kv-bits", args.draft_kv_bits)
     check_number("--ranks", args.ranks, 1, 64, integer=True)
     report = inspect(
         args.model,
@@ -32,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
         rows=args.rows,
         draft_model=args.draft_model,
         ranks=args.ranks,
+        kv_bits=args.kv_bits,
+        draft_kv_bits=args.draft_kv_bits,
     )
     if args.json:
         terminal.say(json.dumps(report.data()) + "\n")
@@ -74,6 +78,7 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
             "",
             f"weights {amount(m.weights)}{vision}, state {amount(m.state)}",
         ),
+        ("", f"keys and values: {m.a_token:,} bytes a token"),
         ("", f"drafters' weights {amount(m.drafter_weights)}, state {amount(m.drafter_state)}"),
         *_division(r.division),
         *[

@@ -89,9 +89,11 @@ _SPEC = {
     "acceptance": "--acceptance",
     "draft_vocab": "--draft-vocab",
     "draft_bits": "--draft-bits",
+    "draft_kv_bits": "--draft-kv-bits",
 }
 _ENGINE = {
     "max_context": "--max-context",
+    "kv_bits": "--kv-bits",
     "max_rows": "--max-rows",
     "prefill_chunk": "--prefill-chunk",
     "memory_budget": "--memory-budget",
@@ -175,6 +177,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--revision", str, "R", "branch, tag or commit of a Hugging Face id (default: the newest)"),
         ("--preset", str, "NAME", "options kept under this name in the config file (docs/commands.md)"),
         ("--max-context", int, "N", "tokens of context (default: the model's)"),
+        ("--kv-bits", int, "B", _KV_BITS),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
         ("--adapter", str, "DIR", "LoRA layers as mlx-lm's training writes them, folded into the weights"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
@@ -234,6 +237,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),
         ("--draft-vocab", int, "N", _DRAFT_VOCAB),
         ("--draft-bits", int, "B", _DRAFT_BITS),
+        ("--draft-kv-bits", int, "B", "the same as --kv-bits for drafters' own keys and values (default 16)"),
         ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
         ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
     )
@@ -270,6 +274,7 @@ _FIXED = f"policy fixed {FIXED_DEPTH}"
 _DRAFT_VOCAB = (
     "a model proposes over the N most frequent tokens only; 0: all (default: 32768 of a large vocabulary)"
 )
+_KV_BITS = "bits of keys and values: 8, 4, or 16 for as they are computed (default 16)"
 _DRAFT_BITS = f"bits of a drafter's weights if the model is quantized, 16 to leave floats (default {SpecConfig.draft_bits})"
 _ACCEPTANCE = "match (the default) accepts drafts equal to the model's own choice; rejection accepts more, but changes the text of a seed"
 _DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter: folder or id"

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.cli import options, terminal
+from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near, num_bytes, size
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import SamplingParams, SpecConfig, shown
@@ -192,8 +192,8 @@ def _tell(url: str, loaded: Loaded, has_key: bool) -> None:
     engine = loaded.engine
     drafters = ", ".join(engine.spec.drafters) or "off"
     terminal.note(
-        f"mlxspec serves {loaded.name} at {url} · {engine.max_context} tokens of context · drafting: {drafters}"
-        f" · {'with' if has_key else 'without'} a key"
+        f"mlxspec serves {loaded.name} at {url} · {engine.max_context} tokens of context{stats_line.kept_bits(engine)}"
+        f" · drafting: {drafters} · {'with' if has_key else 'without'} a key"
     )
     params = loaded.params
     if params is not None and params.temperature > 0:

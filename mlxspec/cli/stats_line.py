@@ -38,6 +38,18 @@ def finished(request: Request, plain_speed: float | None = None) -> Finished:
     return Finished(stats=request.stats, ending=ending, plain_speed=plain_speed)
 
 
+def kept_bits(engine: Engine) -> str:
+    """` · keys and values in 8 bits, drafters' in 4`; empty where they are as computed."""
+    drafted = {b for d in engine.chain.drafters.values() if (b := getattr(d, "kv_bits", 16)) != 16}
+    own = engine.config.kv_bits
+    said = [f"keys and values in {own} bits"] if own != 16 else []
+    said += [
+        f"drafters'{'' if said else ' keys and values'} in {bits}{'' if said else ' bits'}"
+        for bits in drafted
+    ]
+    return f" · {', '.join(said)}" if said else ""
+
+
 class PlainRounds:
     """Whether an estimate of plain decoding's speed rests on plain rounds that this process has timed lately."""
 
