@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from mlxspec.checkpoints.memory import bytes_of, state_bytes
 from mlxspec.errors import ModelError
 from mlxspec.models.assemble import Assembled
-from mlxspec.models.ranks import Ranks, traffic
+from mlxspec.models.ranks import Ranks
+from mlxspec.models.traffic import of_forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ def divide(
             )
     except ModelError as error:
         return Division(size=size, refusal=str(error))
-    sent = traffic(made.config, size)
+    sent = of_forward(made.config, size)
     return Division(
         size=size,
         ranks=tuple(found),

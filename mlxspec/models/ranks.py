@@ -20,7 +20,7 @@ Invariants:
 1. Every rank runs the same forwards in the same order, so sums and gathers meet in the same order.
 2. The residual stream, the hiddens and the logits have the same bits on every rank: they come out of a sum or of a gather, or are computed
    from such by the same operations.
-3. A forward sends two sums a layer (three in a Gemma layer with experts), one for each embedding, and one gather of logits.
+3. A forward sends two sums a layer (three in a Gemma layer with experts), one for each embedding, and one gather of logits (traffic.py).
 """
 
 from __future__ import annotations
@@ -295,24 +295,6 @@ def _share_of_gemma(c: GemmaConfig, ranks: Ranks) -> Share:
             cuts |= _cuts_of_mlp(f"{path}.experts.switch_glu", span, c.expert_size)
             changes["expert_size"] = _length(span)
     return Share(replace(c, layers=tuple(layers), **changes), cuts, gemma_weights.STACKS)
-
-
-class Traffic(NamedTuple):
-    """messages: sums and gathers of a forward, however many tokens it has. numbers: of the compute dtype that a rank puts into them for
-    each token. What the transport makes of them comes on top: a ring sends each sum nearly twice."""
-
-    messages: int
-    numbers: int
-
-
-def traffic(config: Config, size: int) -> Traffic:
-    """Of a forward that gives the logits of every token."""
-    layers = len(config.layers) if isinstance(config, GemmaConfig) else len(config.is_linear)
-    own_inputs = config.per_layer_size if isinstance(config, GemmaConfig) else 0
-    each = 3 if isinstance(config, GemmaConfig) and config.num_experts else 2
-    hiddens = each * layers + 1
-    numbers = hiddens * config.hidden_size + layers * own_inputs + ceil(config.vocab_size / size)
-    return Traffic(hiddens + bool(own_inputs) + 1, numbers)
 
 
 class Summed(nn.Module):

@@ -26,7 +26,6 @@ from mlx.utils import tree_flatten
 from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.proposal_rows import rows_of
 from mlxspec.errors import ModelError
-from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading import parts
 from mlxspec.loading.parts import Cut, sliced
 from mlxspec.loading.weights import parts_of, read_folder
@@ -36,7 +35,6 @@ from mlxspec.models.ranks import (
     Ranks,
     head_ranges,
     share,
-    traffic,
     vocabulary_ranges,
     width_ranges,
 )
@@ -120,18 +118,6 @@ class ThreadRanks(Ranks):
         return mx.array(np.concatenate(self.group.all_of(self.rank, x), axis=1))
 
 
-class CountedRanks(Ranks):
-    """Alone, with numbers of one rank of several: what it sends is noted in `group`, a list of (kind, bytes)."""
-
-    def sum(self, x: mx.array) -> mx.array:
-        self.group.append(("sum", x.nbytes))
-        return x
-
-    def gather(self, x: mx.array) -> mx.array:
-        self.group.append(("gather", x.nbytes))
-        return mx.concatenate([x] * self.size, axis=1)
-
-
 def by_threads(folder: Path, size: int) -> list[dict[str, np.ndarray]]:
     """What `rank_side.figures` finds on each of `size` ranks."""
     meeting, found, errors = Meeting(size), [{} for _ in range(size)], []
@@ -172,26 +158,6 @@ def test_threads_for_ranks(name: str, size: int, tmp_path: Path, monkeypatch: py
     folder = ON_TWO[name](tmp_path / name)
     whole = rank_side.figures(rank_side.load(folder))
     assert_same(by_threads(folder, size), whole, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "messages"),
-    [("tied", 10), ("gemma4-e", 15), pytest.param("gemma4-moe", 20, marks=pytest.mark.slow)],
-)
-def test_messages_of_a_forward(
-    name: str, messages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many as `traffic` says, for one token as for four, and as large."""
-    monkeypatch.setattr(device, "compile_enabled", lambda: False)
-    folder, sent = ON_TWO[name](tmp_path / name), []
-    made = rank_side.load(folder, CountedRanks(rank=0, size=2, group=sent))
-    for width in (1, 4):
-        sent.clear()
-        rows = FlatRows((width,))
-        made.model.forward(mx.array([1] * width, mx.int32), rows, made.model.make_cache(1))
-        assert [kind for kind, _ in sent] == ["sum"] * (messages - 1) + ["gather"]
-        told = traffic(made.config, 2)
-        assert (messages, sum(num for _, num in sent)) == (told.messages, 4 * width * told.numbers)
 
 
 # -- what a rank reads ---------------------------------------------------------------------------------------------------------------------
