@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from mlxspec.loading.qwen_weights import split_mtp
 from mlxspec.loading.weights import Weights, formats, is_of_a_tower, is_of_vision, rename, split_experts
 from mlxspec.models.assemble import (
     HOW_TO_GET_A_HEAD,
+    NO_ASSISTANT,
     Assembled,
     assemble_assistant_lazily,
     assemble_dflash_lazily,
@@ -221,7 +223,9 @@ def inspect(
         ),
         drafters=drafters,
         has_tokenizer=(folder.path / "tokenizer.json").is_file(),
-        division=divide(ranks, of_rank, context, rows, kv_bits, draft_kv_bits) if ranks > 1 else None,
+        division=_division(ranks, of_rank, weights, context, rows, kv_bits, draft_kv_bits, beside)
+        if ranks > 1
+        else None,
     )
 
 
@@ -266,6 +270,23 @@ def _beside(name: str | None, target: Assembled) -> _Beside | None:
     except ModelError:
         return _Beside(name, kind, module)
     return _Beside(name, kind, module, lends_head=True)
+
+
+def _division(
+    size: int,
+    of_rank: Callable[[Ranks], Assembled],
+    weights: Weights,
+    context: int,
+    rows: int,
+    kv_bits: int,
+    draft_kv_bits: int,
+    beside: _Beside | None,
+) -> Division:
+    """A Gemma 4 assistant drafts for no divided model."""
+    if beside is not None and beside.kind == "assistant":
+        return Division(size=size, refusal=NO_ASSISTANT)
+    named = [] if beside is None else [beside.module]
+    return divide(size, of_rank, weights, context, rows, kv_bits, draft_kv_bits, named)
 
 
 def _bytes(weights: Weights) -> int:

@@ -89,22 +89,30 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
 
 
 def _division(d: Division | None) -> list[tuple[str, str]]:
+    from mlxspec.checkpoints.division import VERIFY
     from mlxspec.loading.progress import amount
 
     if d is None:
         return []
-    if d.refusal:
+    if d.refusal or d.plain is None or d.verify is None:
         return [("ranks", d.refusal)]
-    return [
-        (
-            "ranks",
-            f"{d.size}; each sends {d.messages} messages a forward, with {amount(d.message_bytes)} a token in them",
-        ),
-        *[
-            ("", f"rank {r.rank}: {amount(r.total)}: weights {amount(r.weights)}, state {amount(r.state)}")
-            for r in d.ranks
-        ],
+    draft = ""
+    if d.draft is not None:
+        draft = f"; {d.draft.messages} and {amount(d.draft.bytes)} for each token that the MTP head drafts"
+    lines = [
+        f"{d.size}, among which the heads divide {'evenly' if d.is_even else 'unevenly'}",
+        f"a rank sends {d.plain.messages} messages and {amount(d.plain.bytes)} for a token, {d.verify.messages} and "
+        f"{amount(d.verify.bytes)} for a verify of {VERIFY}{draft}",
     ]
+    for r in d.ranks:
+        values = f" and {r.value_heads} of {d.value_heads} value heads" if d.value_heads else ""
+        drafter = f", drafter {amount(r.drafter_weights)}" if r.drafter_weights else ""
+        lines += [
+            f"rank {r.rank}: {amount(r.total)}: weights {amount(r.weights)}{drafter}, state {amount(r.state)}: "
+            f"{'fits' if r.fits else 'does not fit'}",
+            f"        {r.heads} of {d.heads} heads{values}; reads {amount(r.reads)} of the files",
+        ]
+    return [("ranks" if i == 0 else "", line) for i, line in enumerate(lines)]
 
 
 def _images(tower: Tower) -> str:

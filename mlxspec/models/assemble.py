@@ -60,6 +60,8 @@ HOW_TO_GET_A_HEAD = (
     "-o NEW --graft-mtp ORIGINAL` does so for a folder, or name a folder that holds it as the draft model"
 )
 
+NO_ASSISTANT = "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
+
 
 class Assembled(NamedTuple):
     """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder.
@@ -263,9 +265,7 @@ def assemble_assistant_lazily(
     if not isinstance(target, Gemma):
         raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
     if is_divided(target):
-        raise ModelError(
-            "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
-        )
+        raise ModelError(NO_ASSISTANT)
     assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
     _fill(assistant, sanitize_assistant(read()), dtype, "The assistant", _foreign_format(config))
     assistant.fuse()
