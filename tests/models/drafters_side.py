@@ -1,0 +1,95 @@
+"""One rank of several whose engines draft for tiny divided models, as a process of its own: `drafters_side.py LIST OUT`, where MLX's ring
+is told by the environment who else there is. LIST: a JSON list of cases, each a target's folder and the folders of its drafters. Writes
+OUT/<rank>.json: for each case, by drafter, the tokens of its answers and how many drafted tokens were accepted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlxspec.platform import device  # noqa: F401  (before mlx)
+
+# isort: split
+import mlx.core as mx
+
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.dflash import DFlashDrafter
+from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine
+from mlxspec.models.assemble import (
+    Assembled,
+    assemble,
+    assemble_dflash_lazily,
+    assemble_eagle3_lazily,
+    evaluate,
+)
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.ranks import ALONE, Ranks
+from tests import tiny_models
+
+PROMPTS = [5, 9, 33, 5, 9, 33, 5, 9], [70, 2, 41, 2, 41, 2], [11]
+PLAIN = "plain"
+Answers = dict[str, Any]
+
+
+def answers(case: dict[str, Any], ranks: Ranks = ALONE) -> Answers:
+    """Greedy and seeded answers of different lengths to ragged prompts, plain and with each drafter at a fixed depth."""
+    folder = ModelFolder(Path(case["target"]))
+    made = assemble(folder.config(), folder.read, mx.float32, ranks=ranks)
+    found = {}
+    for drafter in (None, *_drafters(made, folder, [Path(path) for path in case["drafters"]])):
+        drafters = [] if drafter is None else [drafter]
+        engine = Engine(made.model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig())
+        name = PLAIN if drafter is None else _title(drafter)
+        spec = SpecConfig(drafters=tuple(d.name for d in drafters), policy="fixed", n_max=3)
+        params = [
+            SamplingParams(max_tokens=10 + 4 * i, temperature=0.9 * (i % 2), seed=3 + i, ignore_eos=True)
+            for i in range(len(PROMPTS))
+        ]
+        results = engine.generate([list(p) for p in PROMPTS], params, spec=spec)
+        found[name] = {
+            "tokens": [list(result.tokens) for result in results],
+            "accepted": sum(result.stats.num_accepted for result in results),
+        }
+    return found
+
+
+def _title(drafter: Drafter) -> str:
+    return drafter._model.title if isinstance(drafter, DFlashDrafter) else drafter.name
+
+
+def _drafters(made: Assembled, folder: ModelFolder, beside: list[Path]) -> list[Drafter]:
+    """All are whole on each rank; what they ask of the target is the divided model's."""
+    model = made.model
+    small = assemble(folder.config(), folder.read, mx.float32).model
+    found: list[Drafter] = [NgramSimple(2, 6), DraftModel(small, model.vocab_size)]
+    if made.mtp is not None:
+        found.append(Mtp(made.mtp, model.max_context))
+    for path in beside:
+        other = ModelFolder(path)
+        if other.kind() == "eagle3":
+            head = assemble_eagle3_lazily(other.config(), other.read, model, mx.float32)
+            evaluate([head])
+            found.append(Eagle3(head, model.max_context))
+        else:
+            block = assemble_dflash_lazily(other.config(), other.read, model, mx.float32)
+            evaluate([block])
+            found.append(DFlashDrafter(block, model.max_context))
+    return found
+
+
+def main() -> None:
+    group = mx.distributed.init(strict=True, backend="ring")
+    ranks = Ranks(rank=group.rank(), size=group.size(), group=group)
+    found = [answers(case, ranks) for case in json.loads(Path(sys.argv[1]).read_text())]
+    (Path(sys.argv[2]) / f"{ranks.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Over ranks every drafter leaves the text of one process, for every family: engines over MLX's ring, with drafters that are whole on each
+rank and take embeddings, layers and logits of the divided model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import drafters_side
+import pytest
+import tiny_dflash
+from drafters_side import PLAIN
+from test_ranks import LAYOUTS, ON_FOUR, ON_TWO, free_ports
+
+from mlxspec.models.registry import architecture
+from tests.drafters import eagle3_checkpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 400  # for all cases on four processes that share two cores
+EAGLES = ("SafeAILab", "target's embedding")
+MASK = 3
+
+
+def case(folder: Path, turn: int) -> dict[str, Any]:
+    """A target with drafters: kinds take turns."""
+    config = json.loads((folder / "config.json").read_text())
+    parsed = architecture(config).parse(config)
+    layers = len(getattr(parsed, "is_linear", ())) or len(parsed.layers)
+    eagle, block = folder.with_name(f"{folder.name}-eagle3"), folder.with_name(f"{folder.name}-block")
+    kind = eagle3_checkpoints.KINDS[EAGLES[turn % 2]]
+    eagle3_checkpoints.write(eagle, kind, parsed.vocab_size, parsed.hidden_size, (1, 0, layers - 1))
+    name = tiny_dflash.KINDS[turn % 3]
+    given = tiny_dflash.config(
+        name,
+        hidden=parsed.hidden_size,
+        vocab=parsed.vocab_size,
+        target_layers=layers,
+        layer_ids=(0, layers - 1),
+        mask_id=MASK,
+        block=5,
+    )
+    tiny_dflash.write(block, given, tiny_dflash.weights(name, given))
+    return {"target": str(folder), "drafters": [str(eagle), str(block)]}
+
+
+def on_ring(cases: list[dict[str, Any]], size: int, out: Path) -> list[Any]:
+    """What each of `size` processes answers."""
+    out.mkdir()
+    hosts, listed = out / "hosts.json", out / "cases.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(size)]))
+    listed.write_text(json.dumps(cases))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, drafters_side.__file__, str(listed), str(out)],
+            env=os.environ | {"MLX_RANK": str(r), "MLX_HOSTFILE": str(hosts), "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(size)
+    ]
+    try:
+        said = [process.communicate(timeout=SECONDS)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(said)
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def check(folders: Mapping[str, Path], size: int, out: Path) -> None:
+    cases = [case(folder, turn) for turn, folder in enumerate(folders.values())]
+    ranks = on_ring(cases, size, out)
+    for place, (name, given) in enumerate(zip(folders, cases, strict=True)):
+        alone = drafters_side.answers(given)
+        plain = alone[PLAIN]["tokens"]
+        for rank, found in enumerate(ranks):
+            assert found[place].keys() == alone.keys()
+            for drafter, told in found[place].items():
+                assert told["tokens"] == plain, f"{name}: {drafter} on rank {rank} of {size}"
+                # the same drafts, so the same of them are accepted
+                assert told["accepted"] == alone[drafter]["accepted"], f"{name}: {drafter} on rank {rank}"
+
+
+def test_one_family_on_two(tmp_path: Path) -> None:
+    check({"odd": ON_TWO["odd"](tmp_path / "odd")}, 2, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_every_family_on_two(tmp_path: Path) -> None:
+    """Uneven heads, packed weights and experts included."""
+    written = {**ON_TWO, "moe-4bit": LAYOUTS["moe-4bit"]}
+    check({name: write(tmp_path / name) for name, write in written.items()}, 2, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_every_family_on_four(tmp_path: Path) -> None:
+    check({name: write(tmp_path / name) for name, write in ON_FOUR.items()}, 4, tmp_path / "out")
