@@ -194,7 +194,8 @@ _FAST = ("odd", "quantized", "gemma4-moe", "text-unfused", "gemma4-dense-4bit")
     "name", [pytest.param(name, marks=() if name in _FAST else pytest.mark.slow) for name in LAYOUTS]
 )
 def test_a_rank_reads_its_share(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parameters have the bits of slices of whole tensors, and of the files only the bytes are read that are kept."""
+    """The parameters have the bits of slices of whole tensors, cut behind renaming as before, and of the files only the bytes are read that
+    are kept."""
     folder = LAYOUTS[name](tmp_path / name)
     config, num_read = json.loads((folder / "config.json").read_text()), 0
     given = parts._read
@@ -218,13 +219,20 @@ def test_a_rank_reads_its_share(name: str, tmp_path: Path, monkeypatch: pytest.M
         for path, value in read_ones.items():
             assert mx.array_equal(value, sliced_ones[path], equal_nan=True).item(), path
         kept = parts_of(weights, own.cut_of)
-        cut = {k: v for k, v in weights.items() if own.cut_of(k) is not None}
-        assert num_read == sum(kept[k].nbytes for k in cut)
-        whole = sum(v.nbytes for v in cut.values())
+        kind = architecture(config)
+        trunk, _ = kind.sanitize(weights, kind.parse(config))
+        for place, value in kind.sanitize(kept, kind.parse(config))[0].items():
+            cut = own.cuts.get(place, own.cuts.get(place.rpartition(".")[0]))
+            is_whole = cut is None or place.endswith("global_scale")
+            expected = trunk[place] if is_whole else sliced(place, trunk[place], cut)
+            assert mx.array_equal(value, expected, equal_nan=True).item(), place
+        divided = {k: v for k, v in weights.items() if own.cut_of(k) is not None}
+        assert num_read == sum(kept[k].nbytes for k in divided)
+        whole = sum(v.nbytes for v in divided.values())
         assert (
             0.35 * whole <= num_read <= 0.65 * whole
         )  # three heads are divided 1 to 2, and keys that both read are read by both
-        left = sum(v.nbytes for k, v in weights.items() if k not in cut and not k.startswith("mtp."))
+        left = sum(v.nbytes for k, v in weights.items() if k not in divided and not k.startswith("mtp."))
         assert left <= 0.2 * whole  # norms and routers, which are large beside matrices as small as these
 
 
