@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,23 @@ class MemoryEstimate:
 
 
 def machine_memory() -> int:
-    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have."""
+    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have. Ranks on one machine have equal parts."""
+    return _whole_machine() // ranks_here()
+
+
+def ranks_here() -> int:
+    """How many ranks of this process's group run on this machine, itself included, as far as mlx.launch's file of hosts tells: those that
+    have the same address. 1 for a process alone, and where there is no such file."""
+    try:
+        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+        addresses = [{str(place).rpartition(":")[0] for place in host} for host in hosts]
+        own = addresses[int(os.environ["MLX_RANK"])]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 1
+    return sum(bool(own & found) for found in addresses) or 1
+
+
+def _whole_machine() -> int:
     info = mx.device_info() if device.has_gpu() else {}
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if isinstance(info.get(key), int) and info[key] > 0:
