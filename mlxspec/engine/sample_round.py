@@ -11,18 +11,22 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.drafters.base import Draft, Unread
+from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.acceptance import ForRejection
 from mlxspec.sampling.bits import Bits
+from mlxspec.sampling.blocks import in_blocks, part_of, positions_of
 from mlxspec.sampling.logprobs import Logprobs, logprobs
 from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
 from mlxspec.sampling.processors import Failure, draw, process
 from mlxspec.sampling.rejection import reject
-from mlxspec.sampling.sampler import BatchSampler
+from mlxspec.sampling.sampler import BatchSampler, DraftedBefore
+
+# logits, owners, drafts and masks, as `BatchSampler.sample` takes them
+_Given = tuple[mx.array, list[int], DraftedBefore | None, list[Bits | None] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ def choose(
     sampler = BatchSampler([r.sampler for r in requests], vocab)
     owners = [r for r, width in enumerate(rows.widths) for _ in range(width)]
     positions = _positions(requests, rows, owners, ahead)
-    drafts = _drafts_before(rows, tokens, vocab) if sampler.needs_drafts and rows.max_width > 1 else None
+    drafts = _drafts_before(rows, tokens) if sampler.needs_drafts and rows.max_width > 1 else None
     masks = _masks(requests, proposals, rows, ahead)
     failed: dict[int, Failure] = {}
     hooked = any(r.params.has_hooks for r in requests)
@@ -82,12 +86,9 @@ def choose(
         i for i, p in enumerate(proposals) if isinstance(p.submission, ForRejection) and p.draft.length
     ]
     if rejecting:
-        scores = sampler.scores(logits, owners, drafts, masks)
-        sampled = sampler.choose(scores, owners, positions)
-        for row in rejecting:
-            sampled = _rejected(
-                requests[row], proposals[row].draft, rows.starts[row], tokens, scores, sampled
-            )
+        sampled = _sampled_or_rejected(
+            requests, proposals, rows, rejecting, sampler, (logits, owners, drafts, masks), positions, tokens
+        )
     else:
         sampled = sampler.sample(logits, owners, positions, drafts, masks)
     if hooked:
@@ -131,13 +132,14 @@ def _drawn(
     requests: Sequence[Request],
     rows: FlatRows,
     sampler: BatchSampler,
-    given: tuple[mx.array, list[int], mx.array | None, list[Bits | None] | None],
+    given: _Given,
     sampled: mx.array,
     failed: dict[int, Failure],
 ) -> mx.array:
-    """`sampled` with what each row's own sampler draws in its place. given: what `BatchSampler.scores` takes."""
+    """`sampled` with what each row's own sampler draws in its place."""
     drawing = [i for i, r in enumerate(requests) if r.params.sampler is not None]
-    scores = sampler.scores(*given) if drawing else sampled
+    logits, owners, drafts, masks = given
+    scores = sampler.scores(logits, owners, drafts, masks) if drawing else sampled
     for i in drawing:
         start, end, hook = rows.starts[i], rows.starts[i + 1], requests[i].params.sampler
         if hook is None:
@@ -181,21 +183,63 @@ def choose_apart(
     return SampledRound(sampled=sampled, vocab_size=logits.shape[1], logprobs=found, failed=failures)
 
 
-def _rejected(
-    request: Request, draft: Draft, start: int, tokens: mx.array, scores: mx.array, sampled: mx.array
+def _sampled_or_rejected(
+    requests: Sequence[Request],
+    proposals: Sequence[Proposal],
+    rows: FlatRows,
+    rejecting: Sequence[int],
+    sampler: BatchSampler,
+    given: _Given,
+    positions: Positions,
+    tokens: mx.array,
 ) -> mx.array:
-    """`sampled` with one row's drafted positions decided by rejection; behind them stays the bonus token."""
-    end = start + draft.length
-    seeds = [request.sampler.seed] * draft.length
-    positions = range(len(request.history), len(request.history) + draft.length)
-    decided = reject(
-        scores[start:end],
-        draft.scores,
-        tokens[start + 1 : end + 1],
+    """Samples (N,), but of the rows `rejecting` drafted positions are decided by rejection; behind them stays the bonus token."""
+    logits, owners, drafts, masks = given
+
+    def block(some: slice, own: mx.array) -> mx.array:
+        counts = None if drafts is None else drafts[some]
+        scores = sampler.scores(own, owners[some], counts, part_of(masks, some))
+        sampled = sampler.choose(scores, owners[some], positions_of(positions, some))
+        for row in rejecting:
+            start, draft = rows.starts[row], proposals[row].draft
+            inside = range(max(start, some.start), min(start + draft.length, some.stop))
+            if inside:
+                decided = _rejected(
+                    requests[row],
+                    None
+                    if draft.scores is None
+                    else draft.scores[inside.start - start : inside.stop - start],
+                    inside.start - start,
+                    tokens[inside.start + 1 : inside.stop + 1],
+                    scores[inside.start - some.start : inside.stop - some.start],
+                )
+                before, behind = sampled[: inside.start - some.start], sampled[inside.stop - some.start :]
+                sampled = mx.concatenate([before, decided, behind])
+        return sampled
+
+    return in_blocks(logits, sampler.block_size(owners, masks, rejects=True), block)
+
+
+def _rejected(
+    request: Request,
+    drafted_by: mx.array | None,
+    first: int,
+    drafted: mx.array,
+    scores: mx.array,
+) -> mx.array:
+    """What rejection decides of a row's drafted tokens (n,), of which the first is number `first` of the draft. drafted_by (n, V): the
+    drafter's scores; scores (n, V): the target's."""
+    num = scores.shape[0]
+    seeds = [request.sampler.seed] * num
+    begin = len(request.history) + first
+    positions = range(begin, begin + num)
+    return reject(
+        scores,
+        drafted_by,
+        drafted,
         uniform(seeds, positions, NoiseStream.ACCEPT),
         gumbel(seeds, positions, scores.shape[1]),
     )
-    return mx.concatenate([sampled[:start], decided, sampled[end:]])
 
 
 def _masks(
@@ -216,11 +260,13 @@ def _masks(
     return found if any(m is not None for m in found) else None
 
 
-def _drafts_before(rows: FlatRows, tokens: mx.array, vocab_size: int) -> mx.array:
-    """(N, V) float32: how often each token is among the drafts read up to each position of its row."""
-    before = np.zeros((rows.num_tokens, rows.num_tokens), np.float32)
-    for start, end in zip(rows.starts, rows.starts[1:], strict=False):
-        for i in range(start + 1, end):
-            before[i, start + 1 : i + 1] = 1.0
-    one_hot = (tokens[:, None] == mx.arange(vocab_size)[None]).astype(mx.float32)
-    return mx.array(before) @ one_hot
+def _drafts_before(rows: FlatRows, tokens: mx.array) -> DraftedBefore:
+    """The drafts read up to each position of its row."""
+    pairs = [
+        (place, token)
+        for start, end in zip(rows.starts, rows.starts[1:], strict=False)
+        for place in range(start + 1, end)
+        for token in range(start + 1, place + 1)
+    ]
+    of = mx.array(np.asarray([token for _, token in pairs], np.int32))
+    return DraftedBefore([place for place, _ in pairs], tokens[of])

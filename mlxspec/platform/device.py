@@ -28,6 +28,8 @@ Backend = Literal["cpu", "metal", "cuda"]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 HAND_OVER_AT = 100  # launches: two to three of MLX's command buffers
 _MATRIX_UNITS = 17  # generation of the first GPU that has them
+# bytes: three times the logits of 17 positions of 248k words in 16 bits; and as much again as a prompt's chunk of a small model takes
+_SAMPLING_ON_CPU, _SAMPLING_ON_GPU = 24 << 20, 256 << 20
 UNPACKED_AT_MOST = 6 << 30  # bytes of float32
 _FREE_SHARE = 0.75  # of the memory that is free, which unpacked weights may take
 _LARGEST_KEPT, _KEPT = 32 << 20, 256 << 20  # bytes; 32 MiB is the most that glibc takes
@@ -152,6 +154,20 @@ def launch(*arrays: mx.array) -> None:
         import mlx.core as mx
 
         mx.async_eval(*arrays)
+
+
+def finish(*arrays: mx.array) -> None:
+    """Wait for these, so that what they were made of is gone. No-op within `hold`."""
+    if not _Ahead.holds and arrays:
+        import mlx.core as mx
+
+        mx.eval(*arrays)
+
+
+def sampling_bytes() -> int:
+    """What sampling may take at once beside its logits. A GPU is given more: it would have to wait for the host between two blocks, and
+    what it computes is launched anew for each."""
+    return _SAMPLING_ON_GPU if has_gpu() else _SAMPLING_ON_CPU
 
 
 @contextmanager

@@ -16,15 +16,20 @@ from typing import NamedTuple, NoReturn
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mlxspec.cache.attention import copied
 from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.bits import Bits, num_words, unpack
+from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_of
 from mlxspec.sampling.constraints import Constraints
 from mlxspec.sampling.noise import NoiseStream, Positions, gumbel
 from mlxspec.sampling.truncate import top_k_floor, top_p_floor
 
+# arrays (n, V) of float32 that sampling n positions holds at once, where nothing is fused: for penalties, for masks, for drawing, and
+# beside that for top-p and for rejection
+_PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED = 7, 3, 4, 8, 5
 _COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
 
 
@@ -124,6 +129,26 @@ class Drawn(NamedTuple):
     scores: mx.array | None
 
 
+class DraftedBefore:
+    """Which drafted tokens stand between a row's final tokens and each position. places, tokens (M,): at position places[i] the row's draft
+    holds tokens[i] before it, once for each pair."""
+
+    def __init__(self, places: Sequence[int] | NDArray[np.int32], tokens: mx.array) -> None:
+        self._places, self._tokens = np.asarray(places, np.int32), tokens
+
+    def __getitem__(self, some: slice) -> DraftedBefore:
+        """Of some positions."""
+        (inside,) = np.nonzero((self._places >= some.start) & (self._places < some.stop))
+        return DraftedBefore(
+            self._places[inside] - some.start, self._tokens[mx.array(inside.astype(np.int32))]
+        )
+
+    def added_to(self, counts: mx.array, num: int) -> mx.array:
+        """counts (1, V) or (num, V) float32, with these tokens counted: (num, V)."""
+        counts = mx.broadcast_to(counts, (num, counts.shape[1]))
+        return counts.at[mx.array(self._places), self._tokens].add(1.0) if len(self._places) else counts
+
+
 class BatchSampler:
     """Samples for positions of several rows in one go."""
 
@@ -136,14 +161,52 @@ class BatchSampler:
         logits: mx.array,
         owners: Sequence[int],
         positions: Positions,
-        drafts: mx.array | None = None,
+        drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
         """Tokens (N,) for logits (N, V), lazily.
 
-        owners: index into rows of each position. positions: where in its row each sampled token will stand. drafts (N, V): how often each
-        token stands between the row's final tokens and this position; None for nowhere. masks: what may come at each position.
+        owners: index into rows of each position. positions: where in its row each sampled token will stand. drafts: which tokens
+        stand between the row's final tokens and each position; None for none. masks: what may come at each position.
         """
+
+        def block(some: slice, own: mx.array) -> mx.array:
+            return self.sample_at_once(
+                own,
+                owners[some],
+                positions_of(positions, some),
+                None if drafts is None else drafts[some],
+                part_of(masks, some),
+            )
+
+        return in_blocks(logits, self.block_size(owners, masks), block)
+
+    def block_size(
+        self, owners: Sequence[int], masks: Sequence[Bits | None] | None, *, rejects: bool = False
+    ) -> int:
+        """Positions of these owners that are sampled at once. rejects: whether drafts among them are decided by rejection."""
+        return block_size(len(owners), self.vocab_size, self._copies(owners, masks, rejects))
+
+    def _copies(self, owners: Sequence[int], masks: Sequence[Bits | None] | None, rejects: bool) -> int:
+        """Arrays (N, V) of float32 that are held at once, at most."""
+        rows = [self.rows[o] for o in set(owners)]
+        is_masked = masks is not None and any(m is not None for m in masks)
+        processed = _PENALIZED if any(r.counts is not None for r in rows) else _MASKED if is_masked else 0
+        if all(r.is_greedy for r in rows):
+            return processed
+        shares = any(r.params.top_p < 1.0 and not r.params.top_k for r in rows)
+        drawn = bool(processed) + _DRAWN + (_SHARED if shares else 0) + (_REJECTED if rejects else 0)
+        return max(processed, drawn)
+
+    def sample_at_once(
+        self,
+        logits: mx.array,
+        owners: Sequence[int],
+        positions: Positions,
+        drafts: DraftedBefore | None = None,
+        masks: Sequence[Bits | None] | None = None,
+    ) -> mx.array:
+        """`sample` in one block: its plain twin."""
         if self._is_greedy(owners):
             return mx.argmax(self._processed(logits, owners, drafts, masks), axis=-1).astype(mx.int32)
         return self.choose(self.scores(logits, owners, drafts, masks), owners, positions)
@@ -152,7 +215,7 @@ class BatchSampler:
         self,
         logits: mx.array,
         owners: Sequence[int],
-        drafts: mx.array | None = None,
+        drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
         ids: mx.array | None = None,
     ) -> mx.array:
@@ -215,7 +278,7 @@ class BatchSampler:
         self,
         logits: mx.array,
         owners: Sequence[int],
-        drafts: mx.array | None = None,
+        drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
         ids: mx.array | None = None,
     ) -> mx.array:
@@ -285,7 +348,7 @@ def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:
 
 
 def _penalize(
-    logits: mx.array, used: _Used, drafts: mx.array | None, ids: mx.array | None = None
+    logits: mx.array, used: _Used, drafts: DraftedBefore | None, ids: mx.array | None = None
 ) -> mx.array:
     vocab = logits.shape[1]
 
@@ -295,7 +358,7 @@ def _penalize(
     if any(r.counts is not None for r in used.rows):
         zero, nothing = mx.zeros((vocab,)), mx.zeros((vocab,), mx.bool_)
         counts = used.table(lambda r: zero if r.counts is None else of_ids(r.counts))
-        counts = counts if drafts is None else counts + drafts
+        counts = counts if drafts is None else drafts.added_to(counts, logits.shape[0])
         seen = used.table(lambda r: nothing if r.prompt_seen is None else of_ids(r.prompt_seen))
         seen = seen | (counts > 0)
         repetition = used.column(lambda r: float(r.params.repetition_penalty))

@@ -23,10 +23,10 @@ _SHARE = 30  # bits of a share p
 _WEIGHT = 40  # bits of the likeliest token's weight; 2^23 of them fit into an int64
 _PROBABILITY = 31  # bits of probability 1; one and what rounding adds fit into a uint32
 _LANES = 16  # numbers: CPUs may compute what is left over of so many in another way, which must not depend on the other positions
-_AT_ONCE = (
-    1 << 20
-)  # scores whose masses are held at once, four positions of 248k words: a GPU has enough to do with so many
-_SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than halving the range of scores 16 or 32 times
+_AT_ONCE = 5 << 18  # scores whose masses are held at once: five positions of 248k words
+_SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than counting the digits of their scores
+_DIGIT = 16  # bits of a digit of a score
+_DIGITS = 1 << _DIGIT
 
 
 def largest(x: mx.array, num: int) -> mx.array:
@@ -77,7 +77,7 @@ def top_k_floor(x: mx.array, tempered: mx.array, k: Sequence[int], p: Sequence[f
 
 def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array:
     """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32; arguments as `top_k_floor` has them."""
-    find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else halved_floor
+    find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else counted_floor
     found = []
     step = max(1, _AT_ONCE // x.shape[1])
     for start in range(0, len(p), step):
@@ -94,22 +94,43 @@ def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[
     return _ranked_floor(scores, masses.astype(mx.int64), mx.array(True), p)
 
 
-def halved_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
-    """`top_p_floor` for masses (N, V) uint32, by asking once for each bit of a score whether the floor has it: a few passes over the
-    vocabulary, whose number depends on the type of x, and no more memory than one of them takes."""
-    total = mx.sum(masses, axis=-1, keepdims=True)
-    limit = _limit(total.astype(mx.int64), p).astype(mx.uint32)
+def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
+    """`top_p_floor` for masses (N, V) uint32, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit,
+    for float32 two, of which the second is looked at where the first is that of the floor."""
+    need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), p).astype(mx.uint32)
+    rising = _rising(x)
+    if x.dtype.size == 2:
+        floor, _ = _digit_of_floor(rising, masses, need)
+    else:
+        high = rising >> _DIGIT
+        first, need = _digit_of_floor(high, masses, need)
+        low, _ = _digit_of_floor(rising & (_DIGITS - 1), mx.where(high == first, masses, 0), need)
+        floor = first << _DIGIT | low
+    return mx.min(mx.where(rising >= floor, tempered, mx.inf), axis=-1, keepdims=True)
+
+
+def _rising(x: mx.array) -> mx.array:
+    """uint32 numbers in the order of the floats x, equal ones for equal floats."""
     bits = 8 * x.dtype.size
-    form, sign = (mx.int16, mx.array(0x7FFF, mx.int16)) if bits == 16 else (mx.int32, mx.array(0x7FFFFFFF))
-    found = mx.full((x.shape[0], 1), -(2 ** (bits - 1)), dtype=form)
-    for bit in reversed(range(bits)):
-        # integers in the order of the floats that they stand for: those below zero have all bits but the sign turned
-        tried = found + mx.array(2**bit if bit < bits - 1 else -(2**bit), form)
-        score = (tried ^ ((tried >> (bits - 1)) & sign)).view(x.dtype)
-        held = mx.sum(masses * (x >= score), axis=-1, keepdims=True)
-        found = mx.where(held >= limit, tried, found)
-    score = (found ^ ((found >> (bits - 1)) & sign)).view(x.dtype)
-    return mx.min(mx.where(x >= score, tempered, mx.inf), axis=-1, keepdims=True)
+    form, whole = (mx.int16, mx.uint16) if bits == 16 else (mx.int32, mx.uint32)
+    given = mx.where(x == 0, mx.zeros((), x.dtype), x).view(form)  # one zero, not two
+    sign = mx.array((1 << (bits - 1)) - 1, form)
+    turned = given ^ ((given >> (bits - 1)) & sign)
+    return (turned.view(whole) ^ mx.array(1 << (bits - 1), whole)).astype(mx.uint32)
+
+
+def _digit_of_floor(digits: mx.array, masses: mx.array, need: mx.array) -> tuple[mx.array, mx.array]:
+    """The highest digit (N, 1) uint32 that, with all higher ones, holds a mass of `need` (N, 1) uint32, 0 if none does; and what is needed
+    beside the higher ones. digits (N, V) uint32, below _DIGITS."""
+    num, vocab = digits.shape
+    # what has no mass is added somewhere: a GPU adds to one place one number after the other
+    spread = mx.arange(vocab, dtype=mx.uint32) & (_DIGITS - 1)
+    places = mx.where(masses > 0, digits, spread)
+    held = mx.zeros((num, _DIGITS), mx.uint32).at[mx.arange(num)[:, None], places].add(masses)
+    reached = mx.cumsum(held, axis=-1, reverse=True)
+    found = mx.maximum(mx.sum(reached >= need, axis=-1, keepdims=True).astype(mx.int32) - 1, 0)
+    above = mx.take_along_axis(reached, found, axis=-1) - mx.take_along_axis(held, found, axis=-1)
+    return found.astype(mx.uint32), need - above
 
 
 def _ranked_floor(scores: mx.array, masses: mx.array, inside: mx.array, p: Sequence[float]) -> mx.array:

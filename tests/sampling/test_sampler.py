@@ -15,6 +15,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.noise import NoiseStream, Shifted, gumbel
 from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence
+from tests.drafted import drafted
 
 VOCAB = 16
 NUM_DRAWS = 20_000
@@ -165,10 +166,10 @@ def test_a_row_in_a_mixed_batch_is_the_row_alone(all_options: list[dict], seed: 
     positions = [10 * r + i for r, w in enumerate(widths) for i in range(w)]
     logits = mx.array(logits_of(len(owners), seed))
     drafts = rng.integers(0, 2, (len(owners), VOCAB)).astype(np.float32)
-    together = np.asarray(BatchSampler(rows, VOCAB).sample(logits, owners, positions, mx.array(drafts)))
+    together = np.asarray(BatchSampler(rows, VOCAB).sample(logits, owners, positions, drafted(drafts)))
     for i, (owner, position) in enumerate(zip(owners, positions, strict=True)):
         alone = BatchSampler([rows[owner]], VOCAB)
-        token = alone.sample(logits[i : i + 1], [0], [position], mx.array(drafts[i : i + 1])).item()
+        token = alone.sample(logits[i : i + 1], [0], [position], drafted(drafts[i : i + 1])).item()
         assert together[i] == token
 
 
@@ -230,7 +231,7 @@ def test_penalties_at_a_verified_position_are_those_of_plain_decoding(
     wanted = BatchSampler([plain], VOCAB).sample(logits, [0], [50]).item()
     verified = row_of(params, answer=answer[:split])
     drafts = np.bincount(answer[split:], minlength=VOCAB).astype(np.float32)[None]
-    assert BatchSampler([verified], VOCAB).sample(logits, [0], [50], mx.array(drafts)).item() == wanted
+    assert BatchSampler([verified], VOCAB).sample(logits, [0], [50], drafted(drafts)).item() == wanted
 
 
 def test_observing_in_pieces_is_observing_at_once() -> None:

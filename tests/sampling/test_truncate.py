@@ -17,7 +17,7 @@ from mlxspec.sampling.bits import only
 from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
-from mlxspec.sampling.truncate import halved_floor, largest, sorted_floor, top_p_floor
+from mlxspec.sampling.truncate import counted_floor, largest, sorted_floor, top_p_floor
 
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 LARGE = 248_320  # Qwen3.5's vocabulary
@@ -133,13 +133,13 @@ def test_what_stays_is_what_a_sort_leaves(shape: dict, asked: list[dict], allowe
     shape=shapes,
     asked=st.lists(rows_asked, min_size=1, max_size=4),
     allowed=st.lists(st.sampled_from([1.0, 0.5, 0.01]), min_size=1, max_size=3),
-    by_halves=st.booleans(),
+    by_digits=st.booleans(),
 )
 def test_what_stays_is_what_a_sort_leaves_at_length(
-    shape: dict, asked: list[dict], allowed: list[float], by_halves: bool
+    shape: dict, asked: list[dict], allowed: list[float], by_digits: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        if by_halves:
+        if by_digits:
             patch.setattr(truncate, "_SORTED_AT_MOST", 0)
         check_rows(shape, asked, allowed)
 
@@ -160,7 +160,7 @@ def test_the_likeliest_are_those_of_a_sort(shape: dict, num: int) -> None:
 @given(
     shape=shapes, temperature=st.sampled_from([0.3, 1.0, 2.5]), share=st.floats(1e-9, 1.0, exclude_max=True)
 )
-def test_halving_finds_the_floor_of_a_sort(shape: dict, temperature: float, share: float) -> None:
+def test_counting_finds_the_floor_of_a_sort(shape: dict, temperature: float, share: float) -> None:
     rng = np.random.default_rng(shape["seed"])
     given = mx.array(tied(rng, 3, shape["vocab"], shape["levels"], shape["spread"])).astype(shape["dtype"])
     given = mx.where(mx.array(rng.random(given.shape) < 0.2), -mx.inf, given)
@@ -169,13 +169,13 @@ def test_halving_finds_the_floor_of_a_sort(shape: dict, temperature: float, shar
     masses = (mx.softmax(tempered, axis=-1, precise=True) * 2.0**31 + 0.5).astype(mx.uint32)
     shares = [share, 0.9, share]
     assert mx.array_equal(
-        halved_floor(given, tempered, masses, shares), sorted_floor(given, tempered, masses, shares)
+        counted_floor(given, tempered, masses, shares), sorted_floor(given, tempered, masses, shares)
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("first", [1.0, -1.0, 0.0])
-def test_halving_tells_neighbouring_floats_apart(dtype: mx.Dtype, first: float) -> None:
+def test_counting_tells_neighbouring_floats_apart(dtype: mx.Dtype, first: float) -> None:
     """A run of floats without a gap, on either side of a power of two and of zero: every share has a floor of its own."""
     form = mx.int32 if dtype == mx.float32 else mx.int16
     start = mx.array([first]).astype(dtype).view(form)
@@ -185,12 +185,12 @@ def test_halving_tells_neighbouring_floats_apart(dtype: mx.Dtype, first: float) 
     tempered = run.astype(mx.float32)
     for share in np.linspace(0.01, 0.99, 50).tolist():
         wanted = sorted_floor(run, tempered, masses, [share])
-        assert mx.array_equal(halved_floor(run, tempered, masses, [share]), wanted), share
+        assert mx.array_equal(counted_floor(run, tempered, masses, [share]), wanted), share
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_large_vocabulary(dtype: mx.Dtype) -> None:
-    """The real size once, where blocks of ids have a rest and the floor is found by halving."""
+    """The real size once, where blocks of ids have a rest and the floor is found by counting digits."""
     rng, vocab = np.random.default_rng(3), LARGE - 1
     logits = mx.array(rng.standard_normal((2, vocab)).astype(np.float32) * 3).astype(dtype)
     asked = [

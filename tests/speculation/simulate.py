@@ -19,7 +19,8 @@ from mlxspec.sampling import bits
 from mlxspec.sampling.acceptance import DraftOutline, Limits, submit_for_match, submit_for_rejection
 from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
 from mlxspec.sampling.rejection import reject
-from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence, spread
+from mlxspec.sampling.sampler import BatchSampler, DraftedBefore, RowSampler, confidence, spread
+from tests.drafted import drafted
 from tests.sampling.test_sampler import probabilities
 
 VOCAB, LENGTH, START, STRIDE = 16, 3, 0, 64
@@ -232,15 +233,15 @@ class Simulation:
         length = self.length[rows]
         return np.where(length > 0, self.text[rows, np.maximum(length - 1, 0)], START)
 
-    def _counts(self, rows: np.ndarray) -> mx.array | None:
-        """(R, V) how often each token stands in the answer so far."""
+    def _counts(self, rows: np.ndarray) -> DraftedBefore | None:
+        """Which tokens stand in the answers of R rows so far."""
         if not self.sampler.needs_drafts:
             return None
         counts = np.zeros((len(rows), VOCAB), np.float32)
         for i in range(int(self.length[rows].max(initial=0))):
             some = np.flatnonzero(self.length[rows] > i)
             np.add.at(counts, (some, self.text[rows[some], i]), 1.0)
-        return mx.array(counts)
+        return drafted(counts)
 
 
 def p_value(texts: np.ndarray, expected: np.ndarray) -> float:
