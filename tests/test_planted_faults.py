@@ -338,15 +338,15 @@ FAULTS = (
     Fault(
         "a drafted token does not count for the position right behind it",
         "engine/sample_round.py",
-        "before[i, start + 1 : i + 1] = 1.0",
-        "before[i, start + 1 : i] = 1.0",
+        "for token in range(start + 1, place + 1)",
+        "for token in range(start + 1, place)",
         f"{_POSITIONS}::test_penalties_at_drafted_positions_are_those_of_each_rows_own_text",
     ),
     Fault(
         "a drafted token counts for the positions of other rows",
         "engine/sample_round.py",
-        "before[i, start + 1 : i + 1] = 1.0",
-        "before[i, 1 : i + 1] = 1.0",
+        "for token in range(start + 1, place + 1)",
+        "for token in range(1, place + 1)",
         f"{_POSITIONS}::test_penalties_at_drafted_positions_are_those_of_each_rows_own_text",
     ),
     Fault(
