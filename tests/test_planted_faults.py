@@ -352,14 +352,14 @@ FAULTS = (
     Fault(
         "penalties do not see drafted tokens",
         "sampling/sampler.py",
-        "counts = counts if drafts is None else counts + drafts",
+        "counts = counts if drafts is None else drafts.added_to(counts, logits.shape[0])",
         "counts = counts",
         f"{_POSITIONS}::test_a_penalized_text_and_its_accepted_drafts_are_exact",
     ),
     Fault(
         "penalties do not see drafted tokens of random requests",
         "sampling/sampler.py",
-        "counts = counts if drafts is None else counts + drafts",
+        "counts = counts if drafts is None else drafts.added_to(counts, logits.shape[0])",
         "counts = counts",
         f"{_RANDOM}::test_drafted_text_is_plain_text_in_float32[72]",
     ),
