@@ -5,8 +5,8 @@ been measured: where decoding waits for memory, as that of few tokens nearly alw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import mlx.nn as nn
@@ -34,9 +34,39 @@ class Reads:
         return self.dense + self.head + self.stacks * (1.0 - (1.0 - self.each) ** num_tokens)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What ranks take their shares of a model to read, as attribute `agreed` of each: shares may differ, and what is decided by them must
+    not."""
+
+    reads: Reads
+    ends: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, module: Any, *, exact: bool) -> Agreed:
+        """Of this rank's share."""
+        return cls(reads=reads(module), ends=plateau_ends(module, exact=exact))
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"reads": asdict(self.reads), "ends": list(self.ends)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Agreed:
+        return cls(reads=Reads(**data["reads"]), ends=tuple(data["ends"]))
+
+
+def agree(model: Any, agreed: Agreed) -> None:
+    """What is asked of this share of a model from here on."""
+    model.agreed = agreed
+
+
 def reads(module: Any, *, head: int | None = None) -> Reads:
     """Of a model or a part of one. head: bytes of the head where it is not among the module's parameters; None: it is, or is the embedding
     once more. Other embeddings are read a row at a time, which is nothing."""
+    agreed = getattr(module, "agreed", None)
+    if isinstance(agreed, Agreed):
+        return agreed.reads
     dense = stacks = own_head = embedding = 0
     parameters: Callable[[], Any] = getattr(module, "parameters", dict)
     for name, value in tree_flatten(parameters()):
@@ -64,6 +94,9 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
 def plateau_ends(model: Any, *, exact: bool = False) -> tuple[int, ...]:
     """Widths behind which a forward takes a step in time on this GPU: those of the quantized products that have most of the bytes. Empty
     where there are none. exact: as `qmv_rows` has it."""
+    agreed = getattr(model, "agreed", None)
+    if isinstance(agreed, Agreed):
+        return agreed.ends
     if not isinstance(model, nn.Module):
         return ()
     found: Counter[tuple[int, ...]] = Counter()

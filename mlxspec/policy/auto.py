@@ -2,13 +2,15 @@
 
 The controller works with numbers; this module holds the drafters, tokens and rows behind those numbers. Every offer is compared with the
 text that comes, whoever drafted it. While no draft is expected to gain anything the rows are at rest: plain rounds run ahead of the
-host, and only lookups are asked now and then. Rows of other policies do not count. The only clock read here is that of drafting.
+host, and only lookups are asked now and then. Rows of other policies do not count. The only clock read here is that of drafting. What it
+says is learned with what the round took, never before: ranks that decide alike must not decide by clocks of their own within a round.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain, Proposal
@@ -25,6 +27,23 @@ from mlxspec.sampling.acceptance import DraftOutline, ForMatch, Limits, Submissi
 _LITTLE = 1 + DEPTHS[-1]  # tokens: the most that a round gives a row
 # tokens a model drafter waits for at most where catching up cannot be paid: then it ends for the row, before it runs them by itself
 ASLEEP = QUEUE_AT_MOST - _LITTLE
+_LEAST = 1e-9  # seconds that any draft takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """One call of a model drafter for several rows. seconds: what it took; is_warm: nothing was compiled in it; has_run: it drafted
+    anything. probing: rows that it only showed its drafts to, which were charged `charged` seconds each."""
+
+    name: str
+    depth: int
+    queued: int
+    num_rows: int
+    seconds: float
+    is_warm: bool
+    has_run: bool
+    probing: tuple[RowControl, ...]
+    charged: float
 
 
 class Auto(Policy):
@@ -36,7 +55,7 @@ class Auto(Policy):
         self.log: Callable[[str], None] | None = None
         self._rows: dict[int, AutoRow] = {}
         self._drafting = 0.0  # seconds of this round so far
-        self._compiling = 0.0  # of them those that only the first draft of a shape takes
+        self._asked: list[_Asked] = []  # calls of models, of which nothing has been learned
         self._still = 0  # rounds at rest that are left until models are weighed again
         self._longer = 1  # how many times as long the next rest is
         self._times = RoundTimes(control)
@@ -225,8 +244,8 @@ class Auto(Policy):
         is_warm: bool,
     ) -> None:
         """A round was read; see RoundTimes.took."""
-        drafting, compiling = self._drafting, self._compiling
-        self._drafting = self._compiling = 0.0
+        drafting, compiling = self._drafting, self._learn()
+        self._drafting = 0.0
         rows = [self._rows[s.row] for s in states if s.row in self._rows]
         self._times.took(
             rows,
@@ -238,6 +257,33 @@ class Auto(Policy):
             ahead=ahead,
             is_warm=is_warm,
         )
+
+    @property
+    def readings(self) -> tuple[float, tuple[tuple[float, bool], ...]]:
+        """Of what has not been learned: seconds of choosing and drafting, and each call's seconds and whether nothing was compiled in
+        it."""
+        return self._drafting, tuple((a.seconds, a.is_warm) for a in self._asked)
+
+    def read_anew(self, seconds: float, asked: Sequence[tuple[float, bool]]) -> None:
+        """Readings of another clock in their place."""
+        self._drafting = seconds
+        self._asked = [
+            replace(a, seconds=s, is_warm=warm) for a, (s, warm) in zip(self._asked, asked, strict=True)
+        ]
+
+    def _learn(self) -> float:
+        """What models' drafts took; returns seconds in which they compiled."""
+        compiling, costs = 0.0, self.control.costs
+        asked, self._asked = self._asked, []
+        for call in asked:
+            if not call.is_warm:
+                expected = costs.draft(call.name).seconds(call.depth, call.queued, call.num_rows)
+                compiling += max(0.0, call.seconds - expected)
+            elif call.has_run:
+                costs.refine_draft(call.name, call.depth, call.queued, call.num_rows, call.seconds)
+            for row in call.probing:
+                row.probed += call.seconds / call.num_rows - call.charged
+        return compiling
 
     # --- a round's parts
 
@@ -336,16 +382,25 @@ class Auto(Policy):
             is_warm = not isinstance(drafter, ModelDrafter) or drafter.is_warm
             has_run = any(d.length for d in drafts)
             is_warm = is_warm and not self._is_new(name, depth > 1, len(asks))
-            if not is_warm:
-                expected = self.control.costs.draft(name).seconds(depth, queued, len(asks))
-                self._compiling += max(0.0, seconds - expected)
-            elif has_run:
-                self.control.costs.refine_draft(name, depth, queued, len(asks), seconds)
+            charged = self.control.costs.draft(name).seconds(depth, queued, len(asks)) / len(places)
+            self._asked.append(
+                _Asked(
+                    name=name,
+                    depth=depth,
+                    queued=queued,
+                    num_rows=len(asks),
+                    seconds=seconds,
+                    is_warm=is_warm,
+                    has_run=has_run,
+                    probing=tuple(rows[i].control for i in places if picked[i].choice.probe),
+                    charged=max(charged, _LEAST),
+                )
+            )
             for i, draft in zip(places, drafts, strict=True):
                 row, pick = rows[i], picked[i]
                 row.queued[name] = 0
                 offer = _offer(name, draft)
-                probing = seconds / len(places) if pick.choice.probe else 0.0
+                probing = max(charged, _LEAST) if pick.choice.probe else 0.0
                 self.control.drafted(row.control, offer, len(rows), probe_seconds=probing)
                 if draft.length:
                     pick.draft, pick.offer = draft, offer

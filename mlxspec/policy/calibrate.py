@@ -15,10 +15,10 @@ first measured drafts and rounds replace a guess. That is why a load is never pr
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import mlx.core as mx
 
@@ -29,6 +29,7 @@ from mlxspec.drafters.streams import Streams
 from mlxspec.models.base import Model
 from mlxspec.models.reads import plateau_ends, reads
 from mlxspec.platform import device
+from mlxspec.policy import clock
 from mlxspec.policy.bare_rounds import PROMPT, WARM, BareDrafts, BareRounds, widths
 from mlxspec.policy.cost import CostModel, Curve, DraftCost
 from mlxspec.policy.cost_file import CostFile, models_of
@@ -61,14 +62,14 @@ class _Budget:
     """Seconds that may be spent on measuring. What is begun cannot be stopped, so nothing is begun that is not expected to end in time."""
 
     def __init__(self, seconds: float) -> None:
-        self._ends = time.perf_counter() + seconds
+        self._ends = clock.now() + seconds
 
     def allows(self, seconds: float) -> bool:
-        return time.perf_counter() + seconds <= self._ends
+        return clock.now() + seconds <= self._ends
 
     def part(self, share: float) -> _Budget:
         """That share of what is left, beginning now."""
-        return _Budget(share * (self._ends - time.perf_counter()))
+        return _Budget(share * (self._ends - clock.now()))
 
 
 def calibrate(
@@ -97,6 +98,30 @@ def kept_costs(
         known = _measure(model, drafters, config, _Budget(seconds), known)
         file.write(known)
     file.follow(known)
+    return _with_guesses(known, drafters, model)
+
+
+def shared_costs(
+    model: Model,
+    drafters: Mapping[str, Drafter],
+    config: EngineConfig,
+    file: CostFile | None,
+    share: Callable[[list[Any]], list[Any]],
+    seconds: float,
+) -> CostModel:
+    """`kept_costs` among ranks: the file is rank 0's, None elsewhere, and all measure by rank 0's clock. share: gives every rank the value
+    that rank 0 gave."""
+    before = None if file is None else file.read()
+    given, seconds = share([None if before is None else before.as_data(), seconds])
+    known = None if given is None else CostModel.from_data(given)
+    missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
+    ends = plateau_ends(model, exact=config.exact)
+    if known is None or missing or not set(widths(model, ends)) <= known.measured:
+        known = _measure(model, drafters, config, _Budget(seconds), known)
+        if file is not None:
+            file.write(known)
+    if file is not None:
+        file.follow(known)
     return _with_guesses(known, drafters, model)
 
 
@@ -195,9 +220,9 @@ def _likely_plain(model: Model) -> float:
     )  # in another dtype MLX would convert all weights of the head
     taken = 0.0
     for _ in range(2):  # the first one is also the first to read these weights
-        started = time.perf_counter()
+        started = clock.now()
         mx.eval(model.head(hidden))
-        taken = time.perf_counter() - started
+        taken = clock.now() - started
     return max(taken, _LEAST) * read.bytes() / max(1, read.head)
 
 
@@ -248,9 +273,9 @@ def _rounds(
     first = expected.seconds(1)
     if not budget.allows(expected.seconds(PROMPT) + 2 * first):  # the prompt comes with a round
         return {}, set()
-    began = time.perf_counter()
+    began = clock.now()
     plain = BareRounds(model, config, drafts=False, layers=layers)
-    beginning = time.perf_counter() - began
+    beginning = clock.now() - began
     taken = _run(plain, 1, budget, expected, WARM + _PLAIN)
     if not taken:
         return {}, set()

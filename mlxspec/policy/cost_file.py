@@ -38,9 +38,18 @@ class CostFile:
         self.path, self._marks = path, dict(marks)
 
     @classmethod
-    def of(cls, model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str) -> CostFile:
+    def of(
+        cls,
+        model: Model,
+        drafters: Mapping[str, Drafter],
+        config: EngineConfig,
+        name: str,
+        num_ranks: int = 1,
+    ) -> CostFile:
+        """num_ranks: among which the model is divided. What rounds take holds what their sums over ranks take, so each number of ranks has
+        a file of its own."""
         marks = {n: _mark(n, drafters[n]) for n in models_of(drafters)}
-        return cls(_path(model, config, name), marks)
+        return cls(_path(model, config, name, num_ranks), marks)
 
     def read(self) -> CostModel | None:
         """None where there are none that can be used."""
@@ -89,7 +98,7 @@ def _mark(name: str, drafter: Drafter) -> str:
     return f"{name}, {drafter.weight_bytes} bytes{kept}"
 
 
-def _path(model: Model, config: EngineConfig, name: str) -> Path:
+def _path(model: Model, config: EngineConfig, name: str, num_ranks: int = 1) -> Path:
     report = device.report()
     parameters: object = getattr(model, "parameters", dict)()
     described = [
@@ -101,6 +110,7 @@ def _path(model: Model, config: EngineConfig, name: str) -> Path:
         report.compile_enabled,
         name,
         config.rollback,
+        *([f"{num_ranks} ranks"] if num_ranks > 1 else []),
         *([config.kv_bits] if config.kv_bits != EngineConfig.kv_bits else []),
         [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
     ]
