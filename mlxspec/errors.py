@@ -15,6 +15,7 @@
       EngineStoppedError      the engine that should have answered has been stopped, or broke
       EngineBusyError         the engine was called from within one of its own steps
       QueueFullError          too many requests wait already; try again later
+      RankError               processes that run one model together cannot begin, or cannot go on
 
 Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
 """
@@ -88,6 +89,10 @@ class EngineStoppedError(MlxspecError):
 
 class EngineBusyError(MlxspecError):
     """A drafter, a logits processor or a sampler called the engine that was calling it."""
+
+
+class RankError(MlxspecError):
+    """Ranks (processes that run one model together) differ in what must be the same, or one of them ended, hung or lost its link."""
 
 
 class QueueFullError(MlxspecError):

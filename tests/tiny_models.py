@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.loading.weights import cast
+from mlxspec.loading.weights import cast, parts_of
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
@@ -32,6 +32,7 @@ from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.ranks import ALONE, Ranks, join, share
 from mlxspec.models.registry import Trunk
 
 VOCAB = 96
@@ -132,7 +133,7 @@ def _randomize(module, rng: np.random.Generator, head_scale: float, branch: floa
     module.update(tree_unflatten(filled))
 
 
-def finish(module, form: str) -> None:
+def pack(module, form: str) -> None:
     """Weights in the form that a loader gives them: norms stay float32, all matrices are quantized, the embedding too."""
     how = FORMS[form]
     if how.dtype != mx.float32:
@@ -140,6 +141,11 @@ def finish(module, form: str) -> None:
         module.update(tree_unflatten(list(kept.items())))
     if how.bits:
         nn.quantize(module, group_size=how.group_size, bits=how.bits, mode=how.mode)
+
+
+def finish(module, form: str) -> None:
+    """`pack`, and the module is ready to run."""
+    pack(module, form)
     module.fuse()
     mx.eval(module.parameters())
 
@@ -152,6 +158,7 @@ def make(
     drift: float = 0.0,
     form: str = "float32",
     like: Qwen35Config | None = None,
+    ranks: Ranks = ALONE,
 ) -> Qwen35:
     """`form`: a key of FORMS. `drift`: every matrix is off by noise of so many parts of its entries. Equal seeds give equal weights,
     whatever the vocabulary: rows of embedding and head are cut from, or padded to, those of VOCAB tokens. `like`: a model whose embedding
@@ -173,7 +180,23 @@ def make(
         values.append((name, mx.array(new)))
     model = Qwen35(c)
     model.update(tree_unflatten(values))
+    if ranks.size > 1:
+        return _divided(model, c, form, ranks)
     finish(model, form)
+    return model
+
+
+def _divided(whole: Qwen35, c: Qwen35Config, form: str, ranks: Ranks) -> Qwen35:
+    """A rank's share of a model, joined with the others'."""
+    pack(whole, form)
+    own = share(c, ranks)
+    model = Qwen35(own.config)
+    pack(model, form)
+    kept = parts_of(dict(tree_flatten(whole.parameters())), own.cut_of)
+    model.update(tree_unflatten(list(kept.items())))
+    model.fuse()
+    join(model, c, ranks)
+    mx.eval(model.parameters())
     return model
 
 

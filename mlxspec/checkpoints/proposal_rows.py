@@ -118,7 +118,11 @@ def choose_rows(
     asked: int | None,
     draft_bits: int,
 ) -> tuple[HeadRows | None, list[str]]:
-    """The rows that drafter `name` proposes from, None for all; and what a person should know of it, in whole sentences."""
+    """The rows that drafter `name` proposes from, None for all; and what a person should know of it, in whole sentences. Of a head that is
+    divided among ranks all are taken, where nothing was asked for."""
+    owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
+    if not asked and isinstance(owner.head_module, DividedHead):
+        return None, []
     found = proposing(drafter, target, asked, draft_bits)
     if found is None:
         unused = "--draft-vocab is not used: the assistant scores clusters of tokens, not all of them."

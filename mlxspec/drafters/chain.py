@@ -47,7 +47,8 @@ class Proposal:
 class Chain:
     """Drafters by name. Each row's own list says in which order they are asked for it, and what is forced comes before all of them.
 
-    streams: what the target shows to them, of which each is given its own columns.
+    streams: what the target shows to them, of which each is given its own columns. may_fail: a drafter that fails costs its rows that
+    drafter only. Not among ranks: it may have failed on this one alone.
     """
 
     def __init__(self, drafters: Iterable[Drafter], hidden_size: int = 0) -> None:
@@ -55,6 +56,7 @@ class Chain:
         Raises ConfigError for one that cannot be."""
         self.drafters = {d.name: d for d in map(guarded, drafters)}
         self.streams = Streams.of(self.drafters.values(), hidden_size)
+        self.may_fail = True
         self._forced = Forced()
         self._rows: dict[int, ChainRow] = {}
 
@@ -306,6 +308,8 @@ class Chain:
             return None
 
     def _fail(self, drafter: Drafter, states: Sequence[ChainRow], error: Exception) -> None:
+        if not self.may_fail and not isinstance(error, DrafterFailed):
+            raise error
         why = str(error) if isinstance(error, DrafterFailed) else reason(error)
         for state in states:
             self._end(drafter, state, why)

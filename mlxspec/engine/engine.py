@@ -6,6 +6,8 @@
              round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py
              retire()    rows that ended leave
 
+Of several ranks (engine/ranks/), rank 0 sends orders before each step, and every rank runs that step by them.
+
 So whoever decodes waits for one chunk of other prompts at most. Batch-native: one chat and eight rows take the same path. Rows join and
 leave between rounds and change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an
 engine. Knows tokens in, events out; knows no files, no terminal, no HTTP.
@@ -18,8 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 
@@ -38,12 +41,23 @@ from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix import NEAR, Prefix, stride_of
 from mlxspec.engine.prefix_disk.open import open_disk
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
+from mlxspec.engine.ranks.lead import Leader
+from mlxspec.engine.ranks.orders import Clocked, Ending, Orders, Submission
+from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.schedule import Queue, Turns, makes_room, next_of
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
-from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
+from mlxspec.errors import (
+    CacheError,
+    ConfigError,
+    EngineBusyError,
+    EngineStoppedError,
+    MlxspecError,
+    QueueFullError,
+    RankError,
+)
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
@@ -51,13 +65,16 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
 from mlxspec.models.layers import add_alike
+from mlxspec.models.reads import Agreed, agree
 from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
+from mlxspec.policy import clock
 from mlxspec.policy.calibrate import guessed_costs
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
+from mlxspec.sampling.grammar import LateClock
 
 _FEATURE_SHARE = (
     32  # one part in so many of the memory budget, at most, is for rows of images that no request has
@@ -86,9 +103,22 @@ class Engine(EngineApi):
         notices: Sequence[str] = (),
         vision: Vision | None = None,
         no_images: str = NO_IMAGES,
+        peers: Peers | None = None,
+        widest: Model | None = None,
     ) -> None:
-        """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why."""
+        """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why. peers: the
+        ranks among which the model is divided; all of them make their engines at the same time. widest: the share of the rank that needs
+        most memory for a row, without weights; None: all ranks need as much. Raises RankError, on every rank, where ranks differ."""
         super().__init__()
+        self._peers = peers
+        self._leader = Leader(peers.line) if peers is not None and peers.leads else None
+        if peers is not None:
+            peers.on_end = self.dismiss
+        self.checksum = self._departed = 0  # among ranks, of all that was chosen; and of how requests ended
+        self._untold: _Untold | None = (
+            None  # the last round, of which the policies do not know yet what it took
+        )
+        self._gone: list[Request] = []  # that have lost their place in the queue
         self._is_stepping = False
         device.keep_heap()
         self._model: Model | None = model
@@ -132,6 +162,8 @@ class Engine(EngineApi):
         tower = None if vision is None else vision.tower
         self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images, tower)
         disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR, tower=tower)
+        if peers is not None:
+            self._agree(peers, model, widest)
         budget, stride = (
             self.memory.prefix_budget,
             stride_of(model.make_cache(0, kv_bits=self.config.kv_bits)),
@@ -142,6 +174,32 @@ class Engine(EngineApi):
         self._awaits_read = False  # rows change once the round on its way has been read
         self._cache: ModelCache | None = None
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
+
+    def _agree(self, peers: Peers, model: Model, widest: Model | None) -> None:
+        """On everything that ranks decide by and that their machines have a say in."""
+        if self.config.prefix_disk:
+            raise ConfigError(
+                "A model that is divided among ranks keeps no files of earlier texts; leave prefix_disk out."
+            )
+        self._request_factory.constraints.clock = LateClock()
+        self.chain.may_fail = False
+        sizes = peers.share(model.make_cache(0, kv_bits=self.config.kv_bits).snapshot_bytes())
+        is_even = all(given == sizes[0] for given in sizes)
+        self.memory.agree(peers.least(self.memory.left), widest or model, keeps=is_even)
+        if not is_even and self.memory.prefix_budget == 0 and self.config.prefix_budget != 0:
+            self.notices += (
+                "Nothing is kept of earlier texts: this model's heads are not divided evenly among the ranks.",
+            )
+        peers.compare(
+            "plan",
+            self.memory.plan
+            | {"drafters": list(self.chain.drafters), "options": _told(self.config, self.spec)},
+        )
+        own = Agreed.of(model, exact=self.config.exact)
+        agree(model, Agreed.from_data(peers.share(own.as_data())[0]))
+        if self.chain.drafters:
+            with clock.of(peers.read_clock):
+                self.follow(guessed_costs(model, self.chain.drafters))
 
     # --- for a scheduler
 
@@ -171,9 +229,14 @@ class Engine(EngineApi):
         if not self.memory.may_wait(self._queue.num_tokens + len(request.prompt)) and len(self._queue):
             raise QueueFullError(len(self._queue))
         displaced = self._queue.put(request)
+        self._told_ranks(request, deadline)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
-            self._leave(displaced)
+            if self._leader is None:
+                self._leave(displaced)
+            else:
+                self._leader.end(Ending(number=displaced.number, error=displaced.error))
+                self._gone.append(displaced)
         return request
 
     def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
@@ -183,6 +246,22 @@ class Engine(EngineApi):
 
     def _enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
+        self._told_ranks(request, None)
+
+    def _told_ranks(self, request: Request, deadline: float | None) -> None:
+        """The other ranks hear of a request with the next orders."""
+        if self._leader is not None:
+            self._leader.submit(
+                Submission(
+                    number=request.number,
+                    prompt=tuple(request.prompt),
+                    params=replace(request.params, seed=request.sampler.seed),
+                    spec=request.spec,
+                    marks=request.marks,
+                    client=request.client,
+                    deadline=deadline,
+                )
+            )
 
     def _rest(self) -> None:
         if self.is_idle:
@@ -198,6 +277,7 @@ class Engine(EngineApi):
         step."""
         self._check_outside("close")
         self.drain()
+        self.dismiss()
         for request in self._requests():
             self.cancel(request.number)
         self._model, self.chain, self._cache = None, Chain(()), None
@@ -209,6 +289,29 @@ class Engine(EngineApi):
         device.release(self.memory)
         gc.collect()  # compiled functions of a model and the model hold each other
         mx.clear_cache()
+
+    def dismiss(self) -> None:
+        """The other ranks let go of their engines, and this one answers no more. Does nothing in a process alone."""
+        leader, self._leader, self._peers = self._leader, None, None
+        if leader is not None:
+            self._queue.is_draining = True
+            self.prefix.is_on = False  # what is left of rows is not kept: drafters would have to run
+            with suppress(RankError):  # whoever watches the ranks says so
+                leader.order("end", self.checksum)
+
+    @property
+    def is_among_ranks(self) -> bool:
+        """Whether other ranks run the same model."""
+        return self._peers is not None
+
+    @property
+    def peers(self) -> Peers | None:
+        return self._peers
+
+    def announce_rehearsal(self) -> None:
+        """The other ranks run the next piece of a rehearsal with this one."""
+        if self._leader is not None:
+            self._leader.order("rehearse", self.checksum)
 
     def __enter__(self) -> Engine:
         return self
@@ -236,13 +339,17 @@ class Engine(EngineApi):
     def prefill_chunk(self, num_tokens: int) -> None:
         if num_tokens != self.memory.full_chunk:
             self._check_outside("change how prompts are read")
+            if self._peers is not None:
+                raise ConfigError(
+                    "How prompts are read is chosen at the start where a model is divided among ranks."
+                )
             self.config = replace(self.config, prefill_chunk=num_tokens)
             self.memory.read_by(num_tokens)
 
     @property
     def is_idle(self) -> bool:
         """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
-        return not self._queue and not self._prefills and not self._rows and not self._parked
+        return not (self._queue or self._prefills or self._rows or self._parked or self._gone)
 
     @property
     def num_waiting(self) -> int:
@@ -266,10 +373,65 @@ class Engine(EngineApi):
 
     def _advance(self) -> None:
         self._check_outside("step")
+        endings, clocked = self._endings(), None
+        if self._leader is not None:
+            clocked = None if self._untold is None else self._untold.clocked(self.drafting)
+            self._leader.order("step", self.checksum, endings=endings, clocked=clocked)
+        self._step(endings, clocked)
+
+    def obey(self, orders: Orders) -> None:
+        """Do what rank 0 has decided; on other ranks. Raises RankError where this rank cannot."""
+        for given in orders.submitted:
+            request = self._request_factory.make(
+                given.prompt,
+                given.params,
+                given.spec,
+                marks=given.marks,
+                deadline=given.deadline,
+                client=given.client,
+                number=given.number,
+            )
+            self._queue.put(request, bounded=False)
+        if orders.work == "step":
+            self._step(orders.endings, orders.clocked)
+        else:
+            self._end(orders.endings)
+        self._outbox.clear()
+
+    def _endings(self) -> list[Ending]:
+        """Requests that end now because of a clock: a deadline has passed, or a grammar takes too long."""
+        found = []
+        for request in self._requests():
+            if request.finish_reason is not None:
+                continue
+            why = None if request.constraints is None else request.constraints.overdue
+            if request.is_late:
+                found.append(Ending(number=request.number, is_late=True))
+            elif why is not None:
+                found.append(Ending(number=request.number, error=why))
+        return found
+
+    def _end(self, endings: Iterable[Ending]) -> None:
+        by_number = {ending.number: ending for ending in endings}
+        for request in self._requests() if by_number else ():
+            ending = by_number.get(request.number)
+            if ending is None or request.finish_reason is not None:
+                continue
+            if ending.is_late:
+                request.expire()
+            elif ending.error is not None:
+                request.fail(ending.error)
+            else:
+                request.finish_reason = "cancelled"
+
+    def _step(self, endings: Iterable[Ending], clocked: Clocked | None) -> None:
+        """clocked: what the last round took, by rank 0's clock."""
         self._is_stepping = True
         try:
             with device.private_kernels():
-                self._expire()
+                self._learn(clocked)
+                self._end(endings)
+                self._retire()
                 self._admit()
                 # rows join a cache only behind a round that has been read
                 is_first = self._pipeline.is_open and bool(self._prefills)
@@ -283,6 +445,48 @@ class Engine(EngineApi):
                 self.prefix.work(is_busy=bool(self._rows or self._prefills))
         finally:
             self._is_stepping = False
+        self._sum_up()
+
+    def _learn(self, clocked: Clocked | None) -> None:
+        """Tell the policies what the last round took."""
+        untold, self._untold = self._untold, None
+        if untold is None:
+            return
+        if clocked is not None:
+            untold = untold.by(clocked, self.drafting)
+        self.drafting.took(
+            untold.numbers, untold.num_tokens, untold.seconds, ahead=untold.ahead, is_warm=untold.is_warm
+        )
+
+    def _sum_up(self) -> None:
+        """Among ranks: put what this step came to into the checksum."""
+        if self._peers is not None:
+            self._mix(
+                self.stats.num_rounds,
+                self.stats.num_verified,
+                self._departed,
+                self.prefix.store.nbytes,
+                len(self._queue),
+                [p.num_done for p in self._prefills],
+            )
+
+    def _mix(self, *facts: object) -> None:
+        self.checksum = crc32(repr(facts).encode(), self.checksum)
+
+    def _progress(self) -> None:
+        """Among ranks: something within the step is done."""
+        if self._peers is not None:
+            self._peers.line.progress += 1
+
+    def _end_all(self, error: BaseException) -> None:
+        """Among ranks: raises RankError for what no other rank may have met, so that ranks would go on differently."""
+        if self._peers is None or (
+            isinstance(error, MlxspecError) and not isinstance(error, (CacheError, RankError))
+        ):
+            return
+        if self._leader is None or isinstance(error, RankError):
+            raise error
+        raise self._leader.reason(error) from error
 
     def _check_outside(self, what: str) -> None:
         if self._is_stepping:
@@ -292,13 +496,9 @@ class Engine(EngineApi):
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:
+            if self._peers is not None and isinstance(event, TokensEvent) and event.tokens:
+                self._mix(event.request, event.tokens)
             self._inboxes.get(event.request, self._outbox).append(event)
-
-    def _expire(self) -> None:
-        for request in self._requests():
-            if request.is_late and request.finish_reason is None:
-                request.expire()
-        self._retire()
 
     def _requests(self) -> list[Request]:
         """All that have not left: waiting, being read, decoding."""
@@ -345,6 +545,7 @@ class Engine(EngineApi):
                 request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
                 self._prefills.append(prefill)
             except Exception as error:
+                self._end_all(error)
                 request.fail(error)
                 self._leave(request)
 
@@ -433,10 +634,12 @@ class Engine(EngineApi):
         request = prefill.request
         try:
             self._tell(prefill.advance(end))
+            self._progress()
             if not prefill.is_done:
                 return
             self._tell(prefill.first_token())
         except BaseException as error:
+            self._end_all(error)
             request.fail(error)
             if not isinstance(error, Exception):
                 self._retire()
@@ -458,7 +661,9 @@ class Engine(EngineApi):
             may_follow = not self._prefills and not self._awaits_read
             flown = self._pipeline.advance(self._rows, self.model, self._cache, may_follow=may_follow)
             self._tell(flown.events)
+            self._progress()
         except BaseException as error:
+            self._end_all(error)
             self._pipeline.forget()
             self._cache = None
             for request in self._rows:
@@ -469,10 +674,15 @@ class Engine(EngineApi):
             return self._charge(time.perf_counter() - started, before)
         self._charge(time.perf_counter() - started, before)
         if not (flown.ahead and has_read):  # else the device was at it while prompts were read
-            current, numbers = flown.round, [r.number for r in flown.round.requests]
-            self.drafting.took(
-                numbers, current.rows.num_tokens, flown.seconds, ahead=flown.ahead, is_warm=current.is_warm
+            self._untold = _Untold(
+                numbers=[r.number for r in flown.round.requests],
+                num_tokens=flown.round.rows.num_tokens,
+                seconds=flown.seconds,
+                ahead=flown.ahead,
+                is_warm=flown.round.is_warm,
             )
+            if self._peers is None:  # else with the next orders
+                self._learn(None)
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
         """A round's time, to every row. before: seconds of drafting and verifying that it began with."""
@@ -489,7 +699,9 @@ class Engine(EngineApi):
         for request in self._requests():
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
-                if not self._is_stepping:
+                if self._leader is not None:  # its row leaves in the next step, on all ranks
+                    self._leader.end(Ending(number=number))
+                elif not self._is_stepping:
                     self._retire()
                 return True
         return False
@@ -520,6 +732,10 @@ class Engine(EngineApi):
         then."""
         if bits == self.config.kv_bits:
             return
+        if self._peers is not None:
+            raise ConfigError(
+                f"kv_bits is chosen at the start where a model is divided among ranks; it is {self.config.kv_bits}."
+            )
         config = replace(self.config, kv_bits=bits)
         check_kv_bits(self.model.make_cache(0).layers, bits, "This model", "kv_bits")
         if self.prefix.disk is not None or config.exact:
@@ -555,6 +771,10 @@ class Engine(EngineApi):
         self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
     ) -> Request:
         self._queue.check_open()
+        if self._peers is not None and params is not None and params.has_hooks:
+            raise ConfigError(
+                "Logits processors and samplers cannot be given to a model that is divided among ranks."
+            )
         request = self._request_factory.make(prompt, params, spec, **more)
         self.memory.check(request)
         if request.spec.policy == "auto" and request.spec.drafters and self.drafting.auto is None:
@@ -563,6 +783,9 @@ class Engine(EngineApi):
 
     def _retire(self) -> None:
         """Whoever has ended leaves, wherever it is."""
+        gone, self._gone = self._gone, []
+        for request in gone:
+            self._leave(request)
         for request in self._queue:
             if request.finish_reason is not None:
                 self._queue.remove(request)
@@ -613,9 +836,36 @@ class Engine(EngineApi):
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)
         reason = request.finish_reason or "error"
+        self._departed = (self._departed + crc32(f"{request.number} {reason}".encode())) & 0xFFFFFFFF
         with suppress(Exception):  # its text may be what failed
             self._tell(request.rest())
         self._tell([FinishEvent(request=request.number, reason=reason, error=request.error)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Untold:
+    """A round that has been read, as `Drafting.took` has it."""
+
+    numbers: list[int]
+    num_tokens: int
+    seconds: float
+    ahead: bool
+    is_warm: bool
+
+    def clocked(self, drafting: Drafting) -> Clocked:
+        """What this rank's clock said."""
+        seconds, asked = drafting.readings
+        return Clocked(seconds=self.seconds, is_warm=self.is_warm, drafting=seconds, asked=asked)
+
+    def by(self, clocked: Clocked, drafting: Drafting) -> _Untold:
+        """What rank 0's clock said instead."""
+        drafting.read_anew(clocked.drafting, clocked.asked)
+        return replace(self, seconds=clocked.seconds, is_warm=clocked.is_warm)
+
+
+def _told(config: EngineConfig, spec: SpecConfig) -> str:
+    """Options that have a say in what is decided; not the machine's memory."""
+    return repr((replace(config, memory_budget=None), spec))
 
 
 def _check_layers(chain: Chain, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.memory import bytes_of
@@ -30,8 +32,9 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.memory import check_weights
+from mlxspec.engine.ranks.peers import Peers, digest_of, files_of
 from mlxspec.errors import ConfigError, ModelError
-from mlxspec.kernels import races
+from mlxspec.kernels import launch, races
 from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.assemble import (
@@ -45,6 +48,7 @@ from mlxspec.models.assemble import (
     check_finite,
     evaluate,
     not_read,
+    widest_share,
 )
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import unknown_dflash_keys
@@ -52,9 +56,13 @@ from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.ranks import ALONE
 from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
-from mlxspec.policy.calibrate import allowance, kept_costs
+from mlxspec.policy import clock
+from mlxspec.policy.calibrate import allowance, kept_costs, shared_costs
+from mlxspec.policy.cost import CostModel
+from mlxspec.policy.cost_file import CostFile
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -72,6 +80,7 @@ def load(
     dtype: str | None = None,
     adapter: str | None = None,
     images: bool = True,
+    peers: Peers | None = None,
 ) -> Engine:
     """Load a model and its drafters.
 
@@ -84,7 +93,7 @@ def load(
     `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
     EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
     adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights. images: load the vision tower of a
-    model that has one.
+    model that has one. peers: the ranks among which the model is divided (engine/ranks/); all of them load it together.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -101,6 +110,8 @@ def load(
     if dtype is not None and dtype not in _DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}.")
     own = _own(drafters)
+    if peers is not None and own:
+        raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
     asked = _asked(draft, spec, own)
     is_named = draft_model is not None
     if draft_model is None and model in hub.DEMO_TARGETS:
@@ -112,15 +123,20 @@ def load(
         else ModelFolder(hub.resolve(draft_model, judge=check_fits))
     )
     started = time.perf_counter()  # whatever had to be downloaded is here
+    if peers is not None:
+        _compare(peers, folder, beside, spec)
     with device.private_kernels():
         races.prepare()
+        if peers is not None:
+            launch.adopt(peers.share(launch.speedups())[0])
         target = assemble_lazily(
             folder.config(),
             folder.read,
             _DTYPES.get(dtype or ""),
             adapter=adapter,
             draft_bits=spec.draft_bits,
-            images=folder.path if images else None,
+            images=folder.path if images and peers is None else None,
+            ranks=ALONE if peers is None else peers.ranks,
         )
         check_kv_bits(target.model.make_cache(0).layers, config.kv_bits, "This model", "kv_bits")
         tokenizer = _tokenizer(folder.path, target)
@@ -142,6 +158,8 @@ def load(
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
+    if peers is not None:
+        peers.compare("form of the weights", {"arrays": _forms(modules)})
     engine = Engine(
         target.model,
         tokenizer,
@@ -157,13 +175,45 @@ def load(
             *_kept_plain(spec, made),
         ],
         vision=target.vision,
-        no_images=target.no_images,
+        no_images=target.no_images
+        if peers is None
+        else "A model that is divided among ranks reads no images.",
+        peers=peers,
+        widest=None if peers is None else widest_share(folder.config(), peers.ranks.size, target.model),
     )
     device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
     if names and engine.spec.policy == "auto":
         seconds = allowance(time.perf_counter() - started)
-        engine.follow(kept_costs(engine.model, engine.chain.drafters, config, model, seconds))
+        if peers is None:
+            costs = kept_costs(engine.model, engine.chain.drafters, config, model, seconds)
+        else:
+            costs = _costs_of_ranks(engine, peers, model, seconds)
+        engine.follow(costs)
     return engine
+
+
+def _compare(peers: Peers, folder: ModelFolder, beside: ModelFolder | None, spec: SpecConfig) -> None:
+    """Raises RankError where ranks have other files."""
+    folders = [folder.path, *([] if beside is None else [beside.path])]
+    files = {name: digest for path in folders for name, digest in files_of(path).items()}
+    tables = [Path(p) for p in (spec.ngram_dynamic, spec.ngram_static) if p is not None]
+    peers.compare("file", files | {path.name: digest_of(path) for path in tables if path.is_file()})
+
+
+def _forms(modules: Sequence[nn.Module]) -> str:
+    """A digest of names and dtypes of all arrays: on a machine with little memory quantized ones stay packed."""
+    found = [(name, str(array.dtype)) for name, array in tree_flatten([m.parameters() for m in modules])]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+
+
+def _costs_of_ranks(engine: Engine, peers: Peers, name: str, seconds: float) -> CostModel:
+    """What rounds cost, sums over the ranks included."""
+    drafters, config = engine.chain.drafters, engine.config
+    file = CostFile.of(engine.model, drafters, config, name, peers.ranks.size) if peers.leads else None
+    with clock.of(peers.read_clock):
+        return shared_costs(
+            engine.model, drafters, config, file, lambda value: peers.share(value)[0], seconds
+        )
 
 
 def _own(drafters: Sequence[Drafter]) -> dict[str, Drafter]:

@@ -11,6 +11,8 @@ import mlx.nn as nn
 
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.request import described
+from mlxspec.errors import RankError
 from mlxspec.kernels import qmv_rows, races
 from mlxspec.models import tune
 from mlxspec.models.base import Model
@@ -25,6 +27,21 @@ _READS_ROW_BY_ROW = (13, 14)  # generations of GPUs: M1, M2
 
 
 def rehearse(engine: Engine) -> Iterator[None]:
+    """All pieces, on all ranks."""
+    running = pieces(engine)
+    while True:
+        engine.announce_rehearsal()
+        try:
+            if next(running, running) is running:
+                return
+        except Exception as error:
+            if engine.is_among_ranks:
+                raise RankError(f"Rank 0 cannot go on: {described(error).rstrip('.')}.") from error
+            raise
+        yield
+
+
+def pieces(engine: Engine) -> Iterator[None]:
     """Plain rounds; and drafts and rounds with drafts where the engine chooses them itself. Before them races, where our kernel is likely
     to win some."""
     yield from _race(engine)
@@ -44,8 +61,8 @@ def rehearse(engine: Engine) -> Iterator[None]:
 
 def _race(engine: Engine) -> Iterator[None]:
     """On an M1 or M2 quantized products of a few rows: MLX reads the weights there once for each row, our kernel once for all of them."""
-    if device.gpu_generation() not in _READS_ROW_BY_ROW:
-        return
+    if device.gpu_generation() not in _READS_ROW_BY_ROW or engine.is_among_ranks:
+        return  # ranks must choose the same kernels
     weights = tune.unraced(engine.model) if isinstance(engine.model, nn.Module) else []
     if not weights:
         return
@@ -63,10 +80,14 @@ def _race(engine: Engine) -> Iterator[None]:
 def rehearse_for(engine: Engine, seconds: float) -> None:
     """As much of `rehearse` as begins within so many seconds."""
     ends = time.perf_counter() + seconds
-    with suppress(Exception):  # where it fails requests will tell
+    try:
         for _ in rehearse(engine):
             if time.perf_counter() > ends:
                 return
+    except RankError:
+        raise
+    except Exception:  # where it fails requests will tell
+        return
 
 
 def _begun(engine: Engine, *, drafts: bool) -> BareRounds:

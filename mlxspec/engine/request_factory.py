@@ -59,8 +59,9 @@ class RequestFactory:
         deadline: float | None = None,
         compiled: Compiled | None = None,
         client: str = "",
+        number: int | None = None,
     ) -> Request:
-        """Raises ConfigError, GrammarError, ContextOverflowError."""
+        """number: the request's, where another rank has numbered it. Raises ConfigError, GrammarError, ContextOverflowError."""
         params = SamplingParams() if params is None else params
         spec = self._spec if spec is None else spec
         if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
@@ -82,7 +83,8 @@ class RequestFactory:
             raise ContextOverflowError(len(tokens), self.max_context)
         places = self._marks(tokens, marks)
         tokens = tokens if seen is None else seen.images.keyed(tokens)
-        number, self._num_requests = self._num_requests, self._num_requests + 1
+        if number is None:
+            number, self._num_requests = self._num_requests, self._num_requests + 1
         return Request(
             number,
             tokens,

@@ -33,7 +33,7 @@ from mlxspec.engine.prefix_disk.mover import DiskStats
 from mlxspec.engine.rehearsal import rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import EngineThread
-from mlxspec.errors import EngineStoppedError, MlxspecError
+from mlxspec.errors import EngineStoppedError, MlxspecError, RankError
 from mlxspec.events import FinishEvent, FinishReason
 from mlxspec.sampling.constraints import Compiled
 
@@ -200,6 +200,10 @@ class Worker:
             return False
         return not self._owns_thread or self._thread.join(max(0.0, until - time.monotonic()))
 
+    def fail(self, why: BaseException) -> None:
+        """The engine cannot go on, whatever it is doing: open streams end with the sentence, new ones are refused with it."""
+        self._end("failed", why)
+
     def _exit(self) -> None:
         """The process ends and nobody has stopped it: MLX aborts where a thread is at work behind the end. A load cannot be stopped."""
         if self._state == "ready":
@@ -250,12 +254,16 @@ class Worker:
                 else:
                     engine.prefix.work(is_busy=False)
                 self._look(engine)
+        except RankError as error:
+            self._end("failed", error)
         except BaseException as error:
             self._end("failed", EngineStoppedError(f"The engine broke: {_described(error)}."))
         finally:
             self._engine = self._rehearsal = None
             with suppress(Exception):
                 engine.prefix.close(_FLUSH_SECONDS)
+            with suppress(Exception):
+                engine.dismiss()
             self.load = Load()
             del engine
             gc.collect()
@@ -290,6 +298,8 @@ class Worker:
         try:
             if next(rehearsal, self) is self:
                 self._rehearsal = None
+        except RankError:
+            raise
         except Exception:
             self._rehearsal = None
 

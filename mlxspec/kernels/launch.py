@@ -288,6 +288,13 @@ def set_speedup(name: str, width: str, ratio: float) -> None:
     _speedups.setdefault(name, {})[width] = ratio
 
 
+def adopt(ratios: Mapping[str, Mapping[str, float]]) -> None:
+    """Another process's ratios in place of this one's, so that both choose the same kernels."""
+    _speedups.clear()
+    for name, by_width in ratios.items():
+        _speedups[name] = dict(by_width)
+
+
 def speedups() -> dict[str, dict[str, float]]:
     """By raced kernel and what was raced, MLX's own time over ours: what this process measured or was told."""
     return {name: dict(_speedups[name]) for name in sorted(_raced & set(_speedups))}

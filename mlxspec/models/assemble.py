@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
+from mlxspec.kernels.attention import score_bytes
 from mlxspec.kernels.packed import seconds_a_weight
 from mlxspec.loading import progress
 from mlxspec.loading.names import printable
@@ -92,6 +93,9 @@ def assemble(
     made = assemble_lazily(config, read, dtype, ranks=ranks)
     evaluate([m for m in (made.model, made.mtp) if m is not None])
     return made
+
+
+_CONTEXT = 8192  # tokens of a row by which ranks are compared
 
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
@@ -185,6 +189,23 @@ def assemble_lazily(
         not head and refused is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
     )
     return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused, vision, no_images)
+
+
+def widest_share(config: Mapping[str, Any], size: int, model: Trunk) -> Trunk:
+    """The share of that rank of `size` whose rows take most memory, without weights: for sizes only. model: any rank's, for its dtype."""
+    kind = architecture(config)
+    parsed = kind.parse(config)
+    found: list[tuple[int, Trunk]] = []
+    for rank in range(size):
+        ranks = Ranks(rank=rank, size=size)
+        bare = kind.build(share(parsed, ranks).config)
+        bare.set_dtype(model.dtype)
+        bare.fuse()
+        join(bare, parsed, ranks)
+        per_token, state = bare.make_cache(0).snapshot_bytes()
+        scores = max((score_bytes(heads, 1, _CONTEXT) for heads in bare.attention_heads), default=0)
+        found.append((_CONTEXT * per_token + state + scores, bare))
+    return max(found, key=lambda f: f[0])[1]
 
 
 def _vision(config: Mapping[str, Any], folder: Path, weights: Weights, model: Trunk) -> Vision:

@@ -71,6 +71,11 @@ class Constraints:
         """The grammar allows nothing more: the answer is complete."""
         return self._grammar is not None and self._is_grammar_on(self._state) and self._grammar.is_finished
 
+    @property
+    def overdue(self) -> str | None:
+        """Why the row must end, where its grammar has taken too long and could not end it by itself."""
+        return None if self._grammar is None else self._grammar.overdue
+
     def reaches(self, width: int) -> bool:
         """Whether anything may be forbidden at one of the next `width` places, whatever comes before it."""
         if self._words is not None or self._grammar is not None:

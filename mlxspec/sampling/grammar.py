@@ -132,12 +132,31 @@ class RoundClock:
             )
 
 
+class LateClock(RoundClock):
+    """The same among ranks: a grammar that must end is only marked as overdue, and its row ends with rank 0's next orders. Ranks that ended
+    it by their own clocks would not end it alike."""
+
+    def charge(self, grammar: Grammar, seconds: float) -> None:
+        super().charge(grammar, seconds)
+        try:
+            super().check(grammar)
+        except GrammarError as error:
+            grammar.overdue = str(error)
+
+    def is_costly(self, grammar: Grammar) -> bool:
+        return False
+
+    def check(self, grammar: Grammar) -> None:
+        return None
+
+
 class Grammar:
     """One request's matcher. Every method but the properties raises GrammarError where the matcher gives up."""
 
     def __init__(self, matcher: Any, vocabulary: TokenBytes, clock: RoundClock | None = None) -> None:
         """clock: what its time is charged to."""
         self._matcher, self._vocabulary, self._clock = matcher, vocabulary, clock
+        self.overdue: str | None = None  # why it must end, where its clock only marks it
         self._eos = vocabulary.eos_ids
         self._num_words = num_words(len(vocabulary.tokens))
 

@@ -1,5 +1,5 @@
 """One rank of several whose engines answer the same requests, as a process of its own: `python -m tests.engine.ranks_side OUT`. MLX's ring
-is told by the environment who else there is. Writes OUT/<rank>.json: for each case of `cases` the tokens of its answers."""
+is told by the environment who else there is. Rank 0 writes OUT/0.json: for each case of `cases` the tokens of its answers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.ranks.follow import follow
+from mlxspec.engine.ranks.peers import Peers, join
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.models.assemble import assemble
+from mlxspec.models.assemble import assemble, widest_share
 from mlxspec.models.folder import ModelFolder
-from mlxspec.models.ranks import ALONE, Ranks
+from mlxspec.models.ranks import ALONE
 
 PROMPTS = "def add(a, b):\n    return", "import os\nimport os\nimport", "# what does os.path.join do?\n"
 PLAIN = "plain"
 DRAFTERS = (PLAIN, "ngram-simple", "mtp", "draft-model", "ngram-simple mtp")
 
 
-def engine(ranks: Ranks = ALONE) -> Engine:
-    """The demo, divided among `ranks`; its drafters are whole."""
+def engine(peers: Peers | None = None) -> Engine:
+    """The demo, divided among ranks if there are any; its drafters are whole."""
     folder, small = ModelFolder(mlxspec.demo.TARGET), ModelFolder(mlxspec.demo.DRAFT)
-    made = assemble(folder.config(), folder.read, ranks=ranks)
+    made = assemble(folder.config(), folder.read, ranks=ALONE if peers is None else peers.ranks)
     draft = assemble(small.config(), small.read).model
     drafters = [
         NgramSimple(3, 12),
@@ -39,27 +41,39 @@ def engine(ranks: Ranks = ALONE) -> Engine:
         DraftModel(draft, made.model.vocab_size),
     ]
     tokenizer = Tokenizer.from_folder(folder.path)
-    return Engine(made.model, tokenizer, drafters=drafters, config=EngineConfig())
+    widest = None if peers is None else widest_share(folder.config(), peers.ranks.size, made.model)
+    return Engine(made.model, tokenizer, drafters=drafters, config=EngineConfig(), peers=peers, widest=widest)
 
 
 def cases(engine: Engine) -> dict[str, list[list[int]]]:
-    """Greedy and seeded answers to ragged prompts of different lengths of answers, so that rows join and leave; fixed policy."""
+    """Greedy and seeded answers to ragged prompts of different lengths of answers, so that rows join and leave."""
     params = [
         SamplingParams(max_tokens=16 + 8 * i, temperature=0.8 * (i % 2), seed=7 + i, ignore_eos=True)
         for i in range(len(PROMPTS))
     ]
     found = {}
-    for names in DRAFTERS:
-        spec = SpecConfig(drafters=() if names == PLAIN else tuple(names.split()), policy="fixed", n_max=3)
-        found[names] = [list(result.tokens) for result in engine.generate(list(PROMPTS), params, spec=spec)]
+    for policy in ("fixed", "auto"):
+        for names in DRAFTERS:
+            drafters = () if names == PLAIN else tuple(names.split())
+            spec = SpecConfig(drafters=drafters, policy=policy, n_max=3)
+            results = engine.generate(list(PROMPTS), params, spec=spec)
+            found[f"{policy} {names}"] = [list(result.tokens) for result in results]
     return found
 
 
 def main() -> None:
-    group = mx.distributed.init(strict=True, backend="ring")
-    ranks = Ranks(rank=group.rank(), size=group.size(), group=group)
-    found = cases(engine(ranks))
-    (Path(sys.argv[1]) / f"{ranks.rank}.json").write_text(json.dumps(found))
+    mx.disable_compile()  # as tests do
+    peers = join()
+    if peers is None:
+        raise SystemExit("This is run once for each of several ranks.")
+    with peers.failing_together():
+        made = engine(peers)
+        if peers.leads:
+            found = cases(made)
+            (Path(sys.argv[1]) / "0.json").write_text(json.dumps(found))
+        else:
+            follow(made, peers)
+        peers.end()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""A rank other than rank 0: it obeys orders until rank 0 ends. It has no callers, reads nothing and prints nothing but why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mlxspec.engine.ranks.line import ORDERS
+from mlxspec.engine.ranks.orders import Orders
+from mlxspec.engine.ranks.peers import Peers
+from mlxspec.engine.rehearsal import pieces
+from mlxspec.errors import RankError
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+_NOTHING = object()
+
+
+def follow(engine: Engine, peers: Peers) -> None:
+    """Until rank 0 orders the end. Raises RankError where the ranks cannot go on."""
+    with peers.failing_together():
+        _obey_all(engine, peers)
+
+
+def _obey_all(engine: Engine, peers: Peers) -> None:
+    line, rehearsal = peers.line, None
+    expected = line.begun + 1
+    while True:
+        orders = Orders.decode(line.receive(ORDERS))
+        if orders.number != expected:
+            raise RankError(f"Rank {line.rank} got orders {orders.number} where {expected} were next.")
+        expected += 1
+        line.begun = orders.number
+        if orders.checksum != engine.checksum:
+            raise RankError(
+                f"Rank {line.rank} and rank 0 have computed different texts, so all ranks stop. Nothing that came in the last round "
+                "can be trusted."
+            )
+        if orders.work == "end":
+            return
+        engine.obey(orders)
+        if orders.work == "rehearse":
+            rehearsal = pieces(engine) if rehearsal is None else rehearsal
+            if not _next(rehearsal):
+                rehearsal = None
+
+
+def _next(rehearsal: Iterator[None]) -> bool:
+    return next(rehearsal, _NOTHING) is not _NOTHING

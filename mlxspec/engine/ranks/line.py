@@ -1,0 +1,244 @@
+"""The connections between rank 0 and the other ranks, beside those that MLX sums over, and how a rank that is gone is noticed.
+
+Each other rank has one TCP connection with rank 0. Everybody says every second that it is there, and how far it has come. A rank is given
+up
+    that closes its connection without having said goodbye: it has ended, or its link is down,
+    that is not heard of for SILENT seconds: its machine or its link is down, or the process is stopped,
+    that has not begun orders which were sent SILENT seconds ago, or stands still for STILL seconds behind rank 0 within a step: it hangs.
+The first rank that gives another one up tells all others why. Then nothing can be received any more: `fault` is the reason, and whoever
+asked for it (`on_fault`) is called in a thread of this module, because the thread that computes may wait in MLX for the rank that is gone.
+
+Frames: four bytes with the length of what follows, one byte with its kind, the payload. Knows bytes and clocks; knows no engine.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import SimpleQueue
+
+from mlxspec.errors import RankError
+
+SILENT = 5.0  # seconds
+STILL = 7.0  # seconds
+_BEAT = 1.0  # seconds between two signs of life
+_TELL_SECONDS = 0.5  # in which a rank that does not read is told why
+_LONGEST = 256 << 20  # bytes of a frame
+_HEAD = struct.Struct(">IB")
+_STATE = struct.Struct(">qq")
+BEAT, ORDERS, VALUE, CLOCK, FAULT, BYE = range(6)
+
+
+class _Peer:
+    """One connection. begun, progress: what the other side last said of itself; heard, moved: when it said anything, and when these
+    changed."""
+
+    def __init__(self, rank: int, connection: socket.socket) -> None:
+        self.rank, self.connection = rank, connection
+        self.lock = threading.Lock()
+        self.inbox = {kind: SimpleQueue[bytes | None]() for kind in (ORDERS, VALUE, CLOCK)}
+        self.heard = self.moved = time.monotonic()
+        self.begun, self.progress = -1, 0
+        self.has_left = False
+
+    def send(self, kind: int, payload: bytes) -> None:
+        with self.lock:
+            self.connection.sendall(_HEAD.pack(len(payload) + 1, kind) + payload)
+
+
+class Line:
+    """One rank's end. begun: number of the last orders that this rank has begun; progress: counts what it has done within steps."""
+
+    def __init__(self, rank: int, size: int, connections: Mapping[int, socket.socket]) -> None:
+        """connections: by the rank at the other end."""
+        self.rank, self.size = rank, size
+        self.begun, self.progress = -1, 0
+        self.fault: RankError | None = None
+        self.was_told = False  # the fault is what another rank has said
+        self.num_sent = self.bytes_sent = 0  # of what is no sign of life
+        self._ordered = -1, 0.0  # number of the last orders that were sent, and when
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[RankError], None]] = []
+        self._is_closed = threading.Event()
+        self._peers = {r: _Peer(r, c) for r, c in connections.items()}
+        for peer in self._peers.values():
+            peer.connection.settimeout(None)
+            with suppress(OSError):  # small messages go out at once
+                peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._listen, args=(peer,), name="mlxspec-line", daemon=True).start()
+        threading.Thread(target=self._beat, name="mlxspec-line-beat", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="mlxspec-line-watch", daemon=True)
+        self._watcher.start()
+
+    # --- for the thread that computes
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """To every rank at the other end. Raises RankError where one of them is gone."""
+        self.check()
+        if kind == ORDERS:
+            self._ordered = self._ordered[0] + 1, time.monotonic()
+        for peer in self._peers.values():
+            try:
+                peer.send(kind, payload)
+            except OSError:
+                self.fail(f"Rank {peer.rank} has ended, or the link to it is lost.", peer)
+            self.num_sent += 1
+            self.bytes_sent += len(payload) + _HEAD.size
+        self.check()
+
+    def receive(self, kind: int, rank: int = 0) -> bytes:
+        """The next of that kind from a rank. Waits for it; raises RankError once the ranks cannot go on."""
+        self.check()
+        found = self._peers[rank].inbox[kind].get()
+        if found is None:
+            self.check()
+            raise RankError(f"Rank {rank} has ended.")
+        return found
+
+    def check(self) -> None:
+        """Raises RankError once the ranks cannot go on."""
+        if self.fault is not None:
+            raise self.fault
+
+    def fail(self, why: str, about: _Peer | None = None, *, is_own: bool = False) -> None:
+        """The ranks cannot go on; everybody is told why. The first reason counts. about: the rank that is to blame. is_own: this one is,
+        and ends by itself."""
+        with self._lock:
+            if self.fault is not None or self._is_closed.is_set():
+                return
+            self.fault = RankError(why)
+            callbacks = [] if is_own else list(self._callbacks)
+        telling = [
+            threading.Thread(target=self._say, args=(peer, why), daemon=True)
+            for peer in self._peers.values()
+            if peer is not about
+        ]
+        for thread in telling:
+            thread.start()
+        for thread in telling:
+            thread.join(_TELL_SECONDS)
+        for peer in self._peers.values():
+            for inbox in peer.inbox.values():
+                inbox.put(None)
+        for callback in callbacks:
+            callback(self.fault)
+
+    def is_left_to_others(self, error: BaseException) -> bool:
+        """Whether `error` is the reason why the ranks cannot go on, and somebody who was told of it ends the process."""
+        return error is self.fault and bool(self._callbacks)
+
+    def on_fault(self, callback: Callable[[RankError], None]) -> None:
+        """Is called with the reason, in another thread, once the ranks cannot go on; at once where that is so already."""
+        with self._lock:
+            fault = self.fault
+            if fault is None:
+                self._callbacks.append(callback)
+                return
+        callback(fault)
+
+    def explain(self, seconds: float = 2.0) -> RankError | None:
+        """What became of the ranks, where a computation has failed: the reason may come a moment later."""
+        until = time.monotonic() + seconds
+        while self.fault is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.fault
+
+    def close(self) -> None:
+        """This rank ends as it should: the others are told, and nothing of theirs is a fault any more."""
+        if self._is_closed.is_set():
+            return
+        self._is_closed.set()
+        for peer in self._peers.values():
+            if self.fault is None:
+                with suppress(OSError):
+                    peer.send(BYE, b"")
+            with suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_WR)
+            for inbox in peer.inbox.values():
+                inbox.put(None)
+
+    def wait_left(self, seconds: float) -> bool:
+        """Wait until every other rank has ended; whether all have."""
+        until = time.monotonic() + seconds
+        while not all(p.has_left for p in self._peers.values()) and time.monotonic() < until:
+            time.sleep(0.01)
+        return all(p.has_left for p in self._peers.values())
+
+    # --- the threads
+
+    def _say(self, peer: _Peer, why: str) -> None:
+        with suppress(OSError):
+            peer.send(FAULT, why.encode())
+
+    def _listen(self, peer: _Peer) -> None:
+        try:
+            with peer.connection.makefile("rb") as stream:
+                while True:
+                    head = stream.read(_HEAD.size)
+                    if len(head) < _HEAD.size:
+                        break
+                    length, kind = _HEAD.unpack(head)
+                    if not 1 <= length <= _LONGEST or kind > BYE:
+                        self.fail(f"Rank {peer.rank} sent what is no message of ours.", peer)
+                        return
+                    payload = stream.read(length - 1)
+                    if len(payload) < length - 1:
+                        break
+                    self._take(peer, kind, payload)
+        except OSError:
+            pass
+        was_told, peer.has_left = peer.has_left, True
+        if not was_told:
+            self.fail(f"Rank {peer.rank} has ended, or the link to it is lost.", peer)
+
+    def _take(self, peer: _Peer, kind: int, payload: bytes) -> None:
+        peer.heard = time.monotonic()
+        if kind == BEAT:
+            begun, progress = _STATE.unpack(payload)
+            if (begun, progress) != (peer.begun, peer.progress):
+                peer.begun, peer.progress, peer.moved = begun, progress, peer.heard
+        elif kind == FAULT:
+            self.was_told = self.fault is None
+            self.fail(payload.decode(errors="replace"), peer)
+        elif kind == BYE:
+            peer.has_left = True
+            for inbox in peer.inbox.values():
+                inbox.put(None)
+        else:
+            peer.inbox[kind].put(payload)
+
+    def _beat(self) -> None:
+        while not self._is_closed.wait(_BEAT):
+            state = _STATE.pack(self.begun, self.progress)
+            for peer in self._peers.values():
+                if not peer.has_left:
+                    with suppress(OSError):  # the listener sees it too
+                        peer.send(BEAT, state)
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(_BEAT / 2):
+            now = time.monotonic()
+            for peer in self._peers.values():
+                if peer.has_left:
+                    continue
+                why = self._wrong(peer, now)
+                if why is not None:
+                    self.fail(why, peer)
+
+    def _wrong(self, peer: _Peer, now: float) -> str | None:
+        """What is wrong with a rank, None where nothing is."""
+        rank, seconds = peer.rank, f"{SILENT:g} seconds"
+        if now - peer.heard > SILENT:
+            return f"Rank {rank} has not been heard of for {seconds}: it hangs, or the link to it is lost."
+        if self.rank:
+            return None
+        number, sent = self._ordered
+        if peer.begun < number and now - max(sent, peer.moved) > SILENT:
+            return f"Rank {rank} hangs: it has not begun what was ordered {seconds} ago."
+        if peer.begun == self.begun and peer.progress < self.progress and now - peer.moved > STILL:
+            return f"Rank {rank} hangs: it has stood still for {STILL:g} seconds, behind rank 0."
+        return None
