@@ -66,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
     keeps = at_terminal and not args.no_history
 
     def load(model: str):  # type: ignore[no-untyped-def]  # an Engine and what its model recommends
+        peers = getattr(args, "peers", None)
+        if peers is not None and peers.on_end is not None:
+            raise ConfigError("The model is chosen at the start where it is divided among ranks.")
         chosen = copy.copy(args)
         chosen.model = model
         if model != args.model:  # what belongs to the model at the start

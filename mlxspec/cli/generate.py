@@ -102,12 +102,17 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         raise ConfigError(f"{shown(words[1])} stands behind the prompt; put the whole prompt in quotes.")
     if given.count("-") > 1:
         raise ConfigError("-p - was given twice, but the standard input can be read only once.")
+    is_rank = getattr(args, "peers", None) is not None
+    if is_rank and ((not given and not words) or "-" in (*given, *words)):
+        raise ConfigError(
+            "Among ranks a prompt is given on the command line: the standard input that mlx.launch gives does not end."
+        )
     if not given and not words and not terminal.is_terminal(sys.stdin):
         words = ["-"]
     prompts = [_stdin() if text == "-" else terminal.checked(text, "The prompt") for text in (*given, *words)]
     if not all(prompts):
         raise ConfigError("The prompt is empty.")
-    if words and words != ["-"] and terminal.stdin_is_piped() and (piped := _stdin()):
+    if words and words != ["-"] and not is_rank and terminal.stdin_is_piped() and (piped := _stdin()):
         prompts[0] += f"\n\n{piped}"
     return prompts
 

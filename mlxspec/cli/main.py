@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mlxspec.cli import options, terminal
-from mlxspec.errors import CacheError, ConfigError, MlxspecError
+from mlxspec.errors import CacheError, MlxspecError
 
 EXAMPLES = """\
 mlxspec: speculative decoding on MLX that never changes the text.
@@ -24,6 +24,7 @@ mlxspec: speculative decoding on MLX that never changes the text.
 `mlxspec --help` lists the commands, `mlxspec COMMAND --help` their options."""
 
 ANSWERING = "generate", "chat", "serve"
+RANK_VARIABLE = "MLX_RANK"  # mlx.launch tells each process by it which one it is
 
 # First match counts. CacheError is a bug of ours, not of what was asked for.
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -55,12 +56,16 @@ def _run(arguments: Sequence[str]) -> int:
         args = options.parse(arguments)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
-    if args.command in ANSWERING and "MLX_RANK" in os.environ:
-        raise ConfigError(
-            f"`mlxspec {args.command}` runs in one process: dividing a model among processes is not supported yet, and each process of "
-            "mlx.launch would answer on its own. Start it without mlx.launch."
-        )
     command = import_module(f"mlxspec.cli.{args.command}")  # one of options.COMMANDS
+    if args.command not in ANSWERING:
+        return int(command.run(args))
+    from mlxspec.cli import ranks
+
+    if getattr(args, "hosts", None) is not None or getattr(args, "hostfile", None) is not None:
+        return ranks.launch(arguments, hosts=args.hosts, hostfile=args.hostfile)
+    if RANK_VARIABLE in os.environ:
+        return ranks.run(args, command.run)
+    args.peers = None
     return int(command.run(args))
 
 

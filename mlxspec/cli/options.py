@@ -344,8 +344,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
 
 
-def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None) -> Engine:
-    """The engine these options ask for. Raises MlxspecError subclasses."""
+def load_engine(
+    args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None, quiet: bool = False
+) -> Engine:
+    """The engine these options ask for. quiet: notices are not told. Raises MlxspecError subclasses."""
     config = engine_config(args)
     from mlxspec.cli.progress_bar import Waiting, shown_progress
     from mlxspec.cli.terminal import note, trace
@@ -363,7 +365,10 @@ def load_engine(args: argparse.Namespace, spec: SpecConfig, *, draft: str | None
             dtype=args.dtype,
             adapter=args.adapter,
             images=not args.no_images,
+            peers=getattr(args, "peers", None),
         )
+    if quiet:
+        return engine
     own = engine.model.max_context
     if config.max_context is not None and config.max_context > own:
         note(

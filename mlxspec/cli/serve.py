@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near, num_bytes, size
+from mlxspec.cli.ranks import one_model
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import SamplingParams, SpecConfig, shown
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, RankError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
     from mlxspec.server.limits import ServerLimits
     from mlxspec.server.models import Loaded
+    from mlxspec.server.run import Watch
 
 KEY_VARIABLE = "MLXSPEC_API_KEY"
 MAX_TOKENS = 4096
@@ -62,6 +64,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "unload the model after this time without a request (default: never)",
         ),
         ("--limit", list, "NAME=VALUE", bound),
+    )
+    declare(
+        parser.add_argument_group("several machines"),
+        ("--hosts", str, "LIST", "machines among which the model is divided, as mlx.launch has them: a,b"),
+        ("--hostfile", str, "FILE", "the same from a file that mlx.distributed_config wrote"),
     )
     memory = parser.add_argument_group("rows and memory")
     declare(
@@ -109,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
             idle_unload=args.idle_unload,
             params=options.sampling_params(args, max_tokens=MAX_TOKENS),
         )
+    watch = _watch(args)
     makers = _makers(args, spec)
     models = dict(_named(given) for given in args.model or [options.DEMO])
 
@@ -122,10 +130,28 @@ def run(args: argparse.Namespace) -> int:
             terminal.note(notice)
         return options.sampling_params(args, max_tokens=MAX_TOKENS, **found)
 
-    if not serve(makers, config, tell, sampling):
+    try:
+        has_ended = serve(makers, config, tell, sampling, watch)
+    except RankError as error:
+        terminal.complain(str(error))
+        sys.stderr.flush()
+        os._exit(2)  # a thread may wait for a rank that is gone
+    if not has_ended:
         sys.stderr.flush()
         os._exit(0)  # a thread is still busy; whoever sent the signal need not wait for it
     return 0
+
+
+def _watch(args: argparse.Namespace) -> Watch | None:
+    """What tells that the ranks cannot go on, None in a process alone. Raises ConfigError for what ranks cannot do."""
+    peers = getattr(args, "peers", None)
+    if peers is None:
+        return None
+    one_model(args.model)
+    if args.idle_unload is not None:
+        raise ConfigError("--idle-unload is for a process alone: ranks load their model once.")
+    found: Watch = peers.line.on_fault
+    return found
 
 
 def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[], Engine]]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _STREAMS_END_SECONDS = 1
 _EXIT_SECONDS = 4.5
+_TOLD_SECONDS = 0.5  # in which answers that ended because the engine broke reach their clients
+Watch = Callable[[Callable[[BaseException], None]], None]
 # How long a thread that runs Python keeps the others waiting: those that prepare requests must not hold up the event loop and the engine.
 _SWITCH_SECONDS = 0.001
 
@@ -68,13 +70,15 @@ def serve(
     config: ServerConfig,
     tell: Callable[[str, Loaded], None],
     sampling: Callable[[str], SamplingParams] | None = None,
+    watch: Watch | None = None,
 ) -> bool:
-    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. sampling: see Models. Returns whether
-    everything has ended by itself; where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had,
-    and what loading raises."""
+    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. sampling: see Models. watch: is given
+    a function that ends all answers and the server with an error, wherever the engine is. Returns whether everything has ended by itself;
+    where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and that
+    error."""
     listener = _listen(config)
     with listener:
-        return asyncio.run(_serve(makers, config, listener, tell, sampling))
+        return asyncio.run(_serve(makers, config, listener, tell, sampling, watch))
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -102,6 +106,7 @@ async def _serve(
     listener: socket.socket,
     tell: Callable[[str, Loaded], None],
     sampling: Callable[[str], SamplingParams] | None,
+    watch: Watch | None,
 ) -> bool:
     raise_descriptors()
     log.take_over()
@@ -122,6 +127,9 @@ async def _serve(
     )
     stopping = asyncio.Event()
     _on_signals(stopping)
+    broken = _Broken(models, stopping)
+    if watch is not None:
+        watch(broken.tell)
     tasks = [
         asyncio.create_task(web.serve(sockets=[listener])),
         asyncio.create_task(stopping.wait()),
@@ -134,14 +142,40 @@ async def _serve(
             loading.result()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        ended = await models.stop()
+        ended = False if broken.why is not None else await models.stop()
         web.should_exit = True
         await asyncio.wait([tasks[0]])
         for task in (*tasks, beside, loading):
             task.cancel()
         await asyncio.wait([*tasks, beside, loading])
         server.close()
+    if broken.why is not None:
+        raise broken.why
     return ended
+
+
+class _Broken:
+    """Where the engine cannot go on, and may never answer again: its streams end at once, and the server behind them."""
+
+    def __init__(self, models: Models, stopping: asyncio.Event) -> None:
+        self._models, self._stopping, self._loop = models, stopping, asyncio.get_running_loop()
+        self.why: BaseException | None = None
+
+    def tell(self, why: BaseException) -> None:
+        """In any thread."""
+        with suppress(RuntimeError):  # the loop has ended: so does the server
+            self._loop.call_soon_threadsafe(self._end, why)
+
+    def _end(self, why: BaseException) -> None:
+        if self.why is None:
+            self.why = why
+            worker = self._models.worker
+            if worker is not None:
+                worker.fail(why)
+            timer = threading.Timer(_EXIT_SECONDS, lambda: os._exit(2))
+            timer.daemon = True
+            timer.start()
+            self._loop.call_later(_TOLD_SECONDS, self._stopping.set)
 
 
 async def _first_load(models: Models, url: str, tell: Callable[[str, Loaded], None]) -> None:

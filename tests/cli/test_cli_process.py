@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec.cli.main import main
-
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 60
 
@@ -38,17 +36,6 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, timeout=SECONDS, env=environment()
     )
     assert done.returncode == 0, done.stderr.decode()
-
-
-def test_ranks_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under mlx.launch each process would answer on its own. What runs no answer is not refused."""
-    monkeypatch.setenv("MLX_RANK", "1")
-    for command in ("generate", "chat", "serve"):
-        assert main([command]) == 2
-        told = capsys.readouterr()
-        assert (told.out, told.err.count("\n")) == ("", 1)
-        assert "dividing a model among processes is not supported yet" in told.err
-    assert main(["inspect", "demo"]) == 0
 
 
 def test_a_blas_that_cannot_be_is_one_sentence(model: Path) -> None:
