@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What each of several processes that run a model together reads of its files, and the memory that loading takes.
 
-    scripts/bench_ranks FOLDER [--ranks 2] [--dtype bfloat16]
+    scripts/bench_ranks FOLDER [--ranks 2] [--dtype bfloat16] [--packed]
 
 Starts so many processes on this machine, joined by MLX's ring, and has each load its share and compute a step. Columns, in megabytes:
     share     the rank's weights in memory, the whole MTP head included
@@ -9,6 +9,7 @@ Starts so many processes on this machine, joined by MLX's ring, and has each loa
     stored    bytes that its share has in the files
     MLX peak  most memory that MLX held while it loaded
     resident  most memory of the process while it loaded, less what it had before (Linux only)
+--packed keeps quantized weights as they are in the files, as a Mac does; without it they are unpacked on a CPU.
 The process also reads headers, the tokenizer and what Python imports meanwhile.
 """
 
@@ -24,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from mlxspec.platform import device  # noqa: F401  (before mlx)  # isort: skip
+from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
 
@@ -46,9 +47,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="of the weights in memory")
+    parser.add_argument("--packed", action="store_true", help="keep quantized weights packed")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank:
+        if options.packed:
+            device.UNPACKED_AT_MOST = 0
         print(json.dumps(measured(options.folder, _DTYPES[options.dtype])))
         return
     found = [json.loads(said) for said in on_ring(options.ranks, sys.argv[1:])]

@@ -1,7 +1,8 @@
 """Reads parts of the tensors of safetensors files: what a process keeps of a model that several processes run together.
 
 Knows byte ranges; what is kept of which tensor is told by the caller. Gaps of less than GAP bytes between two ranges are read and dropped,
-because another call costs more than they do, and disks read whole pages anyway.
+because another call costs more than they do, and disks read whole pages anyway. In stacks of more than MANY_ROWS rows, which experts are,
+calls would take longer than the disk does, so there gaps of less than WIDE_GAP bytes are read too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from mlxspec.loading.names import printable
 from mlxspec.loading.safetensors import read_entries
 
 Range = tuple[int, int]  # the first, and the one behind the last
-GAP = 2048  # bytes
+GAP, WIDE_GAP, MANY_ROWS = 512, 8192, 1 << 16  # bytes, bytes, rows
 _BLOCK = 1 << 20  # bytes that are read at once where gaps are dropped
 _CARRIERS: Mapping[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -104,7 +105,7 @@ class _Strip(NamedTuple):
         num_rows = len(into) // width if width else 0
         behind = [first for first, _ in self.spans[1:]] + [self.spans[0][0] + self.step]
         gaps = [first - end for (_, end), first in zip(self.spans, behind, strict=True)]
-        if num_rows > 1 and max(gaps) < GAP:
+        if num_rows > 1 and max(gaps) < (GAP if num_rows <= MANY_ROWS else WIDE_GAP):
             self._read_through(file, into, num_rows, width)
             return
         at = 0

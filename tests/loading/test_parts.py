@@ -76,6 +76,10 @@ def test_narrow_gaps_are_read_through(tmp_path: Path, monkeypatch: pytest.Monkey
     counted.calls = counted.nbytes = 0
     read_parts(path, {"wide": Cut(-1, ((1024, 2048),), 2048)}, {"wide": mx.float32})
     assert (counted.calls, counted.nbytes) == (16, 16 * 4096)
+    monkeypatch.setattr(parts, "MANY_ROWS", 15)  # as in a stack of experts
+    counted.calls = counted.nbytes = 0
+    read_parts(path, {"wide": Cut(-1, ((1024, 2048),), 2048)}, {"wide": mx.float32})
+    assert (counted.calls, counted.nbytes) == (1, 15 * 8192 + 4096)
 
 
 def test_a_file_that_was_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
