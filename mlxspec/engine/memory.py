@@ -21,6 +21,7 @@ from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
 from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import device
+from mlxspec.sampling.blocks import most_bytes
 
 SMALLEST_CHUNK = 32  # tokens
 _WAITING_SHARE = 8  # of what the weights leave, one part of so many
@@ -124,7 +125,11 @@ class EngineMemory:
         fits, too_long = 0, self._model.max_context + 1
         while too_long - fits > 1:
             length = (fits + too_long) // 2
-            needed = self._row(length, spec) + length * TOKEN_BYTES + self.activations(self._smallest, length)
+            needed = (
+                self._row(length, spec)
+                + length * TOKEN_BYTES
+                + self.activations(self._smallest, length, rows=1)
+            )
             fits, too_long = (length, too_long) if needed <= left else (fits, length)
         return fits
 
@@ -142,7 +147,7 @@ class EngineMemory:
     def check(self, request: Request) -> None:
         """Raises MemoryBudgetError where it does not fit even alone."""
         length = _most_tokens(request)
-        running = max(self.activations(self._smallest, length), self._of_tower(request))
+        running = max(self.activations(self._smallest, length, rows=1), self._of_tower(request))
         needed = self.weights + self.needed(request) + running
         if needed > self.budget:
             raise MemoryBudgetError(
@@ -155,7 +160,8 @@ class EngineMemory:
         needed = self.needed(request)
         longest = max(self._longest, _most_tokens(request))
         tower = self._of_tower(request)
-        running = max(self.activations(self._smallest, longest), tower, self._largest_tower)
+        rows = len(self._reserved) + 1
+        running = max(self.activations(self._smallest, longest, rows=rows), tower, self._largest_tower)
         if self.weights + self.reserved + needed + running > self.budget and self._reserved:
             return False
         self._reserved[request.number] = _Reserved(needed, _most_tokens(request), tower)
@@ -194,13 +200,23 @@ class EngineMemory:
         forward = self.activations(self.full_chunk, min(longest, self._model.max_context))
         return max(forward, self._largest_tower)
 
-    def activations(self, chunk: int, context: int) -> int:
-        """What a forward of so many tokens behind `context` ones takes while it runs."""
+    def activations(self, chunk: int, context: int, *, rows: int | None = None) -> int:
+        """What a forward behind `context` tokens takes while it runs: reading a chunk of so many, or the widest verify of `rows` rows
+        (None: of those that are here), whichever takes more."""
+        rows = max(1, len(self._reserved)) if rows is None else rows
+        reading = self._forward(chunk, chunk, context) + 4 * self._model.vocab_size
+        num = rows * self._verify
+        logits = 4 * num * self._model.vocab_size
+        verifying = self._forward(num, self._verify, context) + logits
+        return max(reading, verifying + most_bytes(num, self._model.vocab_size))
+
+    def _forward(self, num: int, width: int, context: int) -> int:
+        """Of num tokens, up to `width` of a row, without logits."""
         heads = self._model.attention_heads
-        scores = max((score_bytes(h, chunk, context, self.config.kv_bits) for h in heads), default=0)
+        scores = max((score_bytes(h, width, context, self.config.kv_bits) for h in heads), default=0)
         # residual streams are alive twice, by themselves and joined
         shown = 2 * len(self._streams.layers)
-        return 4 * (_ALIVE + shown) * chunk * self._model.hidden_size + scores + 4 * self._model.vocab_size
+        return 4 * (_ALIVE + shown) * num * self._model.hidden_size + scores
 
     @property
     def _longest(self) -> int:

@@ -15,11 +15,13 @@ import mlx.core as mx
 
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
+from mlxspec.sampling.truncate import numbers_held
 
 AT_ONCE = 5  # positions: a round's own token and four drafted ones
 BLOCK_BYTES = (
     24 << 20
 )  # what a block may take beside the logits: three times 17 positions of 248k words in 16 bits
+MOST_COPIES = 16  # arrays (n, V) of float32 that sampling n positions holds at once, whatever is asked
 T = TypeVar("T")
 
 
@@ -27,7 +29,14 @@ def block_size(num: int, vocab_size: int, copies: int) -> int:
     """Positions that are sampled together of `num`. copies: arrays (n, V) float32 that sampling n positions holds at once."""
     if num <= AT_ONCE or not copies:
         return num
-    return max(1, device.sampling_bytes() // (4 * copies * vocab_size))
+    return max(1, device.sampling_bytes() // (4 * copies * numbers_held(vocab_size)))
+
+
+def most_bytes(num: int, vocab_size: int) -> int:
+    """What sampling so many positions takes beside their logits, at most."""
+    of_one = 4 * MOST_COPIES * numbers_held(vocab_size)
+    block = min(num, max(1, device.sampling_bytes() // of_one))
+    return of_one * max(block, min(num, AT_ONCE))
 
 
 def in_blocks(logits: mx.array, size: int, sample: Callable[[slice, mx.array], mx.array]) -> mx.array:

@@ -29,6 +29,11 @@ _DIGIT = 16  # bits of a digit of a score
 _DIGITS = 1 << _DIGIT
 
 
+def numbers_held(vocab_size: int) -> int:
+    """Of one position, in an array of its scores, or of the masses of their digits where those are more."""
+    return vocab_size if vocab_size <= _SORTED_AT_MOST else max(vocab_size, _DIGITS)
+
+
 def largest(x: mx.array, num: int) -> mx.array:
     """(N, V) floats -> (N, num) int32: ids of the `num` highest scores, highest first, of ties the lower id first; 1 <= num <= V.
 

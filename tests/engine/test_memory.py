@@ -12,6 +12,7 @@ from mlxspec.checkpoints.memory import chunk_of
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine import memory
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.load import load
@@ -325,3 +326,34 @@ def test_a_gpu_reads_prompts_in_larger_chunks(has_gpu: bool, chunk: int, monkeyp
     assert chunk_of(EngineConfig(prefill_chunk=100)) == 100
     if not has_gpu:
         assert equality.engine(prefill_chunk=64).memory.full_chunk == 64
+
+
+def test_logits_of_a_verify_are_counted() -> None:
+    """With a large vocabulary they, and what sampling makes of them, are most of what a round takes: for every row that may be verified."""
+    vocab = 40_000
+    model = tiny_models.make(tiny_models.config(vocab=vocab))
+    config = EngineConfig(prefix_budget=0, prefill_chunk=32)
+    made = Engine(model, tiny_models.tokenizer(), drafters=[NgramSimple(3, 12)], config=config)
+    asked = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": True, "seed": 1}
+    params = SamplingParams(max_tokens=40, ignore_eos=True, **asked)
+    few = made.memory.activations(32, 200, rows=1)
+    assert few >= 4 * 16 * vocab
+    assert made.memory.activations(32, 200, rows=4) >= few + 3 * 4 * 16 * vocab
+    rows = [
+        made.submit([*words(9, i), *words(9, i), *words(3, i)], params, spec=spec("ngram-simple"))
+        for i in (1, 2)
+    ]
+    while made.num_running < 2 or made._prefills:
+        made.step()
+    gc.collect()
+    mx.clear_cache()
+    start, limit = (
+        mx.get_active_memory() - made.nbytes,
+        made.memory.reserved + made.memory.activations(32, 80),
+    )
+    mx.reset_peak_memory()
+    while not made.is_idle:
+        made.step()
+    peak = mx.get_peak_memory() - start
+    assert 4 * 2 * vocab < peak <= limit
+    assert max(r.stats.num_drafted for r in rows) > 0

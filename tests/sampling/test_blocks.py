@@ -25,7 +25,7 @@ from mlxspec.sampling.sampler import BatchSampler, RowSampler
 
 VOCAB = 300
 LARGE, WIDE = 248_320, 17  # Qwen3.5's vocabulary, and a verify of 16 drafted tokens
-PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.1}
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 1.0, "frequency_penalty": 1.0}
 ASKED = [
     {},
     {"temperature": 0.8},
@@ -57,6 +57,7 @@ def test_blocks_give_the_tokens_of_one_block(asked, widths, size, is_masked, is_
     owners = [r for r, width in enumerate(rows.widths) for _ in range(width)]
     firsts = [10 * r + i for r, width in enumerate(rows.widths) for i in range(width)]
     logits = mx.array(rng.standard_normal((num, VOCAB)).astype(np.float32) * 2)
+    logits[:, :12] = logits[:, :12] + 5.0  # what is drafted would be chosen, but for the penalties
     tokens = mx.array(rng.integers(0, 12, num).astype(np.int32))
     masks = [None if i % 3 else all_but([5, 7, i], VOCAB) for i in range(num)] if is_masked else None
     by = mx.array(rng.integers(0, 3, num).astype(np.int32))
