@@ -19,7 +19,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -428,7 +428,7 @@ class Engine(EngineApi):
         """clocked: what the last round took, by rank 0's clock."""
         self._is_stepping = True
         try:
-            with device.private_kernels():
+            with device.private_kernels(), self._counted():
                 self._learn(clocked)
                 self._end(endings)
                 self._retire()
@@ -473,10 +473,9 @@ class Engine(EngineApi):
     def _mix(self, *facts: object) -> None:
         self.checksum = crc32(repr(facts).encode(), self.checksum)
 
-    def _progress(self) -> None:
-        """Among ranks: something within the step is done."""
-        if self._peers is not None:
-            self._peers.line.progress += 1
+    def _counted(self) -> AbstractContextManager[None]:
+        """Among ranks: how far this one has come in the step can be seen by the others."""
+        return nullcontext() if self._peers is None else self._peers.line.counting(device.num_given)
 
     def _end_all(self, error: BaseException) -> None:
         """Among ranks: raises RankError for what no other rank may have met, so that ranks would go on differently."""
@@ -634,7 +633,6 @@ class Engine(EngineApi):
         request = prefill.request
         try:
             self._tell(prefill.advance(end))
-            self._progress()
             if not prefill.is_done:
                 return
             self._tell(prefill.first_token())
@@ -661,7 +659,6 @@ class Engine(EngineApi):
             may_follow = not self._prefills and not self._awaits_read
             flown = self._pipeline.advance(self._rows, self.model, self._cache, may_follow=may_follow)
             self._tell(flown.events)
-            self._progress()
         except BaseException as error:
             self._end_all(error)
             self._pipeline.forget()

@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -125,8 +127,13 @@ def test_a_rank_that_stands_still_behind_rank_0_hangs(ends: Ends) -> None:
     leader.order("step", 0)
     for other in ends.others:
         other.begun = 0
-    ends.first.progress = ends.others[0].progress = 1
-    ends.wait(0)
+    done = {0: 1, 1: 1, 2: 0}
+    with ExitStack() as stack:
+        counts = dict.fromkeys(done, 0)
+        for each in ends.lines:
+            stack.enter_context(each.counting(partial(counts.__getitem__, each.rank)))
+        counts.update(done)
+        ends.wait(0)
     assert "Rank 2 hangs: it has stood still" in ends.told[0]
 
 
@@ -137,8 +144,9 @@ def test_ranks_that_work_are_left_alone(ends: Ends) -> None:
         for other in ends.others:
             found = Orders.decode(other.receive(ORDERS))
             assert (found.number, found.checksum) == (number, 7 * number)
-            other.begun, other.progress = number, number
-        ends.first.progress = number
+            other.begun = number
+            other._done += 1
+        ends.first._done += 1
         time.sleep(0.15)
     time.sleep(0.6)
     assert not ends.told

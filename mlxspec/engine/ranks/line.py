@@ -17,8 +17,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 from mlxspec.errors import RankError
@@ -31,6 +31,10 @@ _LONGEST = 256 << 20  # bytes of a frame
 _HEAD = struct.Struct(">IB")
 _STATE = struct.Struct(">qq")
 BEAT, ORDERS, VALUE, CLOCK, FAULT, BYE = range(6)
+
+
+def _nothing() -> int:
+    return 0
 
 
 class _Peer:
@@ -51,12 +55,13 @@ class _Peer:
 
 
 class Line:
-    """One rank's end. begun: number of the last orders that this rank has begun; progress: counts what it has done within steps."""
+    """One rank's end. begun: number of the last orders that this rank has begun."""
 
     def __init__(self, rank: int, size: int, connections: Mapping[int, socket.socket]) -> None:
         """connections: by the rank at the other end."""
         self.rank, self.size = rank, size
-        self.begun, self.progress = -1, 0
+        self.begun = -1
+        self._done, self._count = 0, _nothing
         self.fault: RankError | None = None
         self.was_told = False  # the fault is what another rank has said
         self.num_sent = self.bytes_sent = 0  # of what is no sign of life
@@ -73,6 +78,21 @@ class Line:
         threading.Thread(target=self._beat, name="mlxspec-line-beat", daemon=True).start()
         self._watcher = threading.Thread(target=self._watch, name="mlxspec-line-watch", daemon=True)
         self._watcher.start()
+
+    @property
+    def progress(self) -> int:
+        """Counts what this rank has done within steps; equal on ranks that have done the same."""
+        return self._done + self._count()
+
+    @contextmanager
+    def counting(self, count: Callable[[], int]) -> Iterator[None]:
+        """What `count` grows by inside is progress."""
+        before = count()
+        self._count = lambda: count() - before
+        try:
+            yield
+        finally:
+            self._done, self._count = self.progress, _nothing
 
     # --- for the thread that computes
 
