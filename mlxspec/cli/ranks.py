@@ -23,6 +23,7 @@ from mlxspec.errors import ConfigError
 if TYPE_CHECKING:
     from mlxspec.engine.ranks.peers import Peers
 
+_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # mlx.launch, wherever its script lies
 _STOP_SECONDS = 8.0  # in which ranks that were asked to end do so
 
 
@@ -75,7 +76,7 @@ def launch(arguments: Sequence[str], *, hosts: str | None, hostfile: str | None)
     if hostfile is not None and not os.path.isfile(hostfile):
         raise ConfigError(f"There is no file {hostfile}, which --hostfile names.")
     where = ["--hosts", str(hosts)] if hostfile is None else ["--hostfile", hostfile]
-    command = [sys.executable, "-m", "mlx._distributed_utils.launch", *where, "--"]
+    command = [sys.executable, "-c", _LAUNCH, *where, "--"]
     command += [sys.executable, "-m", "mlxspec", *_without(arguments, ("--hosts", "--hostfile"))]
     # a group of its own: signals of the terminal come through us, in order; an input that never ends, for which mlx.launch would look again
     # and again

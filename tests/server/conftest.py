@@ -1,7 +1,8 @@
-"""Demo servers for all tests that only ask them something."""
+"""Demo servers for all tests that only ask them something; over several ranks where TESTED_RANKS says so, as test_over_ranks.py does."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 import mlxspec.demo
 from tests.server.serving import Served
 
+RANKS = int(os.environ.get("TESTED_RANKS", "1"))
+
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Served]:
-    with Served("--max-rows", "4", "--prefill-chunk", "64") as served:
+    with Served("--max-rows", "4", "--prefill-chunk", "64", num_ranks=RANKS) as served:
         yield served
         assert served.process.poll() is None, "the server has ended:\n" + "\n".join(served.lines[-20:])
 

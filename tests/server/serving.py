@@ -13,10 +13,14 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from tests.engine.rank_processes import free_ports
 
 LONG = 180.0
 QUESTION = "what does os.path.join do?"
@@ -33,18 +37,25 @@ class Served:
         env: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         wait: bool = True,
+        num_ranks: int = 1,
     ) -> None:
+        """num_ranks: the model is divided among so many processes, of which the first one serves."""
         self.headers = dict(headers or {})
         self.lines: list[str] = []
         self._said = threading.Condition()
         self.port = 0
         command = [sys.executable, "-c", plant + "\n" + _RUN, "serve", "--port", "0", *args]
+        common = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **(env or {})}
+        self._hosts: Path | None = None
+        if num_ranks > 1:
+            self._hosts = hosts_file(num_ranks)
+            common |= {"MLX_HOSTFILE": str(self._hosts), "MLX_RANK": "0"}
+        self.others = [
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, env=common | {"MLX_RANK": str(rank)})
+            for rank in range(1, num_ranks)
+        ]
         self.process = subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **(env or {})},
+            command, stderr=subprocess.PIPE, text=True, errors="replace", env=common
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -151,9 +162,25 @@ class Served:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(LONG)
+        for other in self.others:
+            try:
+                other.wait(LONG)  # it ends by itself once the first one has
+            finally:
+                other.kill()
+                other.wait()
+        if self._hosts is not None:
+            self._hosts.unlink()
         if self.process.stderr is not None:
             self._reader.join(LONG)
             self.process.stderr.close()
+
+
+def hosts_file(num_ranks: int) -> Path:
+    """A file that tells MLX's ring of so many ranks on this machine."""
+    handle, name = tempfile.mkstemp(suffix=".json")
+    with os.fdopen(handle, "w") as file:
+        json.dump([[f"127.0.0.1:{port}"] for port in free_ports(num_ranks)], file)
+    return Path(name)
 
 
 def events(data: bytes) -> tuple[list[dict[str, Any]], list[str], bool]:
