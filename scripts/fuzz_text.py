@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Random requests to tiny random models, plain and drafted: is the text the same? Counts, not timings.
 
-    .venv/bin/python scripts/fuzz_text.py [--requests 3000] [--first 0] [--forms float32 bfloat16 4bit ...]
+    .venv/bin/python scripts/fuzz_text.py [--requests 3000] [--first 0] [--forms float32 bfloat16 4bit ...] [--ranks 2]
 
 Each case mixes a dtype or quantization, a way of rollback, drafters, a policy, rows, constraints and turns
 (tests/engine/random_requests.py). A text may differ only from a place where plain decoding's two best tokens are closer than rounding; such
 flips are counted, by form. A case that differs otherwise is printed with its number, and the exit code is 1; `--first NUMBER --requests 1`
-runs it again.
+runs it again. With --ranks the drafted model is divided among so many local processes, and plain decoding is one process's
+(tests/engine/rank_requests.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import tiny_models  # noqa: E402
-from tests.engine import equality  # noqa: E402
+from tests.engine import equality, rank_processes, rank_requests  # noqa: E402
 from tests.engine.random_requests import case, play  # noqa: E402
 
 COLUMNS = ("requests", "tokens", "drafted", "accepted", "cached", "cancelled", "not compared")
@@ -35,7 +38,10 @@ def main() -> int:
     parser.add_argument(
         "--forms", nargs="+", choices=list(tiny_models.FORMS), default=list(tiny_models.FORMS)
     )
+    parser.add_argument("--ranks", type=int, default=1, help="processes that run the drafted model together")
     options = parser.parse_args()
+    if options.ranks > 1:
+        return over_ranks(options)
     counts = {form: Counter[str]() for form in options.forms}
     number, failed = options.first, 0
     while sum(c["requests"] for c in counts.values()) < options.requests:
@@ -61,6 +67,24 @@ def main() -> int:
         print(line)
     print(f"{failed} cases differ")
     return int(failed > 0)
+
+
+def over_ranks(options: argparse.Namespace) -> int:
+    forms = rank_requests.FORMS if options.forms == list(tiny_models.FORMS) else options.forms
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        command = ["-m", "tests.engine.rank_requests", str(out), "--first", str(options.first)]
+        command += ["--requests", str(options.requests), "--forms", *forms]
+        ended = rank_processes.run([command] * options.ranks, Path(folder), seconds=24 * 3600)
+        if any(e.code for e in ended):
+            print("\n".join(e.err for e in ended), file=sys.stderr)
+            return 1
+        found = json.loads(out.read_text())
+    print(f"over {options.ranks} ranks: {', '.join(f'{n} {c}' for n, c in sorted(found['counts'].items()))}")
+    for line in (*found["flips"], *found["failures"]):
+        print(line)
+    print(f"{len(found['failures'])} cases differ, {len(found['flips'])} flips")
+    return int(bool(found["failures"]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.ranks.orders import Clocked, Ending, Orders, Submission
 from mlxspec.errors import ConfigError, RankError
+from mlxspec.sampling.grammar import LateClock
+from tests.engine import equality
 
 numbers = st.integers(0, 2**31)
 seconds = st.floats(0, 1e6)
@@ -115,3 +117,22 @@ def test_a_schema_keeps_its_order() -> None:
     )
     found = Orders.decode(Orders(number=0, checksum=0, submitted=(given,)).encode()).submitted[0]
     assert json.dumps(found.params.json_schema) == json.dumps(schema)
+
+
+def test_an_overdue_grammar_ends_its_row_with_the_next_orders() -> None:
+    """Among ranks a grammar is not ended by the clock of the rank that applies it."""
+    engine = equality.engine([])
+    engine._request_factory.constraints.clock = LateClock(seconds=-1.0)
+    bound, free = (
+        engine.submit([1, 2, 3], SamplingParams(max_tokens=6, regex=regex, seed=1))
+        for regex in ("[a-f]{3,20}", None)
+    )
+    engine.step()
+    assert bound.finish_reason is None
+    assert bound.constraints is not None
+    assert bound.constraints.overdue is not None
+    engine.step()
+    assert (bound.finish_reason, bound.error) == ("error", bound.constraints.overdue)
+    while not engine.is_idle:
+        engine.step()
+    assert free.finish_reason in ("stop", "length")

@@ -129,9 +129,16 @@ def is_rank() -> bool:
     return RANK_VARIABLE in os.environ
 
 
+def _is_alone() -> bool:
+    """Whether the file of hosts is empty, as mlx.launch writes it for one process; MLX cannot read it then."""
+    with suppress(OSError, UnicodeDecodeError, KeyError):
+        return not Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8").strip()
+    return False
+
+
 def join() -> Peers | None:
     """Find the other ranks; None where this process is the only one. Raises RankError."""
-    if not is_rank():
+    if not is_rank() or _is_alone():
         return None
     _end_with_parent()
     try:
