@@ -137,6 +137,27 @@ def test_a_rank_that_stands_still_behind_rank_0_hangs(ends: Ends) -> None:
     assert "Rank 2 hangs: it has stood still" in ends.told[0]
 
 
+def test_a_rank_that_is_ahead_of_rank_0_which_stands_still(ends: Ends) -> None:
+    """As where ranks have decided differently: each waits for another sum."""
+    Leader(ends.first).order("step", 0)
+    for other in ends.others:
+        other.begun = 0
+    ends.others[0]._done = 3
+    ends.wait(0, 1, 2)
+    assert "Rank 0 has stood still" in ends.told[0]
+    assert ends.told[0] == ends.told[1] == ends.told[2]
+
+
+def test_ranks_that_wait_for_each_other(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "STUCK", 0.6)
+    Leader(ends.first).order("step", 0)
+    for other in ends.others:
+        other.begun = 0
+    with ends.first.counting(lambda: 0):
+        ends.wait(0)
+    assert "they wait for each other" in ends.told[0]
+
+
 def test_ranks_that_work_are_left_alone(ends: Ends) -> None:
     leader = Leader(ends.first)
     for number in range(6):

@@ -4,7 +4,8 @@ Each other rank has one TCP connection with rank 0. Everybody says every second 
 up
     that closes its connection without having said goodbye: it has ended, or its link is down,
     that is not heard of for SILENT seconds: its machine or its link is down, or the process is stopped,
-    that has not begun orders which were sent SILENT seconds ago, or stands still for STILL seconds behind rank 0 within a step: it hangs.
+    that has not begun orders which were sent SILENT seconds ago, or stands still for STILL seconds within a step while another rank is
+    ahead: it hangs. Where all stand still for STUCK seconds they wait for each other.
 The first rank that gives another one up tells all others why. Then nothing can be received any more: `fault` is the reason, and whoever
 asked for it (`on_fault`) is called in a thread of this module, because the thread that computes may wait in MLX for the rank that is gone.
 
@@ -25,6 +26,7 @@ from mlxspec.errors import RankError
 
 SILENT = 5.0  # seconds
 STILL = 7.0  # seconds
+STUCK = 120.0  # seconds: no forward takes longer
 _BEAT = 1.0  # seconds between two signs of life
 _TELL_SECONDS = 0.5  # in which a rank that does not read is told why
 _LONGEST = 256 << 20  # bytes of a frame
@@ -62,6 +64,7 @@ class Line:
         self.rank, self.size = rank, size
         self.begun = -1
         self._done, self._count = 0, _nothing
+        self._moved = time.monotonic()  # when that was seen to change
         self.fault: RankError | None = None
         self.was_told = False  # the fault is what another rank has said
         self.num_sent = self.bytes_sent = 0  # of what is no sign of life
@@ -240,14 +243,17 @@ class Line:
                         peer.send(BEAT, state)
 
     def _watch(self) -> None:
+        last = self.progress
         while not self._is_closed.wait(_BEAT / 2):
             now = time.monotonic()
+            if self.progress != last:
+                last, self._moved = self.progress, now
             for peer in self._peers.values():
                 if peer.has_left:
                     continue
                 why = self._wrong(peer, now)
                 if why is not None:
-                    self.fail(why, peer)
+                    self.fail(why)
 
     def _wrong(self, peer: _Peer, now: float) -> str | None:
         """What is wrong with a rank, None where nothing is."""
@@ -259,6 +265,15 @@ class Line:
         number, sent = self._ordered
         if peer.begun < number and now - max(sent, peer.moved) > SILENT:
             return f"Rank {rank} hangs: it has not begun what was ordered {seconds} ago."
-        if peer.begun == self.begun and peer.progress < self.progress and now - peer.moved > STILL:
+        if peer.begun != self.begun:
+            return None
+        still = now - max(peer.moved, self._moved)
+        if peer.progress < self.progress and still > STILL:
             return f"Rank {rank} hangs: it has stood still for {STILL:g} seconds, behind rank 0."
+        if peer.progress > self.progress and still > STILL:
+            return f"Rank 0 has stood still for {STILL:g} seconds, behind rank {rank}: it hangs, or they do not compute the same."
+        if self._count is not _nothing and still > STUCK:
+            return (
+                f"The ranks have stood still for {STUCK:g} seconds within a step: they wait for each other."
+            )
         return None
