@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from mlxspec.errors import RankError
 
 SILENT = 5.0  # seconds
-STILL = 7.0  # seconds
+STILL = 6.0  # seconds
 STUCK = 120.0  # seconds: no forward takes longer
 _BEAT = 1.0  # seconds between two signs of life
 _TELL_SECONDS = 0.5  # in which a rank that does not read is told why
