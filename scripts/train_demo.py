@@ -25,7 +25,7 @@ SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "68719476736",
     "MALLOC_TOP_PAD_": "268435456",
 }
-PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "dflash", "vision", "export"]
+PHASES = ["all", "data", "main", "mtp", "draft", "gemma", "eagle3", "dflash", "long", "vision", "export"]
 
 
 def _arguments() -> argparse.Namespace:
@@ -49,6 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dflash-steps", type=int, default=3000, help="DFlash phase, in steps of 2,048 tokens"
     )
+    parser.add_argument("--long-steps", type=int, default=400, help="long phase, in steps of two rows")
     parser.add_argument(
         "--samples", type=int, default=2048, help="rows sampled from the target for the draft phase"
     )
@@ -117,6 +118,10 @@ def main() -> None:
 
         tune_dflash(work, out / "target", Plan(steps=args.dflash_steps, rate=2e-3))
         write_folder(work / "dflash.pt", out / "dflash", config())
+    if args.phase == "long":
+        from demo_training.long_phase import LongPlan, tune_long
+
+        tune_long(work, out / "target", LongPlan(steps=args.long_steps))
     if args.phase == "vision":
         from demo_training.vision_export import export_vision
         from demo_training.vision_phase import VisionSchedule, train_vision

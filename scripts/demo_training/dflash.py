@@ -12,26 +12,30 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .batches import Data
+from .dflash_start import begin_with
 from .export import read_member
 from .network import TARGET, FeedForward, LanguageModel, Shape, rotate
-from .streams import LAYERS, Norm, begin_small, begin_with_last, read_folder, streams_of
+from .streams import LAYERS, Norm, begin_small, read_folder, streams_of
 from .tuning import Plan, _optimise, _Source
 
 BLOCK = 8  # tokens of a block: the newest known one, and the drafted ones
 BLOCKS = 32  # that are trained in each row
 MASK = 127  # a token that stands in no text of the data set
-DECAY = 0.85  # of the loss from one position of a block to the next
+# Weight of a position's loss: how likely the text's tokens before it are drafted, and a floor that falls by DECAY from one to the next.
+FLOOR, DECAY = 0.15, 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape(Shape):
-    """`layers` of attention that is rotated whole."""
+    """`layers` of attention that is rotated whole. Every head has keys and values of its own: what a mask knows of the text comes through
+    values alone."""
 
-    layers: int = 2
+    layers: int = 4
+    ffn: int = 320
+    kv_heads: int = TARGET.heads
     rotary_fraction: float = 1.0
     mtp: bool = False
 
@@ -103,17 +107,12 @@ class DFlash(nn.Module):
 
     def __init__(self, s: BlockShape) -> None:
         super().__init__()
+        self.s = s
         self.fc = nn.Linear(len(LAYERS) * s.hidden, s.hidden, bias=False)
         self.hidden_norm = Norm(s.hidden)
         self.layers = nn.ModuleList([BlockLayer(s) for _ in range(s.layers)])
         self.norm = Norm(s.hidden)
         begin_small(self)
-
-    def begin_with(self, target: LanguageModel) -> None:
-        """The last stream goes through, and the final norm is the target's."""
-        begin_with_last(self.fc)
-        with torch.no_grad():
-            self.norm.weight.copy_(1 + target.model.norm.weight)
 
     def forward(self, embed: nn.Embedding, streams: Tensor, firsts: Tensor, starts: Tensor) -> Tensor:
         """Hiddens (B, blocks, BLOCK - 1, hidden) of the drafted positions. streams (B, T, layers * hidden); firsts (B, blocks): ids of the
@@ -145,34 +144,46 @@ def tune_dflash(folder: Path, target_folder: Path, plan: Plan) -> None:
     data = Data(folder)
     target = read_member(target_folder, TARGET)
     assert isinstance(target, LanguageModel)
-    drafter = DFlash(BLOCK_SHAPE)
-    drafter.begin_with(target)
-    target.compile_layers()
-    forward = torch.compile(drafter.forward, dynamic=False)
     source = _Source(data, plan, None)
-    decay = DECAY ** torch.arange(BLOCK - 1)
-    decay = decay / decay.sum()
 
-    def loss_at(step: int) -> tuple[Tensor, str]:
+    def drawn(step: int) -> tuple[Tensor, Tensor]:
+        """Rows, and where blocks of them begin."""
         ids = source.batch(step)
         rng = np.random.default_rng([plan.seed, step, 2])
-        drawn = np.stack([rng.choice(plan.length - 4, BLOCKS, replace=False) for _ in ids])
-        starts = torch.from_numpy(np.sort(drawn)) + 4
+        places = np.stack([rng.choice(plan.length - 4, BLOCKS, replace=False) for _ in ids])
+        return ids, torch.from_numpy(np.sort(places)) + 4
+
+    drafter = DFlash(BLOCK_SHAPE)
+    texts = [drawn(plan.steps + i) for i in range(3)]
+    begin_with(drafter, target, *(torch.cat(part) for part in zip(*texts, strict=True)), BLOCK, MASK)  # type: ignore[arg-type]
+    target.compile_layers()
+    forward = torch.compile(drafter.forward, dynamic=False)
+    decay = DECAY ** torch.arange(BLOCK - 1)
+
+    def loss_at(step: int) -> tuple[Tensor, str]:
+        ids, starts = drawn(step)
+        places = _behind(starts)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             with torch.no_grad():
                 streams, hidden = streams_of(target, ids)
-                wanted = target.lm_head(_at(hidden, _behind(starts)))
+                wanted = target.lm_head(_at(hidden, places))
             drafted = forward(target.model.embed_tokens, streams, ids.gather(1, starts), starts)
             logits = target.lm_head(drafted).float().flatten(0, -2)
-            soft = wanted.float().softmax(-1).flatten(0, -2)
-            each = F.cross_entropy(logits, soft, reduction="none").view(-1, BLOCK - 1)
-        same = (logits.argmax(-1) == soft.argmax(-1)).view(-1, BLOCK - 1).float().mean(0)
-        note = " ".join(f"{float(same[i]):.3f}" for i in (0, 1, 2, BLOCK - 2))
-        return (each.mean(0) * decay).sum(), note
+        told = logits.log_softmax(-1)
+        soft = wanted.float().softmax(-1).flatten(0, -2)
+        each = -(soft * told).sum(-1).view(-1, BLOCK - 1)
+        with torch.no_grad():
+            text = ids.gather(1, places + 1).view(-1, 1)
+            stands = told.gather(1, text).view(-1, BLOCK - 1).exp().cumprod(-1)
+            weights = FLOOR * decay + torch.cat([torch.ones_like(stands[:, :1]), stands[:, :-1]], -1)
+            same = (logits.argmax(-1) == soft.argmax(-1)).view(-1, BLOCK - 1).float()
+            length = 1 + float(same.cumprod(-1).sum(-1).mean())
+        note = " ".join(f"{float(x):.3f}" for x in same.mean(0)[[0, 1, 2, BLOCK - 2]])
+        return (each * weights).sum() / weights.sum(), f"{note} run {length:.3f}"
 
-    _optimise(
-        folder / "dflash.pt", drafter, [{"params": list(drafter.parameters()), "scale": 1.0}], plan, loss_at
-    )
+    norms, matrices = ([p for p in drafter.parameters() if (p.ndim == 2) is which] for which in (False, True))
+    groups = [{"params": norms, "scale": 1.0}]
+    _optimise(folder / "dflash.pt", drafter, groups, plan, loss_at, matrices)
 
 
 def config() -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,23 +68,36 @@ def _optimise(
     groups: list[dict],
     plan: Plan,
     loss_at: Callable[[int], tuple[torch.Tensor, str]],
+    matrices: Sequence[torch.nn.Parameter] = (),
 ) -> None:  # type: ignore[type-arg]
-    optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    """groups: AdamW's, each with a scale of its rate. matrices: those that Muon takes, at the step size that AdamW would take."""
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    ]
+    if matrices:
+        named = [{"params": list(matrices), "scale": 1.0}]
+        optimizers.append(
+            torch.optim.Muon(named, lr=plan.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        )
+    every = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     first, before = 0, 0.0
     if path.exists():
         saved = torch.load(path)
         module.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+        for optimizer, found in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(found)
         first, before = saved["step"], saved["seconds"]
     began = last_save = time.time()
     for step in range(first, plan.steps):
         loss, note = loss_at(step)
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = plan.rate * plan.factor(step) * group["scale"]
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(every, 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = plan.rate * plan.factor(step) * group["scale"]
+            optimizer.step()
         if (step + 1) % 50 == 0 or step == 2:
             rate = (step + 1 - first) * 2048 / (time.time() - began)
             print(
@@ -93,8 +106,12 @@ def _optimise(
             )
         if step + 1 == plan.steps or time.time() - last_save > 120:
             last_save = time.time()
-            state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            state["seconds"] = before + time.time() - began
+            state = {
+                "model": module.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "step": step + 1,
+                "seconds": before + time.time() - began,
+            }
             torch.save(state, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
 
