@@ -6,7 +6,8 @@ Phases: data, main, mtp, draft, gemma, eagle3, dflash, vision, export; `all` als
 (scripts/demo_eval.py). `all` leaves out `eagle3` and `dflash`, which draft for the target that lies in --out and write `--out/eagle3` and
 `--out/dflash`, and `vision`, which trains a target to read pictures and writes `--out/vision`. Each phase writes into --work and can be
 run again; all but `data` and `export` resume from their checkpoints. Needs torch, numpy, tokenizers and safetensors; `vision` also Pillow
-and matplotlib. Runs on the CPU, the main phase with one process or two (--processes).
+and matplotlib. Runs on the CPU, the phases `main` and `dflash` with one process or two
+(--processes).
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--vision-steps", type=int, default=6000, help="vision phase, in batches of pictures")
     parser.add_argument(
-        "--dflash-steps", type=int, default=3000, help="DFlash phase, in steps of 2,048 tokens"
+        "--dflash-steps",
+        type=int,
+        default=3000,
+        help="DFlash2 phase, in steps of 2,048 tokens for each process",
     )
     parser.add_argument("--long-steps", type=int, default=400, help="long phase, in steps of two rows")
     parser.add_argument(
@@ -58,16 +62,22 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _helpers(args: argparse.Namespace, phase: str) -> list[subprocess.Popen[bytes]]:
+    """The other processes of a phase that is shared among several, started."""
+    if args.processes == 1 or args.rank:
+        return []
+    (args.work.resolve() / "rendezvous").unlink(missing_ok=True)
+    words = [phase, "--work", args.work, "--out", args.out, "--processes", 2, "--rank", 1]
+    words += ["--steps", args.steps, "--dflash-steps", args.dflash_steps]
+    return [subprocess.Popen([sys.executable, __file__, *map(str, words)], start_new_session=True)]
+
+
 def _main_phase(args: argparse.Namespace) -> None:
     from demo_training.main_phase import Schedule, train
     from demo_training.network import TARGET, LanguageModel
 
     work = args.work.resolve()
-    children = []
-    if args.processes > 1 and args.rank == 0:
-        (work / "rendezvous").unlink(missing_ok=True)
-        again = [sys.executable, __file__, "main", "--work", str(work), "--steps", str(args.steps)]
-        children = [subprocess.Popen([*again, "--processes", "2", "--rank", "1"])]
+    children = _helpers(args, "main")
     schedule = Schedule(total=args.steps)
     train(work / "main.pt", lambda: LanguageModel(TARGET), schedule, world=args.processes, rank=args.rank)
     for child in children:
@@ -116,7 +126,13 @@ def main() -> None:
         from demo_training.streams import write_folder
         from demo_training.tuning import Plan
 
-        tune_dflash(work, out / "target", Plan(steps=args.dflash_steps, rate=2e-3))
+        children = _helpers(args, "dflash")
+        plan = Plan(steps=args.dflash_steps, rate=2e-3)
+        tune_dflash(work, out / "target", plan, world=args.processes, rank=args.rank)
+        for child in children:
+            child.wait()
+        if args.rank:
+            return
         write_folder(work / "dflash.pt", out / "dflash", config())
     if args.phase == "long":
         from demo_training.long_phase import LongPlan, tune_long

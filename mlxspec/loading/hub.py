@@ -23,6 +23,7 @@ DEMO = "demo"
 DEMO_DRAFT = "demo-draft"
 DEMO_GEMMA = "demo-gemma"
 DEMO_EAGLE3 = "demo-eagle3"
+DEMO_DFLASH = "demo-dflash"
 DEMO_VISION = "demo-vision"
 DEMO_TARGETS = (DEMO, DEMO_GEMMA)  # DEMO_DRAFT can draft for each
 _MEMBERS = {
@@ -30,6 +31,7 @@ _MEMBERS = {
     DEMO_DRAFT: "draft",
     DEMO_GEMMA: "gemma",
     DEMO_EAGLE3: "eagle3",
+    DEMO_DFLASH: "dflash",
     DEMO_VISION: "vision",
 }
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -20,8 +20,8 @@ def metal_folder() -> Path:
 
 
 def demo_folder(member: str) -> Path:
-    """The folder of a member of the demo family: "target", "draft", "gemma", "eagle3" or "vision". Whether it holds a model shows when
-    that is loaded."""
+    """The folder of a member of the demo family: "target", "draft", "gemma", "eagle3", "dflash" or "vision". Whether it holds a model
+    shows when that is loaded."""
     return _PACKAGE / "demo" / member
 
 

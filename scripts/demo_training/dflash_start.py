@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .network import Layer, LanguageModel, Shape
+from .network import LanguageModel, Layer, Shape
 from .streams import streams_of
 from .tuning import shifted
 
@@ -63,7 +63,9 @@ def _rotated_whole(head: Layer, s: Shape) -> tuple[Tensor, Tensor]:
     return order, torch.cat([rates, rates])
 
 
-def _attention_of(attn: nn.Module, target: LanguageModel, s: Shape, cells: Tensor, ids: Tensor, hidden: Tensor) -> None:
+def _attention_of(
+    attn: nn.Module, target: LanguageModel, s: Shape, cells: Tensor, ids: Tensor, hidden: Tensor
+) -> None:
     """The MTP head's attention, whose keys and values are fitted to the context cells, and with means in place of its gate."""
     mtp = target.mtp
     assert mtp is not None
@@ -110,7 +112,9 @@ def _divided_mlp(layers: list[nn.Module], head: Layer, x: Tensor) -> None:
 
 
 @torch.no_grad()
-def begin_with(drafter: nn.Module, target: LanguageModel, ids: Tensor, starts: Tensor, block: int, mask: int) -> None:
+def begin_with(
+    drafter: nn.Module, target: LanguageModel, ids: Tensor, starts: Tensor, block: int, mask: int
+) -> None:
     """ids (B, T): a text for the fits; starts (B, blocks): where blocks of it begin."""
     s, mtp = drafter.s, target.mtp
     assert mtp is not None

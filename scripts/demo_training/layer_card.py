@@ -12,7 +12,7 @@ import torch
 
 from .card import _DATA, _NOTICE, _percent
 
-TITLES = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
+TITLES = {"eagle3": "EAGLE-3", "dflash": "DFlash2"}
 TEXTS = {
     "held_out_code": "held-out code",
     "held_out_chats": "held-out conversations",
@@ -57,14 +57,17 @@ _LEADS = {
     "eagle3": "A {millions:.1f}-million-parameter EAGLE-3 drafter for the demo target, in the layout of the speculators library: one\n"
     "layer that reads the residual streams behind three of the target's layers, the target's embedding, and a head of {rows:,} of its\n"
     "2,048 tokens (`d2t`).",
-    "dflash": "A {millions:.1f}-million-parameter DFlash drafter for the demo target: two layers that draft seven tokens in one forward\n"
-    "from the residual streams behind three of the target's layers.",
+    "dflash": "A {millions:.1f}-million-parameter DFlash2 drafter for the demo target, in its authors' layout: four layers that draft\n"
+    "seven tokens in one forward from the residual streams behind three of the target's layers, short convolutions along the block, and a\n"
+    "selector that picks the tokens from left to right.",
 }
 _HOW = {
     "eagle3": "It began close to the target's MTP head and learned the target's distribution for three recursive steps on its own output.\n"
     "  The run behind these weights was resumed with another number of steps and ended before the learning rate had fallen, so the\n"
     "  command gives a drafter of the same kind, not the same bits.",
-    "dflash": "It learned the target's distribution at seven positions behind random places of the training texts.",
+    "dflash": "It began close to the target's MTP head and learned the target's distribution at seven positions behind random places of\n"
+    "  the training texts. The run behind these weights took its first 501 steps without convolutions and selector, with wider MLPs, so\n"
+    "  the command gives a drafter of the same kind, not the same bits.",
 }
 
 

@@ -1,8 +1,8 @@
 """The demo target taken to a context of 8,192 tokens: edits of one function of a whole pasted file, trained on top of the shipped weights.
 
-Rotary positions need no scaling, because the shipped target's loss does not rise behind the 2,048 tokens that it was trained on; finding and
-copying a function across thousands of tokens has to be learned. A row is a file, and several edits of its functions in turn; between them
-come rows of the family's mixture, so that the rest is kept. The MTP head learns the target's distribution at the answers. Restartable.
+Rotary positions need no scaling, because the shipped target's loss does not rise behind the 2,048 tokens that it was trained on; finding
+and copying a function across thousands of tokens has to be learned. A row is a file, and several edits of its functions in turn; between
+them come rows of the family's mixture, so that the rest is kept. The MTP head learns the target's distribution at the answers. Restartable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_data.chat import END, START, render
+from demo_data.chat import START, render
 from demo_data.corpus import functions, read_library
 from demo_data.edits import identifiers
 from demo_data.long_edits import FORMS, KINDS, Statement, file_of, statements, turn
@@ -99,7 +99,9 @@ class _Rows:
                 asked = made.question(file if done == 0 else None)
                 both = render(("user", asked), ("assistant", made.answer))
                 cut = both.rindex(f"{START}assistant\n") + len(f"{START}assistant\n")
-                parts = [self.tokenizer.encode(t, add_special_tokens=False).ids for t in (both[:cut], both[cut:])]
+                parts = [
+                    self.tokenizer.encode(t, add_special_tokens=False).ids for t in (both[:cut], both[cut:])
+                ]
                 if len(ids) + len(parts[0]) + len(parts[1]) > CONTEXT:
                     break
                 ids += parts[0] + parts[1]

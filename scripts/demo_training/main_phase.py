@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,7 +114,8 @@ def _report(model: Network, data: Data, rows: int) -> str:
     return " ".join(parts)
 
 
-def _all_reduce(parameters: list[torch.nn.Parameter], world: int) -> None:
+def all_reduce(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Sum the gradients of all processes."""
     used = [p for p in parameters if p.grad is not None]
     flat = torch.cat([p.grad.flatten() for p in used])  # type: ignore[union-attr]
     dist.all_reduce(flat)
@@ -178,7 +179,7 @@ def train(
             (loss / per_step).backward()
             average = value if average is None else 0.98 * average + 0.02 * value
         if world > 1:
-            _all_reduce(parameters, world)
+            all_reduce(parameters)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate * schedule.factor(step) * group["scale"]

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from .batches import CURRICULUM, MIX, Data, Sampler
 from .generate import sample_rows
+from .main_phase import all_reduce
 from .network import DRAFT, TARGET, LanguageModel
 
 DEPTH = 3
@@ -69,8 +71,15 @@ def _optimise(
     plan: Plan,
     loss_at: Callable[[int], tuple[torch.Tensor, str]],
     matrices: Sequence[torch.nn.Parameter] = (),
+    world: int = 1,
+    rank: int = 0,
 ) -> None:  # type: ignore[type-arg]
-    """groups: AdamW's, each with a scale of its rate. matrices: those that Muon takes, at the step size that AdamW would take."""
+    """groups: AdamW's, each with a scale of its rate. matrices: those that Muon takes, at the step size that AdamW would take. world, rank:
+    of processes whose gradients are averaged; the first of them writes the checkpoint."""
+    if world > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{path.parent}/rendezvous", world_size=world, rank=rank
+        )
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     ]
@@ -92,19 +101,21 @@ def _optimise(
         loss, note = loss_at(step)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss.backward()
+        (loss / world).backward()
+        if world > 1:
+            all_reduce(every)
         torch.nn.utils.clip_grad_norm_(every, 1.0)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = plan.rate * plan.factor(step) * group["scale"]
             optimizer.step()
-        if (step + 1) % 50 == 0 or step == 2:
-            rate = (step + 1 - first) * 2048 / (time.time() - began)
+        if rank == 0 and ((step + 1) % 50 == 0 or step == 2):
+            rate = (step + 1 - first) * 2048 * world / (time.time() - began)
             print(
                 f"{path.stem} step {step + 1} loss {loss.item():.3f} agree {note} {rate:.0f} tok/s",
                 flush=True,
             )
-        if step + 1 == plan.steps or time.time() - last_save > 120:
+        if rank == 0 and (step + 1 == plan.steps or time.time() - last_save > 120):
             last_save = time.time()
             state = {
                 "model": module.state_dict(),
@@ -114,6 +125,9 @@ def _optimise(
             }
             torch.save(state, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _agree(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the training networks need PyTorch")
 
 from demo_training import dflash, eagle3  # noqa: E402
+from demo_training.dflash_start import begin_with  # noqa: E402
 from demo_training.export import read_member  # noqa: E402
 from demo_training.network import TARGET  # noqa: E402
 from demo_training.streams import streams_of, write_folder  # noqa: E402
@@ -43,6 +44,8 @@ def written(module: torch.nn.Module, folder: Path, config: dict) -> Path:
     for p in module.parameters():
         if p.ndim == 2 and not p.any():
             torch.nn.init.normal_(p, std=0.5 * p.shape[1] ** -0.5)
+        if p.ndim == 3:  # taps
+            torch.nn.init.normal_(p, std=0.5)
     torch.save({"model": module.state_dict()}, folder / "trained.pt")
     write_folder(folder / "trained.pt", folder / "drafter", config)
     return folder / "drafter"
@@ -50,21 +53,33 @@ def written(module: torch.nn.Module, folder: Path, config: dict) -> Path:
 
 @torch.no_grad()
 def test_blocks(target, engine_target, tmp_path: Path) -> None:
+    """Hiddens of three blocks, and the tokens that the selector picks."""
     drafter = dflash.DFlash(dflash.BLOCK_SHAPE)
-    drafter.begin_with(target)
-    folder = written(drafter, tmp_path, dflash.config())
     ids = torch.randint(128, 2048, (1, LENGTH))
+    begin_with(drafter, target, ids, torch.tensor([[7, 19, 33]]), dflash.BLOCK, dflash.MASK)
+    folder = written(drafter, tmp_path, dflash.config())
     streams, _ = streams_of(target, ids)
     starts = torch.tensor([[5, 17, 29]])
-    wanted = dflash.read_dflash(folder)(target.model.embed_tokens, streams, ids.gather(1, starts), starts)[0]
+    trained, firsts = dflash.read_dflash(folder), ids.gather(1, starts)
+    wanted = trained(target.model.embed_tokens, streams, firsts, starts)
+    picked = dflash.picked(target, trained, wanted, firsts)[0].tolist()
+    assert any(
+        tokens != target.lm_head(h).argmax(-1).tolist() for tokens, h in zip(picked, wanted[0], strict=True)
+    )
     made = assemble_dflash_lazily(dflash.config(), lambda: read_folder(folder), engine_target, mx.float32)
-    for start, hidden in zip(starts[0].tolist(), wanted, strict=True):
+    for start, hidden, tokens in zip(starts[0].tolist(), wanted[0], picked, strict=True):
         cache = made.make_cache(1)
         made.remember(mx.array(streams[0, :start].numpy()), FlatRows((start,)), cache)
         cache.commit()
         block = mx.array([int(ids[0, start]), *[dflash.MASK] * (dflash.BLOCK - 1)], mx.int32)
         got = made.block(block, FlatRows((dflash.BLOCK,)), cache).hidden[1:]
         np.testing.assert_allclose(np.array(got), hidden.numpy(), atol=1e-4, rtol=1e-4)
+        before, found = block[:1], []
+        for j in range(dflash.BLOCK - 1):
+            scores = made.follow(got[j : j + 1], made.head(got[j : j + 1]), before)
+            before = mx.argmax(scores, axis=-1).astype(mx.int32)
+            found.append(int(before.item()))
+        assert found == tokens
 
 
 @torch.no_grad()

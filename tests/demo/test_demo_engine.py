@@ -35,24 +35,26 @@ def test_an_edit_is_drafted_from_its_prompt(engine: Engine) -> None:
     assert drafted.text.startswith("```python\n")
 
 
-def test_the_eagle3_drafter_is_loaded_by_name_and_agrees_with_the_target() -> None:
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_drafter_of_layers_is_loaded_by_name_and_agrees_with_the_target(name: str) -> None:
     """The share of its first tokens that are accepted is real: that of a drafter that was fed wrongly is below 5 %."""
     made = mlxspec.load(
-        "demo", draft="eagle3", draft_model="demo-eagle3", spec=SpecConfig(policy="fixed", n_max=3)
+        "demo", draft=name, draft_model=f"demo-{name}", spec=SpecConfig(policy="fixed", n_max=3)
     )
     item = json.loads(demo.workload("explain").read_text())["items"][0]
     params = SamplingParams(temperature=0.0, max_tokens=64)
     prompt = made.chat_prompt(item["messages"])
     plain, drafted = (made.generate(prompt, params, spec=s) for s in (SpecConfig(), None))
     assert drafted.tokens == plain.tokens
-    tried, accepted = drafted.stats.drafters["eagle3"].by_position[0]
+    tried, accepted = drafted.stats.drafters[name].by_position[0]
     assert tried >= 5
     assert accepted > 0.5 * tried
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "draft_model"), [("mtp", None), ("draft-model", "demo-draft"), ("eagle3", "demo-eagle3")]
+    ("name", "draft_model"),
+    [("mtp", None), ("draft-model", "demo-draft"), ("eagle3", "demo-eagle3"), ("dflash", "demo-dflash")],
 )
 def test_acceptance_behind_a_prefix_hit_is_that_of_a_cold_run(name: str, draft_model: str | None) -> None:
     """Within two points, over twelve second turns of conversations."""

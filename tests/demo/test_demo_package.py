@@ -37,13 +37,14 @@ def test_the_figures_are_of_these_weights(member: str) -> None:
     assert (FIGURES["sha256"] | {"gemma": FIGURES["gemma"]["sha256"]})[member] == digest
 
 
-def test_the_eagle3_drafter_is_small_and_its_card_has_its_figures() -> None:
-    weights, found = demo.EAGLE3 / "model.safetensors", FIGURES["layers"]["eagle3"]
+@pytest.mark.parametrize(("name", "folder"), [("eagle3", demo.EAGLE3), ("dflash", demo.DFLASH)])
+def test_a_drafter_of_layers_is_small_and_its_card_has_its_figures(name: str, folder: Path) -> None:
+    weights, found = folder / "model.safetensors", FIGURES["layers"][name]
     assert weights.stat().st_size < 3_000_000
     assert found["sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
-    card = (demo.EAGLE3 / "README.md").read_text()
+    card = (folder / "README.md").read_text()
     for text in ("held_out_code", "held_out_chats", "sampled_0.7", "sampled_1.0"):
-        for who in ("eagle3", "mtp"):
+        for who in (name, "mtp"):
             shares = found[text][f"{who}_accepted_at_depth"]
             assert " / ".join(f"{100 * x:.1f} %" for x in shares) in card
 
