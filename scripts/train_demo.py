@@ -6,7 +6,7 @@ Phases: data, main, mtp, draft, gemma, eagle3, dflash, vision, export; `all` als
 (scripts/demo_eval.py). `all` leaves out `eagle3` and `dflash`, which draft for the target that lies in --out and write `--out/eagle3` and
 `--out/dflash`, and `vision`, which trains a target to read pictures and writes `--out/vision`. Each phase writes into --work and can be
 run again; all but `data` and `export` resume from their checkpoints. Needs torch, numpy, tokenizers and safetensors; `vision` also Pillow
-and matplotlib. Runs on the CPU, the phases `main` and `dflash` with one process or two
+and matplotlib. Runs on the CPU, the phases `main`, `dflash` and `long` with one process or two
 (--processes).
 """
 
@@ -68,7 +68,7 @@ def _helpers(args: argparse.Namespace, phase: str) -> list[subprocess.Popen[byte
         return []
     (args.work.resolve() / "rendezvous").unlink(missing_ok=True)
     words = [phase, "--work", args.work, "--out", args.out, "--processes", 2, "--rank", 1]
-    words += ["--steps", args.steps, "--dflash-steps", args.dflash_steps]
+    words += ["--steps", args.steps, "--dflash-steps", args.dflash_steps, "--long-steps", args.long_steps]
     return [subprocess.Popen([sys.executable, __file__, *map(str, words)], start_new_session=True)]
 
 
@@ -137,7 +137,11 @@ def main() -> None:
     if args.phase == "long":
         from demo_training.long_phase import LongPlan, tune_long
 
-        tune_long(work, out / "target", LongPlan(steps=args.long_steps))
+        children = _helpers(args, "long")
+        plan = LongPlan(steps=args.long_steps)
+        tune_long(work, out / "target", plan, world=args.processes, rank=args.rank)
+        for child in children:
+            child.wait()
     if args.phase == "vision":
         from demo_training.vision_export import export_vision
         from demo_training.vision_phase import VisionSchedule, train_vision

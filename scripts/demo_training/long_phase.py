@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from demo_data.chat import START, render
 from demo_data.corpus import functions, read_library
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from .batches import LONG, Data, Sampler
 from .export import read_member
+from .main_phase import all_reduce
 from .network import CHUNK, TARGET, LanguageModel
 
 CONTEXT = 8192
@@ -37,9 +39,9 @@ class LongPlan:
     steps: int
     rate: float = 6e-4
     shortest: int = 500  # tokens of a file
-    longest: int = 6500
+    longest: int = 5000
     turns: int = 8  # edits of one file, at most
-    kept: float = 0.3  # share of the rows that are of the family's mixture
+    kept: float = 0.2  # share of the rows that are of the family's mixture
     rows: int = 2  # of a step
     mtp_weight: float = 0.5
     seed: int = 29
@@ -144,8 +146,15 @@ def _losses(model: LanguageModel, ids: Tensor, weights: Tensor) -> tuple[Tensor,
     return text, drafts, right, same
 
 
-def tune_long(work: Path, target_folder: Path, plan: LongPlan) -> LanguageModel:
-    """Train on, from `long.pt` where there is one, else from the shipped target; write `long.pt`."""
+def tune_long(
+    work: Path, target_folder: Path, plan: LongPlan, *, world: int = 1, rank: int = 0
+) -> LanguageModel:
+    """Train on, from `long.pt` where there is one, else from the shipped target; write `long.pt`. world, rank: of processes that share the
+    rows of a step."""
+    if plan.rows % world:
+        raise ValueError(f"{plan.rows} rows a step cannot be shared by {world} processes")
+    if world > 1:
+        dist.init_process_group("gloo", init_method=f"file://{work}/rendezvous", world_size=world, rank=rank)
     torch.set_num_threads(1)
     path = work / "long.pt"
     model = read_member(target_folder, TARGET)
@@ -166,26 +175,31 @@ def tune_long(work: Path, target_folder: Path, plan: LongPlan) -> LanguageModel:
     tokens = 0
     for step in range(first, plan.steps):
         optimizer.zero_grad()
-        for number in range(plan.rows):
+        for number in range(rank, plan.rows, world):
             ids, weights = rows.row(step, number)
             tokens += len(ids)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 text, drafts, right, same = _losses(model, ids, weights)
             ((text + plan.mtp_weight * drafts) / plan.rows).backward()
             notes.append((text.item(), drafts.item(), right, same))
+        if world > 1:
+            all_reduce(list(model.parameters()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = plan.rate * plan.factor(step)
         optimizer.step()
-        if (step + 1) % 10 == 0:
+        if rank == 0 and (step + 1) % 10 == 0:
             mean = " ".join(f"{x:.3f}" for x in np.mean(notes, 0))
             speed = tokens / (time.time() - began)
             print(f"long step {step + 1} loss, drafts, right, agree {mean} {speed:.0f} tok/s", flush=True)
             notes.clear()
-        if step + 1 == plan.steps or time.time() - last > 120:
+        if rank == 0 and (step + 1 == plan.steps or time.time() - last > 120):
             last = time.time()
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             state["seconds"] = before + time.time() - began
             torch.save(state, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()
     return model.requires_grad_(False).eval()
