@@ -50,7 +50,7 @@ All figures are of the shipped bfloat16 weights, printed by `scripts/demo_eval.p
 ## Training
 
 - Command: `python scripts/train_demo.py {name}`; every seed is fixed in the scripts.
-- {steps:,} steps, {tokens:.1f} M tokens, {minutes:.0f} minutes of a part of one core of a shared machine, without a GPU, on the frozen
+- {steps:,} steps, {tokens:.1f} M tokens, {minutes:.0f} minutes of {cores} of a shared machine, without a GPU, on the frozen
   target. {how}
 """
 _LEADS = {
@@ -61,13 +61,14 @@ _LEADS = {
     "seven tokens in one forward from the residual streams behind three of the target's layers, short convolutions along the block, and a\n"
     "selector that picks the tokens from left to right.",
 }
+_CORES = {"eagle3": "a part of one core", "dflash": "parts of two cores"}
 _HOW = {
     "eagle3": "It began close to the target's MTP head and learned the target's distribution for three recursive steps on its own output.\n"
     "  The run behind these weights was resumed with another number of steps and ended before the learning rate had fallen, so the\n"
     "  command gives a drafter of the same kind, not the same bits.",
     "dflash": "It began close to the target's MTP head and learned the target's distribution at seven positions behind random places of\n"
-    "  the training texts. The run behind these weights took its first 501 steps without convolutions and selector, with wider MLPs, so\n"
-    "  the command gives a drafter of the same kind, not the same bits.",
+    "  the training texts. The run behind these weights took its first 501 steps without convolutions and selector, with wider MLPs and\n"
+    "  in one process, so the command gives a drafter of the same kind, not the same bits.",
 }
 
 
@@ -102,8 +103,9 @@ def write_layer_card(work: Path, out: Path, name: str) -> None:
         table="\n".join(table),
         more=_more(name, figures),
         steps=saved["step"],
-        tokens=saved["step"] * 2048 / 1e6,
+        tokens=saved.get("tokens", saved["step"] * 2048) / 1e6,
         minutes=saved["seconds"] / 60,
+        cores=_CORES[name],
         how=_HOW[name],
     )
     facts = {

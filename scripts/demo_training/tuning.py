@@ -89,13 +89,14 @@ def _optimise(
             torch.optim.Muon(named, lr=plan.rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
         )
     every = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    first, before = 0, 0.0
+    first, before, tokens = 0, 0.0, 0
     if path.exists():
         saved = torch.load(path)
         module.load_state_dict(saved["model"])
         for optimizer, found in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(found)
         first, before = saved["step"], saved["seconds"]
+        tokens = saved.get("tokens", first * 2048)
     began = last_save = time.time()
     for step in range(first, plan.steps):
         loss, note = loss_at(step)
@@ -122,6 +123,7 @@ def _optimise(
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                 "step": step + 1,
                 "seconds": before + time.time() - began,
+                "tokens": tokens + (step + 1 - first) * 2048 * world,
             }
             torch.save(state, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
