@@ -7,8 +7,10 @@ import sys
 
 def main() -> int:
     """Run the command line with sys.argv; returns the exit code."""
-    from mlxspec.cli.main import main as run
-
+    try:
+        from mlxspec.cli.main import main as run
+    except KeyboardInterrupt:  # imports take a moment; from here on the command line handles Ctrl-C
+        return 130
     return int(run() or 0)
 
 

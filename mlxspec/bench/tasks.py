@@ -1,4 +1,4 @@
-"""Ten prompts of ten kinds, the kinds of the benchmark that MTP in llama.cpp is measured by; the texts were written for this page.
+"""Ten prompts of the ten kinds that llama.cpp's MTP benchmark has. The texts are our own.
 
 Knows texts; knows no model and no timing.
 """

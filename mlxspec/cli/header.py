@@ -1,4 +1,4 @@
-"""What stands above a chat: the model, how its weights are kept, memory, who drafts, how long the conversation may grow.
+"""The lines at the top of a chat: model, format of the weights, memory, drafters, and the longest possible conversation.
 
 Knows the engine's facts and the model's config.json; knows no stream.
 """

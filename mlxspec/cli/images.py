@@ -1,5 +1,7 @@
-"""Images that a person names: read once, so that a conversation keeps them though the files go. Knows files; decodes nothing but to look
-whether it can."""
+"""Reads image files that a user names on the command line or in a chat. The bytes are kept, so a conversation does not need the file again.
+
+An image is decoded here only to check that it can be. Knows files; knows no preprocessing.
+"""
 
 from __future__ import annotations
 

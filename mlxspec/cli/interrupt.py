@@ -1,4 +1,4 @@
-"""Ctrl-C that asks first: it ends an answer between two rounds, so the engine is never left in the middle of one.
+"""Handles Ctrl-C during an answer: the answer ends between two rounds, so the engine is never left in the middle of one.
 
 Knows one signal; knows no engine. Only the main thread can take signals; elsewhere it does nothing.
 """

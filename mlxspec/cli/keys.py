@@ -1,4 +1,4 @@
-"""Keys pressed while an answer comes: they are not shown in the middle of it and wait for the next prompt. Ctrl-C works as ever.
+"""Holds keys that are pressed during an answer back until the next prompt, so that they do not appear in the answer. Ctrl-C works as usual.
 
 Knows termios where there is one; elsewhere nothing happens.
 """

@@ -1,4 +1,4 @@
-"""The `mlxspec` command: which command was asked for, and which exit code an end has.
+"""The `mlxspec` command: runs the command that is named and turns its result or its error into an exit code.
 
 Knows commands by name and fetches each when it is called; knows no options of theirs, no engine, no MLX.
 """

@@ -1,4 +1,4 @@
-"""The options that several commands share, and the way from them to the checked options of `mlxspec.config`.
+"""Options that several commands share, and their conversion to the config objects of `mlxspec.config`.
 
 Each command's own options are in its file (`add_options`). A default stands in one place only, the config class: an option that is not
 given is not passed on. Knows flags and argparse; knows no terminal.

@@ -1,4 +1,4 @@
-"""argparse with our manners: no abbreviations, and every mistake is one sentence with what was probably meant.
+"""argparse without abbreviated options. A mistake is reported in one sentence, with the option that was probably meant.
 
 Knows words and flags; knows no option of ours.
 """

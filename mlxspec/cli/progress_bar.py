@@ -1,4 +1,4 @@
-"""What is being waited for, said on stderr once a wait has lasted a second, and gone when it is over; nothing where no terminal shows it.
+"""Shows on stderr what a command waits for: after one second, until the wait is over, and only on a terminal.
 
 Knows rich and stderr; knows no work.
 """

@@ -1,4 +1,4 @@
-"""The user's config file: options that hold where the command line does not say otherwise.
+"""The user's config file: options that apply unless the command line sets them.
 
     # ~/.config/mlxspec/config.toml            ($XDG_CONFIG_HOME is honoured, MLXSPEC_CONFIG names another file or, empty, none)
     model = "mlx-community/Qwen3.5-4B-4bit"    for every command that answers: generate, chat, serve, bench, tune

@@ -1,4 +1,4 @@
-"""Plain tables and pairs on stdout, as wide as they are: a pipe gets whole names. Knows strings."""
+"""Prints tables and pairs of name and value on stdout. Nothing is cut to the width of a terminal, so a pipe gets whole names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts of a model behind a round that nobody has read.
+"""Drafts by a model for a round that is launched before the previous one was read.
 
 The model runs all of the round's places, so that shapes do not depend on how many tokens were accepted. Invariants: cells of rejected
 tokens lie behind the rows' ends as the device knows them, where the next tokens are written over them; until `settle` the cache's lengths

@@ -1,4 +1,4 @@
-"""All drafters of an engine, and what each of its rows has to do with them.
+"""The chain of an engine's drafters: tells them the known tokens of each row, asks them for drafts, and checks the drafts.
 
 The chain passes known tokens on to the drafters, asks them for drafts, checks the drafts and cuts them to the row's limits (n_max, n_min,
 p_min). It does not choose between drafters: a policy does (mlxspec.policy), and the policy decides who is asked and when. A drafter

@@ -1,4 +1,4 @@
-"""What the chain of drafters remembers of a row, and what the row's options let them do. Asks nobody."""
+"""What the chain of drafters keeps for one row: its options, who drafts for it, and what was not yet told to its drafters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Self n-gram drafting that remembers how far each key can be trusted: ngram-map-k, and ngram-map-k4v which lets
-occurrences vote.
+"""N-gram drafting whose draft length for an n-gram follows what was accepted before: ngram-map-k. ngram-map-k4v also chooses among
+continuations by their counts.
 
 After llama.cpp's `common/ngram-map` (map-k, map-k4v). A key is an n-gram of the row's own history. Knows no
 probabilities but counts.

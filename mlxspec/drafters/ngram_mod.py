@@ -1,4 +1,4 @@
-"""Self n-gram drafting by single steps: a long window's hash gives the next token, the window slides over it, and so on.
+"""N-gram drafting token by token: the hash of a long window of tokens gives the next token, and the window moves on by one.
 
 After llama.cpp's `common/ngram-mod` (#19164, #22168). Long windows (24 tokens) are cheap because a window is one
 number, updated in O(1) as it slides; keys are neither stored nor compared. Since each token is looked up for itself,

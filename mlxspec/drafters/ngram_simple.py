@@ -1,4 +1,4 @@
-"""Self n-gram drafting, the simple way: the last n tokens have stood here before, so propose what followed them then.
+"""N-gram drafting by lookup: finds the latest place where the last n tokens occurred before, and proposes the tokens that followed there.
 
 After llama.cpp's ngram-simple and prompt lookup (Saxena 2023), with two differences. Matches are found through an
 index of every n-gram's latest end (llama.cpp scans the history each round), so a token costs O(1); and a match near

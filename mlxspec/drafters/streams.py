@@ -1,4 +1,4 @@
-"""What one forward of the target shows to all drafters, as one array, and which columns of it each drafter is given.
+"""Hidden states and residual streams of a target forward, as one array for all drafters, and the columns that each drafter reads.
 
 The array is (N, W): the final hidden (H columns), then the residual stream behind each layer that a drafter of the engine asks for, H
 columns each, layers ascending. A forward of rows that show no layers gives the final hidden alone, (N, H). Knows arrays and `Needs`; knows

@@ -1,4 +1,4 @@
-"""What of a draft is verified: cut by the row's limits (p_min, n_min) and by what it forbids. Knows drafts and rows; knows no drafter."""
+"""Cuts a draft to the part that is verified, by the row's limits (p_min, n_min) and by the tokens that its constraints forbid."""
 
 from __future__ import annotations
 

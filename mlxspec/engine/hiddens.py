@@ -1,4 +1,5 @@
-"""The hiddens that a row's tokens were sampled from, until the prefix store has them: from these a drafter that was not there catches up.
+"""Keeps the hidden states that a row's tokens were sampled from until the prefix store has them. A drafter that missed the text catches up
+from them.
 
 Kept only for rows whose own drafters may leave nothing behind. Knows arrays and lengths; knows no rows and no tree.
 """

@@ -1,4 +1,4 @@
-"""Does the width of a forward change its numbers? A verify of k tokens against k plain steps, on the real weights of a loaded model.
+"""Compares a verify of k tokens with k plain steps, bit for bit, on the weights of a loaded model.
 
 Kernels of matrix products and attention are chosen by shape, so the same token may get other bits in a verify than in a plain step, and
 at a near tie another token. Knows a model and token ids; knows no requests and no drafters.

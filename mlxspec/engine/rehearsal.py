@@ -1,5 +1,7 @@
-"""What the first answers would else wait for while it compiles is run beforehand, on a row of junk, round by round, so that requests may
-come in between. Knows an engine's parts; keeps no figures and decides nothing."""
+"""Runs rounds of an artificial row before the first request, so that the first answers do not wait for compilation.
+
+It runs round by round, so that requests may come in between. Knows an engine's parts; keeps no figures and decides nothing.
+"""
 
 from __future__ import annotations
 

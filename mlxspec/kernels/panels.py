@@ -1,4 +1,4 @@
-"""Float matrices in panels, which a CPU's BLAS multiplies few rows with where they lie.
+"""Float matrices cut into panels so small that a CPU's BLAS reads them in place when it multiplies a few rows.
 
 A whole matrix it would copy at every call of more than one row, which costs more than the product. Pieces of PANEL columns are so small
 that it reads them in place. With OpenBLAS on x86-64 the bits of a product do not depend on the number of rows then, up to about a million

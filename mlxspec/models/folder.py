@@ -1,5 +1,4 @@
-"""A model folder as what it can be: a model, an MTP head alone, a Gemma assistant, an EAGLE-3 drafter, or a block drafter. Knows which
-files say so; builds nothing."""
+"""Finds out what a folder holds: a model, an MTP head alone, a Gemma assistant, an EAGLE-3 drafter, or a block drafter. Builds nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a forward reads of a model's weights, and at which widths it reads them once more. From that its time is guessed before anything has
-been measured: where decoding waits for memory, as that of few tokens nearly always does, time is bytes. Runs nothing.
+"""How many bytes of a model's weights a forward reads, and at which widths it reads them once more.
+
+From that its time is estimated before anything has been measured: a forward of few tokens nearly always waits for memory, so its time is
+proportional to the bytes it reads. Runs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds and drafts of a row of junk, without an engine: what they take is measured by them, and what compiles at first compiles in them.
+"""Runs rounds and drafts of an artificial row without an engine, to measure their time and to compile what compiles at first use.
 
 A bare round does what a round of an engine does on the device and on the host around it: one forward, sampling, accepting, committing.
 What an engine's round does besides (asking drafters, texts, events) it leaves out; rounds of requests teach that later. Knows a model,

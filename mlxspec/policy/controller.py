@@ -1,4 +1,4 @@
-"""Chooses each round who drafts and how much of it is verified, so that tokens a second are most. Plain decoding always competes.
+"""Chooses for each round the drafter and the length of draft with the most expected tokens a second. Plain decoding is always a choice.
 
 A round asks three questions. `choose`: given what lookup offers (it costs next to nothing) and what model drafters are expected to
 gain, who drafts for each row? `trim`: now that drafts and their confidences are there, how many tokens of each are verified? `learn`:

@@ -1,4 +1,4 @@
-"""How likely drafted tokens are to stand: calibrated from what a drafter says of itself, learned from what became of its drafts.
+"""Estimates how likely drafted tokens are to be accepted: from a drafter's confidences, calibrated by what was accepted before.
 
 A drafter that knows probabilities is read by them: confidence and depth pick a cell of counts. One that does not (n-gram lookup) is
 read by its streak: how many tokens in a row it has said right up to this one, drafted ones counting as right; where it knows how many the

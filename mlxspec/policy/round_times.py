@@ -1,4 +1,4 @@
-"""What rounds took, as the controller is to know it: what a plain round costs, what drafts of a width cost, each row's going rate.
+"""Tells the controller the measured times of rounds: of a plain round, of drafts by width, and each row's current speed.
 
 Plain rounds that run ahead are all alike, so several of them are told at once: telling costs the host about as much as asking a lookup
 does, at a time when the device may be waiting for it. Rounds that are not what they will be once their shape has come up often (they

@@ -1,4 +1,4 @@
-"""A conversation that an answer is wanted for, in no API's form. Each API's adapter makes one of a checked body; a job is made of it."""
+"""A chat request in a form that belongs to no API. Each API's adapter makes one from a checked body, and a job is made from it."""
 
 from __future__ import annotations
 

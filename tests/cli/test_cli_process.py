@@ -38,6 +38,22 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+def test_ctrl_c_while_the_command_line_is_imported_is_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'mlxspec.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from mlxspec.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=SECONDS, env=environment()
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_blas_that_cannot_be_is_one_sentence(model: Path) -> None:
     done = mlxspec("generate", "-p", "x", "--model", model, env=environment(MLXSPEC_BLAS="frobnicate"))
     assert (done.returncode, done.stdout) == (2, b"")
