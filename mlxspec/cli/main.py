@@ -5,6 +5,7 @@ Knows commands by name and fetches each when it is called; knows no options of t
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -23,6 +24,7 @@ mlxspec: speculative decoding on MLX that never changes the text.
 
 `mlxspec --help` lists the commands, `mlxspec COMMAND --help` their options."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, also of the one that stdout goes to
 ANSWERING = "generate", "chat", "serve"
 RANK_VARIABLE = "MLX_RANK"  # mlx.launch tells each process by it which one it is
 
@@ -81,6 +83,12 @@ def _ended(error: BaseException, debug: bool) -> int:
             print(file=sys.stderr)
     elif code == 2:
         terminal.complain(str(error))
+    elif isinstance(error, OSError) and error.errno in _FULL:
+        terminal.discard_output()
+        terminal.complain(
+            f"The output cannot be written: {error.strerror}; free some space and run the command again."
+        )
+        code = 2
     else:
         hint = "" if debug else " Run it again with --debug to see where."
         terminal.complain(f"Something unexpected happened: {_described(error)}.{hint}")

@@ -83,6 +83,20 @@ def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
     assert (process.returncode, said) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", ["completion bash", "inspect demo --json"])
+def test_a_full_disk_behind_stdout_is_one_sentence(arguments: str) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "mlxspec", *arguments.split()]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, timeout=SECONDS, env=environment()
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"mlxspec: error: The output cannot be written: No space left on device; free some space and run the command again.\n"
+    )
+
+
 @pytest.mark.parametrize("arguments", ["--help", "", "--version"])
 def test_help_into_a_closed_pipe(arguments: str) -> None:
     reading, writing = os.pipe()
