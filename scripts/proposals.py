@@ -1,7 +1,8 @@
 """Proposals over a part of the vocabulary: makes the lists of frequent tokens, and measures what they cover, save and cost.
 
     python scripts/proposals.py bytes                                          bytes a drafted token reads, at published sizes
-    python scripts/proposals.py acceptance [--tokens 96] [--seeds 2]           acceptance lost on the demo family
+    python scripts/proposals.py acceptance [--tokens 96] [--seeds 2] [--bits 4] [--conversations]
+                                                                               acceptance lost on the demo family
     python scripts/proposals.py count --tokenizer FOLDER -o FILE GROUP...      a list of the most frequent tokens
     python scripts/proposals.py coverage --tokenizer FOLDER [--list FILE] GROUP...
 
@@ -9,6 +10,9 @@ A GROUP is NAME=PATH,PATH or NAME*WEIGHT=PATH,PATH: files and folders of texts, 
 (1) and not by its size. Of catalogues of translations (.po) the translations are read. coverage tells for lists of several sizes which
 share of a group's tokens they hold: of the merges alone, of FILE, and of FILE with the tokens that stood before in the same piece of
 4,096 tokens.
+
+acceptance counts the list from the standard library, or with --conversations from conversations of the kinds that the demo was trained on.
+--bits keeps the rows in so many bits, as beside a quantized model.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -84,17 +89,47 @@ def _is_packable(path: str, part: nn.Module) -> bool:
     return hasattr(part, "to_quantized") and not path.endswith(ROUTERS) and part.weight.shape[-1] % 64 == 0
 
 
-def acceptance_table(tokens: int, seeds: int) -> list[list[str]]:
-    """The demo's drafters with lists of several sizes, counted from the standard library: accepted drafts, greedy and sampled, beside the
-    share of the head's rows that is read; with the text's own tokens and without."""
+def conversation_counts(tokenizer: Tokenizer) -> np.ndarray:
+    """Counts of tokens in conversations about functions that were not held out; each kind of conversation has the same share."""
+    from demo_data import edits, smalltalk
+    from demo_data.build import _edit_sets, _question_sets
+    from demo_data.corpus import functions, read_library
+    from demo_data.questions import known_functions
+
+    rng = random.Random(7)
+    found = [f for f in functions(read_library()) if not f.held]
+    pool = edits.identifiers(found)
+    rng.shuffle(found)
+    sets = _edit_sets(found[:500], pool, rng, 1)
+    sets["known"] = _question_sets(known_functions(), rng, 2)
+    sets["refusal"] = [smalltalk.refusal_chat(rng) for _ in range(200)]
+    sets["greeting"] = [smalltalk.greeting_chat(rng) for _ in range(50)]
+    shares = np.zeros(tokenizer.vocab_size)
+    for texts in sets.values():
+        counts = row_lists.count(tokenizer, texts)
+        shares += counts / max(1, counts.sum())
+    return shares
+
+
+def acceptance_table(
+    tokens: int, seeds: int, bits: int | None = None, conversations: bool = False
+) -> list[list[str]]:
+    """The demo's drafters with lists of several sizes: accepted drafts, greedy and sampled, beside the share of the head's rows that is
+    read; with the text's own tokens and without."""
     from bench_acceptance import prompts
 
+    if bits is not None:
+        proposal_rows.is_packed = lambda target: True
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLXSPEC_CACHE"] = folder
         plain = load("demo", draft="off", config=EngineConfig(prefix_budget=0))
-        library = Path(ast.__file__).parent
-        counts = row_lists.count(plain.tokenizer, texts_in(sorted(library.glob("*.py"))))
+        library = sorted(Path(ast.__file__).parent.glob("*.py"))
+        counts = (
+            conversation_counts(plain.tokenizer)
+            if conversations
+            else row_lists.count(plain.tokenizer, texts_in(library))
+        )
         path = row_lists.own_path(plain.tokenizer)
         row_lists.write(
             path, plain.tokenizer, row_lists.by_frequency(counts, plain.tokenizer.num_ordinary, LISTED)
@@ -113,7 +148,12 @@ def acceptance_table(tokens: int, seeds: int) -> list[list[str]]:
                     if num == ROWS[0] and not own:
                         continue
                     proposals.MOST_OWN = 2048 if own else 0
-                    spec = SpecConfig(draft_vocab=0 if num == ROWS[0] else num, policy="fixed", n_max=3)
+                    spec = SpecConfig(
+                        draft_vocab=0 if num == ROWS[0] else num,
+                        draft_bits=bits or SpecConfig.draft_bits,
+                        policy="fixed",
+                        n_max=3,
+                    )
                     made = load("demo", draft=drafter, spec=spec, config=EngineConfig(prefix_budget=0))
                     found = made.generate(texts, asked)
                     greedy, sampled = found[: len(found) // (1 + seeds)], found[len(found) // (1 + seeds) :]
@@ -232,6 +272,8 @@ def main() -> None:
     accepted = commands.add_parser("acceptance")
     accepted.add_argument("--tokens", type=int, default=96)
     accepted.add_argument("--seeds", type=int, default=2)
+    accepted.add_argument("--bits", type=int, choices=(4, 8))
+    accepted.add_argument("--conversations", action="store_true")
     for name in ("count", "coverage"):
         command = commands.add_parser(name)
         command.add_argument("--tokenizer", type=Path, required=True)
@@ -246,7 +288,7 @@ def main() -> None:
     if args.command == "bytes":
         print(table(BYTES, bytes_table()))
     elif args.command == "acceptance":
-        print(table(ACCEPTANCE, acceptance_table(args.tokens, args.seeds)))
+        print(table(ACCEPTANCE, acceptance_table(args.tokens, args.seeds, args.bits, args.conversations)))
     else:
         tokenizer = Tokenizer.from_folder(args.tokenizer)
         if args.command == "count":
