@@ -121,8 +121,8 @@ def run(here: Here, chosen: Sections) -> tuple[str, list[str]]:
     texts, failed = [], []
     for name, (title, section) in chosen.items():
         if here.seconds_left <= 0:
-            text, problem = "skipped: the time was over; --only runs a section by itself", False
-            here.summary.append(f"{title}: skipped, the time was over")
+            text, problem = f"skipped: five minutes were over; run it alone with --only {name}", False
+            here.summary.append(f"{title}: skipped, five minutes were over (--only {name})")
         else:
             text, problem = run_section(section)
         if problem:

@@ -139,8 +139,8 @@ def test_no_section_begins_when_the_time_is_over(script, tmp_path):
     text, failed = script.run(run, {"a": ("First", over), "b": ("Second", lambda: ran.append("second"))})
     assert ran == ["first"]
     assert not failed
-    assert "skipped: the time was over" in text
-    assert run.summary == ["Second: skipped, the time was over"]
+    assert "skipped: five minutes were over; run it alone with --only b" in text
+    assert run.summary == ["Second: skipped, five minutes were over (--only b)"]
 
 
 def test_a_section_that_fails_does_not_stop_the_others(script, tmp_path):
