@@ -256,22 +256,24 @@ def test_a_client_that_leaves_while_its_image_is_read_leaves_nothing(sighted: Se
     assert sighted.settle()["mlxspec_state_bytes"] == 0
 
 
-_SLOW = """
-import time
+_HELD = """
+import os, time
 from mlxspec.images import source
 decode = source.decode_image
-def slow(data, limits):
-    time.sleep(3)
+def held(data, limits):
+    while not os.path.exists({flag!r}):
+        time.sleep(0.02)
     return decode(data, limits)
-source.decode_image = slow
+source.decode_image = held
 """
 
 
 @pytest.mark.slow
-def test_an_image_that_takes_long_to_decode_delays_nobody_else(folder: Path) -> None:
-    """Three seconds each, outside the engine's thread: text that is asked for meanwhile is answered first, all of it."""
+def test_an_image_that_takes_long_to_decode_delays_nobody_else(folder: Path, tmp_path: Path) -> None:
+    """Images are decoded outside the engine's thread: text that is asked for meanwhile is answered before they are, all of it."""
     ended: list[str] = []
-    with Served("--model", str(folder), "--max-rows", "4", plant=_SLOW) as served:
+    flag = tmp_path / "decode"
+    with Served("--model", str(folder), "--max-rows", "4", plant=_HELD.format(flag=str(flag))) as served:
         served.chat(WORDS, **MORE)
 
         def ask(i: int) -> None:
@@ -285,6 +287,7 @@ def test_an_image_that_takes_long_to_decode_delays_nobody_else(folder: Path) -> 
         for _ in range(3):
             served.chat(WORDS, **MORE)
             ended.append("text")
+        flag.touch()
         for thread in threads:
             thread.join(LONG)
     assert ended == ["text"] * 3 + ["image"] * 2
