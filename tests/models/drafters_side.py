@@ -1,6 +1,6 @@
 """One rank of several whose engines draft for tiny divided models, as a process of its own: `drafters_side.py LIST OUT`, where MLX's ring
 is told by the environment who else there is. LIST: a JSON list of cases, each a target's folder and the folders of its drafters. Writes
-OUT/<rank>.json: for each case, by drafter, the tokens of its answers and how many drafted tokens were accepted."""
+OUT/<rank>.json: for each case, by drafter, the tokens of its answers and all that was drafted."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from mlxspec.models.assemble import (
 )
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.ranks import ALONE, Ranks
+from mlxspec.platform.host import numbers
 from tests import tiny_models
 
 PROMPTS = [5, 9, 33, 5, 9, 33, 5, 9], [70, 2, 41, 2, 41, 2], [11]
@@ -44,20 +45,37 @@ def answers(case: dict[str, Any], ranks: Ranks = ALONE) -> Answers:
     made = assemble(folder.config(), folder.read, mx.float32, ranks=ranks)
     found = {}
     for drafter in (None, *_drafters(made, folder, [Path(path) for path in case["drafters"]])):
-        drafters = [] if drafter is None else [drafter]
+        drafters, drafts = [] if drafter is None else [drafter], list[Any]()
+        if drafter is not None:
+            _record(drafter, drafts)
         engine = Engine(made.model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig())
         name = PLAIN if drafter is None else _title(drafter)
         spec = SpecConfig(drafters=tuple(d.name for d in drafters), policy="fixed", n_max=3)
         params = [
-            SamplingParams(max_tokens=10 + 4 * i, temperature=0.9 * (i % 2), seed=3 + i, ignore_eos=True)
+            SamplingParams(max_tokens=6 + 3 * i, temperature=0.9 * (i % 2), seed=3 + i, ignore_eos=True)
             for i in range(len(PROMPTS))
         ]
         results = engine.generate([list(p) for p in PROMPTS], params, spec=spec)
         found[name] = {
             "tokens": [list(result.tokens) for result in results],
-            "accepted": sum(result.stats.num_accepted for result in results),
+            "drafts": [d if isinstance(d, list) else numbers(d).tolist() for d in drafts],
         }
     return found
+
+
+def _record(drafter: Drafter, drafts: list[Any]) -> None:
+    """Note the tokens of every draft."""
+
+    def noting(given: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            found = given(*args)
+            drafts.extend(draft.tokens for draft in found or ())
+            return found
+
+        return noted
+
+    for name in ("propose", "propose_behind"):
+        setattr(drafter, name, noting(getattr(drafter, name)))
 
 
 def _title(drafter: Drafter) -> str:

@@ -79,8 +79,8 @@ def check(folder: Path, size: int, out: Path) -> None:
         assert found.keys() == alone.keys()
         for drafter, told in found.items():
             assert told["tokens"] == alone[PLAIN]["tokens"], f"{drafter} on rank {rank} of {size}"
-            # the same drafts, so as many of them are accepted
-            assert told["accepted"] == alone[drafter]["accepted"], f"{drafter} on rank {rank} of {size}"
+            assert told["drafts"] == alone[drafter]["drafts"], f"{drafter} on rank {rank} of {size}"
+            assert told["drafts"] or drafter == PLAIN
 
 
 PACKED = {"moe-4bit": LAYOUTS["moe-4bit"]}
