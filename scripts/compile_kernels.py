@@ -32,10 +32,11 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 import mlx.core as mx
 from write_checkpoint import SIZES
 
-from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows
+from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Kept, RowLayout, Tape
+from mlxspec.kernels.quantized_kv import KV_BITS, QuantizedTokens
 
 STANDARDS = ("metal3.1", "metal3.2", "metal4.0")  # MLX asks for these on macOS 14, 15 and 26
 INCLUDE = Path(mx.__file__).parent / "include"
@@ -59,6 +60,8 @@ DEPTHS = (
 SNAPSHOTS = tuple(
     pair for n in DEPTHS for pair in ((1, n), (n, n), (n, 1))
 )  # states before and after a round
+# heads that share a key, and tokens: in room for 8, 16, 32 and 64 queries, tokens fewer than 8 and not
+QUERIES = ((1, 1), (8, 1), (1, 8), (16, 1), (2, 8), (8, 4), (4, 8), (16, 4), (8, 8))
 _metal_kernel = mx.fast.metal_kernel
 
 
@@ -118,6 +121,7 @@ def variants() -> dict[Variant, str]:
             for shape in shapes():
                 _recurrences(shape, dtype)
             _products(dtype)
+            _attention(dtype)
     return recorder.texts
 
 
@@ -178,6 +182,16 @@ def _products(dtype: mx.Dtype) -> None:
             x = mx.zeros((num_rows, weight.shape[1]), dtype)
             if qmv_rows.supports(x, weight):
                 qmv_rows.qmv_rows_metal(x, weight)
+
+
+def _attention(dtype: mx.Dtype) -> None:
+    """Quantized keys and values: every size of head and number of bits, few and many queries of a key head, plain steps and verifies."""
+    for dim in kv_attend.DIMS:
+        for bits in KV_BITS:
+            tokens = QuantizedTokens.of(mx.zeros((1, 1, 256, dim), dtype), bits)
+            for heads, width in QUERIES:
+                queries = mx.zeros((1, heads, width, dim), dtype)
+                kv_attend.kv_attend_metal(queries, tokens, tokens, 1.0)
 
 
 def _weights(dtype: mx.Dtype) -> Iterator[qmv_rows.QuantizedWeight]:

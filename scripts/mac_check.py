@@ -90,6 +90,7 @@ def sections(here: Here, *, long: bool = False, model: str | None = None) -> Sec
         "machine": ("Machine", partial(kernels.machine, here)),
         "self-checks": ("Self-checks of the kernels", partial(kernels.self_checks, here)),
         "qmv": ("qmv_rows against MLX", partial(kernels.qmv_race, here)),
+        "kv": ("Quantized keys and values", partial(kernels.kv_race, here)),
         "decode": ("Plain decoding against mlx-lm", shape.decode),
         "prompts": ("Prompts against mlx-lm", shape.prefill),
         "verify": ("What verifying costs", shape.verify),

@@ -78,6 +78,12 @@ class Places:
             for length, width, start in zip(self.lengths, self.rows.widths, self.starts, strict=True)
         ]
 
+    def ends(self, row: int) -> mx.array | None:
+        """(width,) int32: how many of the buffer's tokens each of a row's own sees, which `masks` says too; None where "causal" does."""
+        if self.starts is None:
+            return None
+        return self.starts[row] + mx.array(_up_to(self.rows.widths[row]) + 1)
+
     def causal(self, row: int) -> mx.array | None:
         """What "causal" says of a row whose length is exact, (width, length + width) bool; None for one token, which sees all."""
         if row not in self._causal:

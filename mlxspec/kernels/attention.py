@@ -13,7 +13,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.kernels import launch
+from mlxspec.kernels import kv_attend, launch
 from mlxspec.kernels.cpu.softmax import may_be_spelled, weigh
 from mlxspec.kernels.cpu.softmax import weigh_alike as weigh_alike  # for engines
 from mlxspec.kernels.quantized_kv import (
@@ -115,16 +115,26 @@ def _bytes_a_score(heads: Heads) -> int:
 
 
 def attend(
-    queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None = None
+    queries: mx.array,
+    keys: Stored,
+    values: Stored,
+    scale: float,
+    mask: mx.array | None = None,
+    ends: mx.array | None = None,
 ) -> mx.array:
     """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
 
-    mask (w, L) bool: what each query sees where they do not stand at the end.
+    mask (w, L) bool: what each query sees where they do not stand at the end. ends (w,) int32: the same, where that is so many of the first
+    tokens for each; it is looked at for quantized keys only.
     """
     heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
     width, length = queries.shape[2], keys.shape[2]
-    is_packed = isinstance(keys, QuantizedTokens) and _goes_packed(width)
-    if not is_packed:
+    is_packed = False
+    if isinstance(keys, QuantizedTokens) and isinstance(values, QuantizedTokens) and _goes_packed(width):
+        is_packed = True
+        if (mask is None or ends is not None) and kv_attend.is_ours(queries, keys):
+            return kv_attend.kv_attend_metal(queries, keys, values, scale, ends)
+    else:
         keys, values = unpacked(keys), unpacked(values)
     block = _block(heads, length)
     writes = is_packed or _writes_scores(heads, width, masked=mask is not None)
@@ -151,9 +161,10 @@ def attend(
 def _whole(
     queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None, folds: bool
 ) -> mx.array:
-    if folds or not isinstance(keys, mx.array) or not isinstance(values, mx.array):
-        return _folded(queries, keys, values, scale, mask)
-    return _by_mlx(queries, keys, values, scale, mask)
+    if isinstance(keys, QuantizedTokens) and isinstance(values, QuantizedTokens):
+        return kv_attend.kv_attend_ops(queries, keys, values, scale, mask)
+    keys, values = unpacked(keys), unpacked(values)
+    return (_folded if folds else _by_mlx)(queries, keys, values, scale, mask)
 
 
 def attend_spelled(
@@ -222,21 +233,21 @@ def _by_mlx(
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=what)
 
 
-def _folded(queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None) -> mx.array:
+def _folded(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
     """The same in plain operations, the queries of all heads that share keys as rows of one product, so that a GPU reads keys and values
     once. MLX's own way reads them for each head anew, which for a verify of few tokens behind a long text is most of what it takes."""
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1], keys.shape[2]
     q = (queries * scale).reshape(1, num_kv, -1, dim)
-    scores = products(q, keys)
+    scores = q @ keys.swapaxes(-1, -2)
     if mask is None and width > 1:
         mask = causal_mask(width, length)
     if mask is not None:
         apart = scores.reshape(1, num_kv, -1, width, length)
         scores = _masked(apart, mask).reshape(scores.shape)
-    if isinstance(values, mx.array):
-        return weigh(scores, values).reshape(1, num_heads, width, dim)
-    return sums(mx.softmax(scores, axis=-1, precise=True), values).reshape(1, num_heads, width, dim)
+    return weigh(scores, values).reshape(1, num_heads, width, dim)
 
 
 @cache

@@ -33,6 +33,7 @@ def attend_in_places(
             continue
         # one token: the head axis and the token axis trade places without moving a byte
         queries = queries.reshape(1, -1, 1, q.shape[3]) if width == 1 else queries.swapaxes(1, 2)
-        out = attend(queries, keys, values, scale, mask)  # (1, Hq, w, D)
+        ends = None if isinstance(keys, mx.array) else places.ends(r)
+        out = attend(queries, keys, values, scale, mask, ends)  # (1, Hq, w, D)
         outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)

@@ -10,9 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.kernels import gdn_prefill, launch, qmv_rows, races
+from mlxspec.kernels import gdn_prefill, kv_attend, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.quantized_kv import KV_BITS
 from mlxspec.models.layers import FusedLinear
 from mlxspec.models.qwen3_5_layers import GatedDeltaNet
 
@@ -20,7 +21,7 @@ PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
 
 
 def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
-    """Race every distinct quantized projection for 1 to 8 rows, and prefill of the recurrence.
+    """Race every distinct quantized projection for 1 to 8 rows, prefill of the recurrence, and attention to quantized keys and values.
 
     Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down.
     """
@@ -32,6 +33,10 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
         for num_tokens in PREFILL_TOKENS:
             inputs, state, rows = _prefill_data(shape, num_tokens, dtype)
             found.setdefault("gdn_prefill", {}).update(gdn_prefill.tune(inputs, state, rows))
+    for heads in getattr(model, "attention_heads", ()):
+        for bits in KV_BITS:
+            raced = kv_attend.tune(heads.num, heads.num_kv, heads.dim, heads.dtype, bits)
+            found.setdefault(kv_attend.NAME, {}).update(raced)
     found = {name: ratios for name, ratios in found.items() if ratios}
     if found and keep:
         races.save()

@@ -15,10 +15,11 @@ import mlx.core as mx
 import numpy as np
 from alternating import median, ratio
 
-from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows, races
+from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Kept, RowLayout
+from mlxspec.kernels.quantized_kv import KV_BITS
 from mlxspec.platform import device
 
 from .base import ROOT, Here, Skipped, normal, quantized, relative, same_bits, script, table
@@ -76,6 +77,23 @@ def qmv_race(here: Here) -> None:
     print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
     table(["shape", "format", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
     here.tell("rows at which qmv_rows won: " + "; ".join(won))
+
+
+def kv_race(here: Here) -> None:
+    """Attention to keys and values in few bits: our kernel beside MLX's products with quantized matrices."""
+    here.needs_metal()
+    if not launch.in_use(kv_attend.NAME):
+        raise Skipped("kv_attend is not in use")
+    rows, won = [], []
+    for heads in attention.COMMON:
+        for bits in KV_BITS:
+            for key, ratio_ in kv_attend.tune(*heads, bits).items():
+                rows.append([key, f"{ratio_:.2f}"])
+                won += [key] if ratio_ >= 1.02 else []
+    races.save()
+    print("MLX's time over ours, behind 16,384 tokens; from 1.02 on ours is used\n")
+    table(["heads, bits and queries", "ratio"], rows)
+    here.tell("quantized keys and values at which kv_attend won: " + ("; ".join(won) or "none"))
 
 
 def prefill(here: Here) -> None:

@@ -6,6 +6,7 @@ Every reference is plain decoding with the same kv_bits, of one row, by an engin
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -105,12 +106,23 @@ def test_drafted_text_is_plain_text(form: str, bits: int, names: tuple[str, ...]
     run(form, bits, 1, names, "tape")
 
 
+def every_way() -> list:
+    """Each drafter with each policy and rollback; dtypes and bits take turns, so that each drafter meets all of them."""
+    ways = itertools.product(enumerate(DRAFTERS), ("fixed", "auto"), ("tape", "snapshots", "checkpoint"))
+    kinds = list(itertools.product(FORMS, BITS))
+    found = []
+    for n, ((i, names), policy, rollback) in enumerate(ways):
+        form, bits = kinds[(n + i) % len(kinds)]
+        found.append(
+            pytest.param(
+                form, bits, names, policy, rollback, id=f"{form}-{bits}-{'+'.join(names)}-{policy}-{rollback}"
+            )
+        )
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rollback", ["tape", "snapshots", "checkpoint"])
-@pytest.mark.parametrize("policy", ["fixed", "auto"])
-@pytest.mark.parametrize("names", DRAFTERS, ids="+".join)
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "bits", "names", "policy", "rollback"), every_way())
 def test_every_drafter_policy_and_rollback(
     form: str, bits: int, names: tuple[str, ...], policy: str, rollback: str
 ) -> None:

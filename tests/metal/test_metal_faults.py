@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import emulator
 import mlx.core as mx
+import numpy as np
 import pytest
 from checks_conv import check_extreme_gates, check_fresh, check_two_forwards
 from checks_gdn import Shape, check_prefill, check_replay_bits, check_snapshots, check_two_rounds
+from checks_kv import check_attention, check_far
 from checks_qmv import check_codes, check_rows, check_scales, draw
 
-from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows
+from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows
+from mlxspec.platform.resources import metal_source
 
 KERNELS = {
     "gdn_round": gdn_round._kernel,
     "gdn_prefill": gdn_prefill._kernel,
     "conv_qkv": conv_qkv._kernel,
     "qmv_rows": qmv_rows._kernel,
+    "kv_attend": kv_attend._attend,
+    "kv_join": kv_attend._join,
 }
 
 
@@ -52,12 +58,27 @@ def check_qmv_rows_fp() -> None:
         check_scales(mode)
 
 
+def check_kv_attend() -> None:
+    check_attention(3, 300, heads=6, kv=2, ends=np.array([20, 299, 300]))
+    check_attention(2, 150, heads=6, kv=2, bits=4, dtype=mx.bfloat16, scale=1.0)
+    check_attention(5, 270, heads=4, kv=1, dim=128, bits=4)
+    check_far(1)
+
+
+def check_kv_join() -> None:
+    with mock.patch.object(kv_attend, "num_parts", return_value=3):
+        check_attention(3, 300, heads=6, kv=2, ends=np.array([20, 299, 300]))
+    check_far(3)
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     "gdn_round": check_gdn_round,
     "gdn_prefill": check_gdn_prefill,
     "conv_qkv": check_conv_qkv,
     "qmv_rows": check_qmv_rows,
     "qmv_rows_fp": check_qmv_rows_fp,  # of the same text
+    "kv_attend": check_kv_attend,
+    "kv_join": check_kv_join,
 }
 
 # kernel, what is wrong, the right text, the wrong text
@@ -313,6 +334,108 @@ FAULTS = [
     ("qmv_rows_fp", "a row of x for all", "VALUES>(mine[m], code)", "VALUES>(mine[0], code)"),
     ("qmv_rows_fp", "outputs past the end read", "first + min(r, last)", "first + r"),
     ("gdn_round", "the gate of another head", "step = beta[t * Hv + head]", "step = beta[t * Hv]"),
+    (
+        "kv_attend",
+        "codes of keys in the wrong order",
+        "(word >> (BITS * j)) & MASK",
+        "(word >> (BITS * (PER_WORD - 1 - j))) & MASK",
+    ),
+    (
+        "kv_attend",
+        "codes of values in the wrong order",
+        "(BITS * (own % PER_WORD))",
+        "(BITS * (PER_WORD - 1 - own % PER_WORD))",
+    ),
+    ("kv_attend", "a bias forgotten", "& MASK), bias)", "& MASK), 0.0f)"),
+    (
+        "kv_attend",
+        "the first group's scale for all",
+        "key_scales[key * GROUPS + g]",
+        "key_scales[key * GROUPS]",
+    ),
+    (
+        "kv_attend",
+        "the first group's scale of values",
+        "value_scales[value * GROUPS + own / 64]",
+        "value_scales[value * GROUPS]",
+    ),
+    ("kv_attend", "the head of another", "tokens = ulong(head) * CAPACITY", "tokens = ulong(0) * CAPACITY"),
+    (
+        "kv_attend",
+        "the queries of another head",
+        "(ulong(head) * M + first_row + mine + m) * D",
+        "(ulong(0) * M + first_row + mine + m) * D",
+    ),
+    ("kv_attend", "a query sees one token more", "token < min(end, ends[", "token <= min(end, ends["),
+    (
+        "kv_attend",
+        "all queries see what the last one does",
+        "min(end, ends[(first_row + mine + m) % W])",
+        "end",
+    ),
+    (
+        "kv_attend",
+        "ends by head and not by token",
+        "(first_row + mine + m) % W",
+        "(first_row + mine + m) * W / M",
+    ),
+    ("kv_attend", "tokens past the row's end read", "min(token, end - 1)", "token"),
+    ("kv_attend", "values past the row's end", "min(BLOCK, end - at)", "BLOCK"),
+    (
+        "kv_attend",
+        "the last token's value left out",
+        "t < min(BLOCK, end - at)",
+        "t < min(BLOCK, end - at) - 1",
+    ),
+    ("kv_attend", "only the first tokens of a block", "token = at + 32 * along + lane", "token = at + lane"),
+    ("kv_attend", "weights of another query", "weights[t * ROWS + m]", "weights[t * ROWS]"),
+    ("kv_attend", "no maximum over lanes", "simd_max(score[m])", "score[m]"),
+    ("kv_attend", "no sum over lanes", "simd_sum(weight)", "weight"),
+    ("kv_attend", "the maximum of a block alone", "float most = row_best[row];", "float most = LEAST;"),
+    ("kv_attend", "sums of earlier blocks not shrunk", "    acc[m] *= shrink[m];\n", ""),
+    ("kv_attend", "totals of earlier blocks not shrunk", "row_total[m] * shrink[m]", "row_total[m]"),
+    (
+        "kv_attend",
+        "half-precision accumulation",
+        "acc[m] = fma(weights[t * ROWS + m], number, acc[m]);",
+        "acc[m] = float(half(fma(weights[t * ROWS + m], number, acc[m])));",
+    ),
+    (
+        "kv_attend",
+        "no barrier after the scores",
+        "  threadgroup_barrier(mem_flags::mem_threadgroup);\n\n  // weights",
+        "\n  // weights",
+    ),
+    (
+        "kv_attend",
+        "no barrier before the values",
+        "  threadgroup_barrier(mem_flags::mem_threadgroup);\n\n  // values",
+        "\n  // values",
+    ),
+    (
+        "kv_attend",
+        "no barrier before the next block",
+        "  threadgroup_barrier(mem_flags::mem_threadgroup);\n}",
+        "}",
+    ),
+    ("kv_attend", "a total left unwritten", "  total[place + m] = row_total[m];\n", ""),
+    (
+        "kv_attend",
+        "queries that are none written",
+        "  if (m < num_rows) {\n    sums",
+        "  if (m < ROWS) {\n    sums",
+    ),
+    ("kv_attend", "the numbers of another simdgroup", "own = 32 * simd + lane", "own = lane"),
+    ("kv_join", "the maximum of the first part", "int s = 1; s < S", "int s = S; s < S"),
+    (
+        "kv_join",
+        "the last part left out",
+        "float all = 0.0f, sum = 0.0f;\nfor (int s = 0; s < S",
+        "float all = 0.0f, sum = 0.0f;\nfor (int s = 0; s < S - 1",
+    ),
+    ("kv_join", "parts not weighed", "precise::exp(best[at] - most)", "1.0f"),
+    ("kv_join", "not divided", "sum / all", "sum"),
+    ("kv_join", "the sums of another query", "sums[at * D + d]", "sums[(at - m) * D + d]"),
 ]
 
 
@@ -321,9 +444,13 @@ def plant(monkeypatch):
     """plant(kernel, old, new): launchers read the changed text until the test ends."""
 
     def change(name: str, old: str, new: str) -> None:
-        text = launch.source_of(name)
+        of_file = launch._texts.get(name, name)
+        text, other = metal_source(of_file), launch.metal_source
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the text of {name}"
-        monkeypatch.setattr(launch, "metal_source", lambda _: text.replace(old, new))
+        changed = text.replace(old, new)
+        monkeypatch.setattr(
+            launch, "metal_source", lambda asked: changed if asked == of_file else other(asked)
+        )
 
     for kernel in KERNELS.values():
         monkeypatch.setattr(kernel, "_built", {})

@@ -159,12 +159,14 @@ def by_twins(
         return [played(form, [asked], **config)[0] for asked in alone]
 
 
-def check_text(form: str, asked: Asked, wanted: list[int], got: list[int]) -> None:
+def check_text(form: str, asked: Asked, wanted: list[int], got: list[int], kv_bits: int) -> None:
     """Equal ids; or, at the first difference, a token that is as good as the twins' own but for rounding: operations that are a kernel of
     their own round to 16 bits in between."""
     place = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=True)) if a != b), None)
     if place is not None:
-        gap, limit = top_gap(model(form)[0], asked.prompt, wanted[:place], asked.params, got[place])
+        gap, limit = top_gap(
+            model(form)[0], asked.prompt, wanted[:place], asked.params, got[place], kv_bits=kv_bits
+        )
         print(
             f"{form}, {asked.length} tokens: another token at {place}, behind the best by {gap:.2g} (limit {limit:.2g})"
         )
@@ -195,10 +197,26 @@ def check(
         assert found.error is None, found.error
         assert not found.stats.notices
         with without_kernels(monkeypatch):
-            check_text(form, asked, list(plain.tokens), list(found.tokens))
+            check_text(form, asked, list(plain.tokens), list(found.tokens), config.get("kv_bits", 16))
     drafted, accepted = (sum(getattr(r.stats, name) for r in got) for name in ("num_drafted", "num_accepted"))
     assert 0 < accepted < drafted
     return ran
+
+
+@pytest.mark.parametrize(
+    ("form", "bits"), [("float32", 8), *(pytest.param("bfloat16", b, marks=pytest.mark.slow) for b in (8, 4))]
+)
+def test_rounds_over_quantized_keys_and_values(on_metal, monkeypatch, form, bits):
+    """Rows that come and go, drafts that stand and fall, and rounds behind unread ones, by the kernel that reads packed keys and values."""
+    made = tiny_models.wide(form)
+    mtp = Mtp(made.mtp, made.target.max_context, kv_bits=bits)
+    monkeypatch.setitem(globals(), "model", lambda _: (made.target, mtp))
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    expected = {*kernels_of(form), "kv_attend"}
+    monkeypatch.setitem(globals(), "kernels_of", lambda _: expected)
+    ran = check(on_metal, monkeypatch, form, FEW, {"order": "random"}, kv_bits=bits)
+    assert {launched for launched, _ in ran} == {*expected, "kv_join"}
+    assert modes(ran, "kv_attend", "BITS") == {(bits,)}
 
 
 def modes(ran: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int], kernel: str, *names: str) -> set[Any]:
