@@ -1,6 +1,6 @@
-"""Measures the member of the demo family with room for long prompts, through the engine; writes its figures and its card.
+"""Measures a target of the demo family with prompts of thousands of tokens, through the engine; prints the figures.
 
-    python scripts/demo_eval_long.py --work build/demo --out mlxspec/demo
+    python scripts/demo_eval_long.py build/demo/long --work build/demo
 
 Each prompt is a held-out file, cut to about 1,500 or 6,000 tokens, and a request to edit or show one of its functions, in words that were
 not trained on. Everything is measured on the shipped weights by greedy decoding:
@@ -10,13 +10,12 @@ not trained on. Everything is measured on the shipped weights by greedy decoding
 - drafts of the multi-token head that are accepted, by depth, and tokens a round, of the head alone and of the head with the prompt lookup.
   A drafted text that differs from the plain one is an error.
 
-PyTorch is needed only to make `--work/statements.json`, which the phase `long` of scripts/train_demo.py writes.
+The phase `long` of scripts/train_demo.py writes the folder and `--work/statements.json`.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ from pathlib import Path
 
 from demo_data.long_edits import HELD_OUT_FORMS, KINDS, PastedFile, Statement, Turn, file_of, turn
 from demo_eval_vision import distance
-from demo_training.long_card import write_long_card
 
 import mlxspec
 from mlxspec import EngineConfig, SamplingParams, SpecConfig
@@ -121,26 +119,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("folder", type=Path, help="of the model")
     parser.add_argument("--work", type=Path, default=Path("build/demo"))
-    parser.add_argument("--out", type=Path, default=Path("mlxspec/demo"))
-    parser.add_argument("--model", type=Path, help="a folder to measure, of which nothing is written")
     parser.add_argument("--prompts", type=int, default=30)
     args = parser.parse_args()
     files = [
         [Statement(**p) for p in pieces]
         for pieces in json.loads((args.work / "statements.json").read_text())["held"]
     ]
-    folder = args.model or args.out / "long"
-    with mlxspec.load(folder, draft=("ngram-simple", "mtp"), spec=_SPEC, config=EngineConfig()) as engine:
+    with mlxspec.load(
+        args.folder, draft=("ngram-simple", "mtp"), spec=_SPEC, config=EngineConfig()
+    ) as engine:
         found = measure(engine, files, args.prompts)
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     print(json.dumps(found, indent=1))
-    if args.model is None:
-        path = args.out / "figures.json"
-        known = json.loads(path.read_text())
-        kept = {k: v for k, v in known.get("long", {}).items() if k not in found}
-        path.write_text(json.dumps(known | {"long": kept | {"sha256": digest, **found}}, indent=1) + "\n")
-        write_long_card(args.out)
 
 
 if __name__ == "__main__":

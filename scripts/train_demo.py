@@ -2,9 +2,10 @@
 
     python scripts/train_demo.py all --work build/demo --out mlxspec/demo
 
-Phases: data, main, mtp, draft, gemma, eagle3, dflash, vision, export; `all` also measures the result and writes the cards
+Phases: data, main, mtp, draft, gemma, eagle3, dflash, long, vision, export; `all` also measures the result and writes the cards
 (scripts/demo_eval.py). `all` leaves out `eagle3` and `dflash`, which draft for the target that lies in --out and write `--out/eagle3` and
-`--out/dflash`, and `vision`, which trains a target to read pictures and writes `--out/vision`. Each phase writes into --work and can be
+`--out/dflash`, `vision`, which trains a target to read pictures and writes `--out/vision`, and `long`, which trains the target on to a
+context of 8,192 tokens and writes `--work/long`. Each phase writes into --work and can be
 run again; all but `data` and `export` resume from their checkpoints. Needs torch, numpy, tokenizers and safetensors; `vision` also Pillow
 and matplotlib. Runs on the CPU, the phases `main`, `dflash` and `long` with one process or two
 (--processes).
@@ -135,13 +136,17 @@ def main() -> None:
             return
         write_folder(work / "dflash.pt", out / "dflash", config())
     if args.phase == "long":
-        from demo_training.long_phase import LongPlan, tune_long
+        from demo_training.export import write_member
+        from demo_training.long_phase import CONTEXT, LongPlan, tune_long
 
         children = _helpers(args, "long")
         plan = LongPlan(steps=args.long_steps)
-        tune_long(work, out / "target", plan, world=args.processes, rank=args.rank)
+        model = tune_long(work, out / "target", plan, world=args.processes, rank=args.rank)
         for child in children:
             child.wait()
+        if args.rank:
+            return
+        write_member(work / "long", model, work / "tokenizer.json", context=CONTEXT)
     if args.phase == "vision":
         from demo_training.vision_export import export_vision
         from demo_training.vision_phase import VisionSchedule, train_vision

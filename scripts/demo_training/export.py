@@ -62,8 +62,8 @@ def gemma_config(s: GemmaShape) -> dict[str, object]:
     }
 
 
-def config(s: Shape | GemmaShape) -> dict[str, object]:
-    """config.json of one member."""
+def config(s: Shape | GemmaShape, context: int = MAX_POSITIONS) -> dict[str, object]:
+    """config.json of one member. context: tokens, of a Qwen3.5 member."""
     if isinstance(s, GemmaShape):
         return gemma_config(s)
     kinds = ["full_attention" if (i + 1) % s.interval == 0 else "linear_attention" for i in range(s.layers)]
@@ -89,7 +89,7 @@ def config(s: Shape | GemmaShape) -> dict[str, object]:
         "hidden_act": "silu",
         "attention_bias": False,
         "attn_output_gate": True,
-        "max_position_embeddings": MAX_POSITIONS,
+        "max_position_embeddings": context,
         "tie_word_embeddings": False,
         "mtp_num_hidden_layers": int(s.mtp),
         "mtp_use_dedicated_embeddings": False,
@@ -117,13 +117,15 @@ def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def write_member(folder: Path, model: LanguageModel | GemmaModel, tokenizer: Path) -> None:
+def write_member(
+    folder: Path, model: LanguageModel | GemmaModel, tokenizer: Path, *, context: int = MAX_POSITIONS
+) -> None:
     """One Hugging Face folder."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: _tensor(name, value) for name, value in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
-    _write_json(folder / "config.json", config(model.s))
+    _write_json(folder / "config.json", config(model.s, context))
     generation = {"eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": False, "max_new_tokens": 512}
     _write_json(folder / "generation_config.json", generation)
     shutil.copy(tokenizer, folder / "tokenizer.json")
@@ -132,7 +134,7 @@ def write_member(folder: Path, model: LanguageModel | GemmaModel, tokenizer: Pat
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "bos_token": None,
-        "model_max_length": MAX_POSITIONS,
+        "model_max_length": context,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
