@@ -52,13 +52,17 @@ def turn_at(model: LanguageModel, rates: Tensor) -> None:
 
 
 def loss_by_position(model: LanguageModel, raw: np.ndarray, windows: int) -> dict[str, float]:
+    """And of the last 1,024 tokens where only the 1,024 before them are read."""
     step = (len(raw) - CONTEXT) // windows
-    total = torch.zeros(CONTEXT - 1)
+    total, alone = torch.zeros(CONTEXT - 1), torch.zeros(2047)
     for i in range(windows):
         ids = torch.from_numpy(raw[i * step : i * step + CONTEXT].astype(np.int64))
-        told = model.lm_head(model.model(ids[None]))[0, :-1].log_softmax(-1)
-        total -= told.gather(1, ids[1:, None])[:, 0] / windows
-    return {f"{a}-{b}": round(float(total[a:b].mean()), 3) for a, b in zip(EDGES, EDGES[1:], strict=False)}
+        for read, into in ((ids, total), (ids[-2048:], alone)):
+            told = model.lm_head(model.model(read[None]))[0, :-1].log_softmax(-1)
+            into -= told.gather(1, read[1:, None])[:, 0] / windows
+    found = {f"{a}-{b}": round(float(total[a:b].mean()), 3) for a, b in zip(EDGES, EDGES[1:], strict=False)}
+    last = {"last 1024": total[-1024:], "last 1024 behind 1024": alone[-1024:]}
+    return found | {name: round(float(part.mean()), 3) for name, part in last.items()}
 
 
 def edits(model: LanguageModel, work: Path, data: Data, size: int, num: int) -> dict[str, object]:
