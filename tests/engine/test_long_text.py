@@ -11,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine
 from mlxspec.engine.hiddens import Hiddens
 from mlxspec.engine.text import AnswerText
 from mlxspec.kernels.attention import causal_mask
@@ -135,3 +136,29 @@ def test_masks_are_made_on_the_device() -> None:
     for width, length in ((1, 5), (3, 9), (4, 4)):
         wanted = np.tri(width, length, length - width, dtype=np.bool_)
         assert np.array_equal(np.array(causal_mask(width, length)), wanted)
+
+
+@pytest.mark.slow
+def test_4000_tokens_cost_the_same_and_take_the_memory_computed() -> None:
+    """The last steps of a long answer make the calls of the first ones; what MLX holds is the row's buffers and nothing that grows beside
+    them; the row's buffers are what the budget reserved."""
+    num = 4000
+    target, _ = long_text.models("hybrid")
+    config = EngineConfig(prefix_budget=0)
+    made = Engine(target, tiny_models.tokenizer(), drafters=long_text.lookups()[:1], config=config)
+    params = SamplingParams(max_tokens=num, ignore_eos=True, temperature=1.0, seed=1)
+    request = made.submit(long_text.text(40), params, spec=LOOKUP)
+    beside, calls = [], []
+    while not made.is_idle:
+        made.step()
+        if request.num_generated >= 500 * (len(beside) + 1) and not made.is_idle:
+            calls.append(sorted(long_text._calls(made.step) for _ in range(9))[4])
+            mx.synchronize()
+            beside.append(mx.get_active_memory() - made.nbytes)
+            assert made.nbytes <= made.memory.reserved
+    assert request.num_generated == num
+    assert len(beside) >= 7
+    assert max(beside) - min(beside) <= 256 << 10, (
+        beside
+    )  # a step's own arrays; 3,500 tokens of logits would be five times as much
+    assert max(calls) <= 1.6 * min(calls), calls  # a round with a draft makes more calls than one without
