@@ -27,7 +27,6 @@ from mlxspec.sampling.acceptance import DraftOutline, ForMatch, Limits, Submissi
 _LITTLE = 1 + DEPTHS[-1]  # tokens: the most that a round gives a row
 # tokens a model drafter waits for at most where catching up cannot be paid: then it ends for the row, before it runs them by itself
 ASLEEP = QUEUE_AT_MOST - _LITTLE
-_LEAST = 1e-9  # seconds that any draft takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,15 +392,14 @@ class Auto(Policy):
                     is_warm=is_warm,
                     has_run=has_run,
                     probing=tuple(rows[i].control for i in places if picked[i].choice.probe),
-                    charged=max(charged, _LEAST),
+                    charged=charged,
                 )
             )
             for i, draft in zip(places, drafts, strict=True):
                 row, pick = rows[i], picked[i]
                 row.queued[name] = 0
                 offer = _offer(name, draft)
-                probing = max(charged, _LEAST) if pick.choice.probe else 0.0
-                self.control.drafted(row.control, offer, len(rows), probe_seconds=probing)
+                self.control.drafted(row.control, offer, len(rows), pick.choice)
                 if draft.length:
                     pick.draft, pick.offer = draft, offer
                     row.said.append(Said(offer=offer, tokens=_tokens(draft), lasts=pick.choice.probe))

@@ -27,7 +27,8 @@ class Constants:
     # plain rounds: what probes of a row alone may take of its credit, whatever they show
     probe: float = 1.5
     # share of that, and of what time earns, which a row may spend at least on probes. Each row that gained nothing by them halves the
-    # next one's share. Without it a head that is never right costs 2.4 % in every row, with it less than 2 %
+    # next one's share, and turns of a drafter beside a better one get this share. Without it a head that is never right costs 2.4 % in
+    # every row, with it less than 2 %
     hope: float = 0.25
     # plain rounds: what a lookup's draft may be expected to lose before lookups have gained, and half as much when they have lost. Without
     # it four rows are up to 3 % slower in the simulation while nothing is known yet
@@ -52,10 +53,10 @@ class Constants:
     trust: float = 4.0
     # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
     clip: float = 0.15
-    # drafts that knowledge of earlier rows counts for in a new one
+    # drafts that the mood of an earlier row counts for in a new one
     kept: float = 2.0
-    # rounds: how long lookup is taken to stay away at first, how long rows at rest stay so before models are weighed anew, and most drafts
-    # that share what catching up costs
+    # rounds: how long lookup is taken to stay away at first, how long rows at rest stay so before models are weighed anew, most drafts that
+    # share what catching up costs, and most drafts that what earlier rows have shown of a drafter counts for in a new one
     spell: float = 8.0
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from mlxspec.policy.account import Account, balance
 from mlxspec.policy.constants import Constants
 from mlxspec.policy.cost import MAX_TOKENS, MODEL_DEPTH, CostModel, Curve, DraftCost
 from mlxspec.policy.estimate import Calibration, RowEstimate
-from mlxspec.policy.row import Bursts, Promise, RowControl
+from mlxspec.policy.row import Bursts, Mood, Promise, RowControl
 from mlxspec.policy.widths import (
     SHARED_DEPTHS,
     best_at,
@@ -46,13 +46,15 @@ class Offer(NamedTuple):
 
 class Choice(NamedTuple):
     """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens; a `probe`
-    is asked to look at it, not because it is expected to gain. value: tokens it is expected to gain beyond plain decoding."""
+    is asked to look at it, not because it is expected to gain. value: tokens it is expected to gain beyond plain decoding. extra: seconds
+    that a probe takes, or a drafter that is asked in place of a better one beyond what that one takes."""
 
     offer: int | None = None
     model: str | None = None
     depth: int = 0
     probe: bool = False
     value: float = 0.0
+    extra: float = 0.0
 
 
 PLAIN = Choice()
@@ -87,18 +89,19 @@ class Controller:
         self._rates: dict[tuple[str, int], float] = {}
         self._bursts: dict[tuple[str, int], Bursts] = {}
         self._hopes: dict[str, float] = {}  # by kind, the share of what is for probes that new rows may spend
+        self._moods: dict[tuple[str, int], Mood] = {}
 
     def open(self, kind: str, context_bucket: int) -> RowControl:
         """A new row. kind: rows whose drafts fare alike, such as greedy ones; knowledge is shared within a kind and context bucket."""
         key = kind, context_bucket
         lookups = self._bursts[key].for_next_row() if key in self._bursts else Bursts(self.constants)
-        account = Account(self.constants)
-        hope = self._hopes.get(kind, 1.0)
-        return RowControl(kind, context_bucket, self._rates.get(key, 0.0), lookups, account, hope)
+        account, hope = Account(self.constants), self._hopes.get(kind, 1.0)
+        rate = self._rates.get(key, 0.0)
+        return RowControl(kind, context_bucket, rate, lookups, account, hope, self._mood(*key))
 
     def close(self, row: RowControl) -> None:
         """The row has ended: what was learned in it is where the next row of its kind begins."""
-        if any(self._pays(row, name, row.rate) for name in row.promises):
+        if any(self._leads(row, name, row.rate, 1) for name in row.promises):
             self._hopes[row.kind] = 1.0
         elif row.probed > 0.0:
             self._hopes[row.kind] = max(self.constants.hope, 0.5 * row.hope)
@@ -111,18 +114,28 @@ class Controller:
             row.bucket = context_bucket
             row.estimates.clear()
             row.promises.clear()
+            row.mood = self._mood(row.kind, context_bucket)
 
     def _keep(self, row: RowControl) -> None:
+        slowly = 1.0 - self.constants.fade / (2.0 * self.constants.spell)
         for name, promise in row.promises.items():
-            self._promises[row.kind, name, row.bucket] = promise.copy(self.constants.kept)
+            key = row.kind, name, row.bucket
+            self._promises[key] = promise.add_to(self._promises.get(key, promise), row.mood, slowly)
+        self._moods[row.kind, row.bucket] = row.mood
         self._rates[row.kind, row.bucket] = row.rate
         self._bursts[row.kind, row.bucket] = row.lookups
+
+    def _mood(self, kind: str, context_bucket: int) -> Mood:
+        as_others = [1.0] * self.max_depth
+        known = self._moods.get((kind, context_bucket))
+        return Mood((as_others, as_others) if known is None else known.factors)
 
     def promises(self, row: RowControl, name: str) -> bool:
         """Whether a model drafter is expected to draft for a row that decodes alone."""
         curve = self.costs.curve(row.bucket)
         self._promise(row, name, curve, 1)
-        return self._pays(row, name, self._rate(row, curve, 1))
+        rate = self._rate(row, curve, 1)
+        return self._best(row, name, self.max_depth, rate, 1)[0] > self.constants.margin
 
     # --- before drafting
 
@@ -142,7 +155,7 @@ class Controller:
         for row, given, asked in zip(rows, offers, models, strict=True):
             choice = self._choose(row, given, asked, curve, num_rows, left, calls)
             if choice.offer is None and not probing:
-                probe = self._probe(row, asked, curve, rows, left, choice.model)
+                probe = self._probe(row, asked, curve, rows, left, choice)
                 choice, probing = probe or choice, probe is not None
             if choice.model is not None:
                 queued = asked[choice.model][1]
@@ -162,9 +175,17 @@ class Controller:
         """Tokens a second that the row gets without the draft in question: at least those of plain decoding."""
         return max(row.rate, num_rows / curve.seconds(num_rows))
 
-    def _pays(self, row: RowControl, name: str, rate: float) -> bool:
-        """Whether a model drafter is expected to gain anything for a row."""
-        return row.best(name, self.max_depth, rate)[0] > self.constants.margin
+    def _best(self, row: RowControl, name: str, limit: int, rate: float, num_rows: int) -> tuple[float, int]:
+        """Tokens that a draft of up to `limit` tokens by a model drafter is expected to gain, and its length."""
+        cost = self.costs.draft(name)
+        call = cost.seconds(0, 2 * num_rows, num_rows) / num_rows
+        step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
+        return row.best(name, limit, rate, (call, step))
+
+    def _leads(self, row: RowControl, name: str, rate: float, num_rows: int) -> bool:
+        """Whether a model drafter is expected to gain more for a row than plain decoding and than others that run a model."""
+        best = {n: self._best(row, n, self.max_depth, rate, num_rows)[0] for n in row.promises}
+        return best[name] > self.constants.margin and best[name] >= max(best.values())
 
     def _affords(self, rows: Sequence[RowControl], curve: Curve) -> float:
         """Seconds that a round of these rows may take at worst beyond a plain one."""
@@ -203,7 +224,7 @@ class Controller:
             limit = min(limit, self.max_depth, MAX_TOKENS if num_rows == 1 else SHARED_DEPTHS[0])
             late = rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
             most = self._payable_depth(name, limit, queued, curve, num_rows, left, calls)
-            found = row.best(name, most, rate)
+            found = self._best(row, name, most, rate, num_rows)
             if found[1] and found[0] - late > max(best.value, margin):
                 best = Choice(model=name, depth=found[1], value=found[0] - late)
         return best
@@ -250,11 +271,12 @@ class Controller:
         first = self.constants.caution * share
         return max(0.5 * first, first + row.lookups.won(share))
 
-    def _for_probes(self, rows: Sequence[RowControl], curve: Curve) -> float:
+    def _for_probes(self, rows: Sequence[RowControl], curve: Curve, most: float = 1.0) -> float:
         """Seconds that probes may take: what time earns and, of a row alone, a part of its credit, but not what was gained. It is
-        less where earlier rows gained nothing by them. A probe for one of several rows holds up all of them."""
-        first = rows[0].hope * self.constants.probe * curve.seconds(1) if len(rows) == 1 else 0.0
-        return first + sum(r.hope * self.constants.earn * r.seconds - r.probed for r in rows)
+        less where earlier rows gained nothing by them, and at most a share of `most`. A probe for one of several rows holds up all of
+        them."""
+        first = self.constants.probe * curve.seconds(1) if len(rows) == 1 else 0.0
+        return sum(min(r.hope, most) * (first + self.constants.earn * r.seconds) - r.probed for r in rows)
 
     def _probe(
         self,
@@ -263,26 +285,31 @@ class Controller:
         curve: Curve,
         rows: Sequence[RowControl],
         left: float,
-        winner: str | None,
+        winner: Choice,
     ) -> Choice | None:
-        """Now and then a drafter that does not draft shows what it would have said: in a plain round just so, else in place of the
-        winner."""
-        held_up = self._held_up(len(rows))
-        most = min(left, self._for_probes(rows, curve))
-        due = [
-            n
-            for n, (limit, _) in models.items()
-            if limit
-            and n != winner
-            and row.promises[n].rest >= row.promises[n].gap * (1 if winner is None else self.constants.trust)
-        ]
+        """Now and then a drafter that does not draft shows what it would have said: a few tokens in a plain round, or its best draft in
+        place of the winner's. The latter costs what it takes longer than the winner, with catch-up, and the least share of what is for
+        probes: the winner gains as it is."""
+        num_rows, held_up = len(rows), self._held_up(len(rows))
+        share, spared, depth = 1.0, 0.0, int(self.constants.probe_depth)
+        if winner.model is not None:
+            share = self.constants.hope
+            spared = self.costs.draft(winner.model).seconds(winner.depth, models[winner.model][1])
+        most = min(left, self._for_probes(rows, curve, share) + spared)
+        due = [n for n in models if n != winner.model and row.promises[n].rest >= row.promises[n].gap]
         for name in sorted(due, key=lambda n: -row.promises[n].rest):
             limit, queued = models[name]
-            depth = min(int(self.constants.probe_depth), limit)
-            while depth and self.costs.draft(name).seconds(depth, queued) + held_up > most:
-                depth -= 1
-            if depth:
-                return Choice(model=name, depth=depth, probe=winner is None)
+            deepest = depth
+            if winner.model is not None:
+                rate = self._rate(row, curve, num_rows)
+                deepest = max(depth, self._best(row, name, self.max_depth, rate, num_rows)[1])
+            deepest = min(deepest, limit)
+            cost = self.costs.draft(name)
+            while deepest > 0 and cost.seconds(deepest, queued) + held_up > most:
+                deepest -= 1
+            if deepest > 0:
+                extra = max(0.0, cost.seconds(deepest, queued) + held_up - spared)
+                return Choice(model=name, depth=deepest, probe=winner.model is None, extra=extra)
         return None
 
     def _held_up(self, num_rows: int) -> float:
@@ -349,20 +376,21 @@ class Controller:
             row.left_plain = self._drafting > 0.0 or any(widths)
         return widths
 
-    def drafted(self, row: RowControl, draft: Offer, num_rows: int, *, probe_seconds: float = 0.0) -> None:
-        """A model drafter has drafted for a row: what that draft is worth, cut at its best place, at every depth limit.
-
-        probe_seconds: what it took, if it was a probe.
-        """
+    def drafted(self, row: RowControl, draft: Offer, num_rows: int, choice: Choice = PLAIN) -> None:
+        """A model drafter has drafted for a row, as was chosen: what that draft is worth, cut at its best place, at every depth limit."""
         curve, name, constants = self.costs.curve(row.bucket, num_rows), draft.drafter, self.constants
         rate = self._rate(row, curve, num_rows)
         promise = self._promise(row, name, curve, num_rows)
         reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
-        if probe_seconds:  # what was known is old
+        if choice.extra:
+            row.probed += choice.extra
+        if choice.probe:  # what was known is old
             promise.count = min(promise.count, constants.kept)
-            row.probed += probe_seconds + self._held_up(num_rows)
-        promise.follow(*self._values(row, name, reaches, curve, num_rows), constants.follow)
-        if self._pays(row, name, rate):
+            row.mood.age(promise.known, constants.kept)
+        worth = self._values(row, reaches, curve, num_rows)
+        row.mood.follow(promise.known, worth, constants.kept, constants.follow)
+        promise.follow(worth, constants.follow)
+        if self._leads(row, name, rate, num_rows):
             promise.gap = max(constants.spell, promise.gap / 2.0)
         else:  # ever more rarely, until time earns each probe
             price = self.costs.draft(name).seconds(int(constants.probe_depth), 1)
@@ -423,22 +451,24 @@ class Controller:
             if kept is None:
                 guess = [self.constants.first_chance ** (i + 1) for i in range(self.max_depth)]
                 spell = self.constants.spell  # so the first probe is due: there is least to catch up on now
-                kept = Promise(*self._values(row, name, guess, curve, num_rows), gap=spell, rest=spell)
-            found = row.promises[name] = kept.copy(self.constants.kept)
+                known = self._values(row, guess, curve, num_rows)
+                kept = Promise(known, self.constants.trust, self.constants.spell, gap=spell, rest=spell)
+            found = row.promises[name] = kept.for_row()
         return found
 
     def _values(
-        self, row: RowControl, name: str, reaches: Sequence[float], curve: Curve, num_rows: int
+        self, row: RowControl, reaches: Sequence[float], curve: Curve, num_rows: int
     ) -> tuple[list[float], list[float]]:
-        """Tokens a draft gains and seconds it takes, by depth limit, cut where it is worth most. Depths the draft did not reach
-        inherit the chance of its last token."""
-        shape, rate, cost = curve.shape, self._rate(row, curve, num_rows), self.costs.draft(name)
-        wider = self.constants.prudence * curve.scale
-        step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
-        drafting = cost.seconds(0, 2 * num_rows, num_rows) / num_rows
+        """Tokens that a draft gains and seconds by which it makes a round longer, by depth limit, cut where it is worth most. Depths the
+        draft did not reach inherit the chance of its last token."""
+        shape, rate, scale = (
+            curve.shape,
+            self._rate(row, curve, num_rows),
+            self.constants.prudence * curve.scale,
+        )
         sum_reaches, best, reached, chance = 0.0, 0.0, 1.0, 0.0
-        gain, verify = 0.0, 0.0
-        gained, taken = [], []
+        gain, longer = 0.0, 0.0
+        gained, wider = [], []
         for i in range(self.max_depth):
             if i < len(reaches):
                 chance = reaches[i] / reached if reached > 0 else 0.0
@@ -446,10 +476,9 @@ class Controller:
             else:
                 reached *= chance
             sum_reaches += reached
-            extra = wider * (shape[num_rows + i + 1] - shape[num_rows])
+            extra = scale * (shape[num_rows + i + 1] - shape[num_rows])
             if i + 1 in curve.depths and sum_reaches - rate * extra > best:
-                best, gain, verify = sum_reaches - rate * extra, sum_reaches, extra
-            drafting += step
+                best, gain, longer = sum_reaches - rate * extra, sum_reaches, extra
             gained.append(gain)
-            taken.append(verify + drafting)
-        return gained, taken
+            wider.append(longer)
+        return gained, wider

@@ -12,49 +12,108 @@ from mlxspec.policy.account import Account
 from mlxspec.policy.constants import Constants
 from mlxspec.policy.estimate import RowEstimate
 
+# of drafts, each cut at its best place, by depth limit: tokens beyond the round's own, seconds by which verifying them makes it longer
+Drafts = tuple[list[float], list[float]]
 
-class Promise:
-    """What one model drafter is expected to gain for a row by depth limit, learned from its drafts, each cut at its best place.
 
-    gained, taken: tokens beyond the round's own, and seconds beyond a plain round's. count: drafts it rests on. gap, rest: tokens between
-    probes, and since the drafter was asked.
+class Mood:
+    """How much drafts are worth in a row's text beside the texts of rows before, by depth limit.
+
+    All model drafters of a row share it. So a drafter that was not asked is not taken to be better than one that was asked in a hard text.
+    factors: on the tokens and on the seconds of rows before.
     """
 
-    __slots__ = ("count", "gained", "gap", "rest", "taken")
+    __slots__ = ("_due", "_got", "factors")
 
-    def __init__(
-        self,
-        gained: list[float],
-        taken: list[float],
-        count: float = 0.0,
-        gap: float = 0.0,
-        rest: float = 0.0,
-    ) -> None:
-        self.gained, self.taken, self.count = gained, taken, count
-        self.gap, self.rest = gap, rest
+    def __init__(self, factors: Drafts) -> None:
+        self.factors: Drafts = list(factors[0]), list(factors[1])
+        self._got: Drafts = [], []
+        self._due: Drafts = [], []
 
-    def copy(self, kept: float) -> Promise:
-        """For a new row, in which what is known counts as much as so many drafts. The next probe is due when it was due in this row."""
-        return Promise(list(self.gained), list(self.taken), min(self.count, kept), self.gap, self.rest)
+    def follow(self, due: Drafts, got: Drafts, prior: float, fade: float) -> None:
+        """A draft was worth `got` where `due` was to be expected. prior: drafts that the factors of the beginning count for."""
+        if not self._due[0]:
+            self._due = [prior * x for x in due[0]], [prior * x for x in due[1]]
+            gains, widths = self.factors
+            self._got = (
+                [f * x for f, x in zip(gains, self._due[0], strict=True)],
+                [f * x for f, x in zip(widths, self._due[1], strict=True)],
+            )
+        for which in range(len(due)):
+            sums, expected, factors = self._got[which], self._due[which], self.factors[which]
+            for i, (wanted, came) in enumerate(zip(due[which], got[which], strict=True)):
+                expected[i] += wanted - fade * expected[i]
+                sums[i] += came - fade * sums[i]
+                if expected[i] > 0.0:
+                    factors[i] = sums[i] / expected[i]
 
-    def best(self, limit: int, rate: float, worth: Sequence[float]) -> tuple[float, int]:
-        """Highest value and its depth, among depths 1 to `limit`. worth: of each token of a draft."""
-        best, depth, value, before = -1.0, 0, 0.0, 0.0
-        for i in range(min(limit, len(self.gained))):
-            gained = self.gained[i]
+    def age(self, due: Drafts, most: float) -> None:
+        """What is known is old: it counts as much as so many drafts at most, each of which is expected to be worth `due`."""
+        if self._due[0] and self._due[0][-1] > most * due[0][-1]:
+            part = most * due[0][-1] / self._due[0][-1]
+            self._due = [part * x for x in self._due[0]], [part * x for x in self._due[1]]
+            self._got = [part * x for x in self._got[0]], [part * x for x in self._got[1]]
+
+
+class Promise:
+    """What a draft by one model drafter is expected to be worth for a row: the mean of its drafts in this row and of a few drafts more,
+    which are worth what its drafts were in rows before, times the row's mood.
+
+    known: of rows before. weight: drafts that this rests on. own, count: of this row. gap, rest: tokens between probes, and since the
+    drafter was asked.
+    """
+
+    __slots__ = ("_most", "_prior", "count", "gap", "known", "own", "rest", "weight")
+
+    def __init__(self, known: Drafts, weight: float, most: float, gap: float, rest: float) -> None:
+        """most: drafts that what is known counts for in this row at most."""
+        self.known, self.weight, self.gap, self.rest = known, weight, gap, rest
+        self._most, self._prior = most, min(weight, most)
+        self.own: Drafts = [0.0] * len(known[0]), [0.0] * len(known[0])
+        self.count = 0.0
+
+    def for_row(self) -> Promise:
+        """What a new row begins with."""
+        return Promise(self.known, self.weight, self._most, self.gap, self.rest)
+
+    def best(
+        self, limit: int, rate: float, worth: Sequence[float], mood: Mood, drafting: tuple[float, float]
+    ) -> tuple[float, int]:
+        """Highest value and its depth, among depths 1 to `limit`. worth: of each token of a draft. drafting: seconds of a draft, and of
+        each of its tokens."""
+        best, depth, value, before, (call, step) = -1.0, 0, 0.0, 0.0, drafting
+        (gains, widths), (own_gains, own_widths), (better, wider) = self.known, self.own, mood.factors
+        known = self._prior / (self._prior + self.count)
+        for i in range(min(limit, len(gains))):
+            gained = known * better[i] * gains[i] + (1.0 - known) * own_gains[i]
+            longer = known * wider[i] * widths[i] + (1.0 - known) * own_widths[i]
             value += worth[i] * (gained - before)
             before = gained
-            if value - rate * self.taken[i] > best:
-                best, depth = value - rate * self.taken[i], i + 1
+            here = value - rate * (longer + call + step * (i + 1))
+            if here > best:
+                best, depth = here, i + 1
         return best, depth
 
-    def follow(self, gained: Sequence[float], taken: Sequence[float], least: float) -> None:
+    def follow(self, draft: Drafts, least: float) -> None:
         """A draft was worth that. least: how far a draft moves what is known, however many there were."""
-        self.count += 1.0
-        part = max(least, 1.0 / (self.count + 1.0))
-        for i in range(len(gained)):
-            self.gained[i] += part * (gained[i] - self.gained[i])
-            self.taken[i] += part * (taken[i] - self.taken[i])
+        self.count = min(self.count + 1.0, 1.0 / least)
+        for own, new in zip(self.own, draft, strict=True):
+            for i, value in enumerate(new):
+                own[i] += (value - own[i]) / self.count
+
+    def add_to(self, before: Promise, mood: Mood, stays: float) -> Promise:
+        """`before`, which new rows begin with, and what this row has shown besides, as it would have in a text like others. stays: of what
+        is known, behind each draft. The next probe is due when it was due in this row."""
+        weight, count = before.weight * stays**self.count, self.count
+        gains, widths = (
+            [
+                (weight * a + count * b) / (weight + count * f)
+                for a, b, f in zip(old, own, factors, strict=True)
+            ]
+            for old, own, factors in zip(before.known, self.own, mood.factors, strict=True)
+        )
+        total = weight + count * mood.factors[0][-1]
+        return Promise((gains, widths), total, self._most, self.gap, self.rest)
 
 
 class Bursts:
@@ -119,6 +178,7 @@ class RowControl:
         "kind",
         "left_plain",
         "lookups",
+        "mood",
         "probed",
         "promises",
         "rate",
@@ -126,10 +186,17 @@ class RowControl:
     )
 
     def __init__(
-        self, kind: str, context_bucket: int, rate: float, lookups: Bursts, account: Account, hope: float
+        self,
+        kind: str,
+        context_bucket: int,
+        rate: float,
+        lookups: Bursts,
+        account: Account,
+        hope: float,
+        mood: Mood,
     ) -> None:
         self.kind, self.bucket, self.rate = kind, context_bucket, rate
-        self.lookups, self.account, self.hope = lookups, account, hope
+        self.lookups, self.account, self.hope, self.mood = lookups, account, hope, mood
         self.estimates: dict[str, RowEstimate] = {}
         self.promises: dict[str, Promise] = {}
         self.seconds = 0.0
@@ -146,6 +213,8 @@ class RowControl:
         self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
         self.rate = self._tokens / self._time
 
-    def best(self, name: str, limit: int, rate: float) -> tuple[float, int]:
-        """Highest value of a draft of up to `limit` tokens by a model drafter, and its depth, beside a going rate."""
-        return self.promises[name].best(limit, rate, self.lookups.worth(limit, rate))
+    def best(self, name: str, limit: int, rate: float, drafting: tuple[float, float]) -> tuple[float, int]:
+        """Highest value of a draft of up to `limit` tokens by a model drafter, and its depth, beside a going rate. drafting: see
+        `Promise.best`."""
+        worth = self.lookups.worth(limit, rate)
+        return self.promises[name].best(limit, rate, worth, self.mood, drafting)

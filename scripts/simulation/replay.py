@@ -105,8 +105,7 @@ class Replay:
         for i in places:
             draft = drafts[i] = active[i].offer(name, choices[i].depth)
             if draft is not None:
-                probing = time / len(places) if choices[i].probe else 0.0
-                self.control.drafted(active[i].control, draft, len(active), probe_seconds=probing)
+                self.control.drafted(active[i].control, draft, len(active), choices[i])
         return time
 
 

@@ -85,8 +85,7 @@ class Group:
             seconds += taken
             for i in asked:
                 draft = drafts[i] = Offer(name, choices[i].depth, [sure] * choices[i].depth)
-                probing = taken / len(asked) if choices[i].probe else 0.0
-                control.drafted(controls[i], draft, num_rows, probe_seconds=probing)
+                control.drafted(controls[i], draft, num_rows, choices[i])
                 rows[i].queued[name] = 0
         now = balance([r.account for r in controls])
         widths = control.trim(controls, drafts)

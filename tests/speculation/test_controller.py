@@ -267,7 +267,7 @@ def test_probes_stay_within_the_account() -> None:
             probed.append(place)
             spent_so_far += price
             seconds += price
-            control.drafted(row, shown, 1, probe_seconds=price)
+            control.drafted(row, shown, 1, choice)
         assert control.trim([row], [None]) == [0]
         spent(control, row, 1, seconds, looked_up=False)
         assert spent_so_far <= CONSTANTS.credit + CONSTANTS.earn * (place + 1 + spent_so_far) + 1e-9
@@ -285,14 +285,90 @@ def test_a_probe_whose_tokens_come_costs_the_less() -> None:
         row.account.balance, models = 2.0, [{"mtp": (3, 1)}]
         taught(control, row, Offer("mtp", 3, [0.2] * 3), 0)
         row.promises["mtp"].rest, row.promises["mtp"].count, row.probed = 1000.0, 1000.0, 0.0
-        assert control.choose([row], [[]], models)[0].probe
+        choice = control.choose([row], [[]], models)[0]
+        assert choice.probe
         look = Offer("mtp", 3, [0.98] * 3)
-        control.drafted(row, look, 1, probe_seconds=HEAD.seconds(3, 1))
+        control.drafted(row, look, 1, choice)
         assert control.trim([row], [look]) == [3]
         spent(control, row, num_tokens, 1.0 + longer, looked_up=False)
         paid.append(2.0 - row.account.balance)
     earned = CONSTANTS.earn * (1.0 + longer)
     assert paid == [pytest.approx(longer - tokens - earned) for tokens in (0, 3)]
+
+
+# ---- several drafters that run a model
+
+TWO = {"mtp": HEAD, "eagle3": DraftCost(step=0.1, queued=0.01)}
+
+
+def two(knows: tuple[str, ...]) -> Controller:
+    """A controller that has seen rows in which these drafters were as good as each other, asked in turns."""
+    control = Controller(CostModel({0: APPLE}, TWO))
+    for _ in range(8):
+        row = control.open("", 0)
+        for i in range(24):
+            name = knows[i % len(knows)]
+            control.drafted(row, Offer(name, 8, [0.9] * 8), 1)
+        control.close(row)
+    return control
+
+
+def values(control: Controller, row: RowControl) -> dict[str, float]:
+    rate = 1.0 / APPLE[1]
+    return {name: control._best(row, name, 8, rate, 1)[0] for name in row.promises}
+
+
+@pytest.mark.parametrize("asked", ["mtp", "eagle3"])
+@pytest.mark.parametrize("sure", [0.5, 0.97])
+def test_a_text_that_is_hard_for_one_drafter_is_hard_for_the_other(asked: str, sure: float) -> None:
+    """Only one of them is asked in this row. What it shows moves both, the other by at least half as much."""
+    control = two(("mtp", "eagle3"))
+    row = control.open("", 0)
+    models = dict.fromkeys(TWO, (8, 1))
+    control.choose([row], [[]], [models])
+    before = values(control, row)
+    for _ in range(4):
+        control.drafted(row, Offer(asked, 8, [sure] * 8), 1)
+    after = values(control, row)
+    moved = {n: after[n] - before[n] for n in TWO}
+    other = next(n for n in TWO if n != asked)
+    assert abs(moved[asked]) > 0.1
+    assert 0.5 < moved[other] / moved[asked] < 1.5
+    assert (moved[asked] > 0) == (sure > 0.9)
+
+
+def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
+    """The mood of a text does not keep one away that shows that it is better."""
+    control = two(("mtp", "eagle3"))
+    row = control.open("", 0)
+    models = dict.fromkeys(TWO, (8, 1))
+    chosen = []
+    for _ in range(60):
+        row.account.balance = CONSTANTS.credit
+        choice = control.choose([row], [[]], [models])[0]
+        chosen.append(choice.model)
+        if choice.model is not None:
+            sure = 0.95 if choice.model == "eagle3" else 0.1
+            control.drafted(row, Offer(choice.model, choice.depth, [sure] * choice.depth), 1, choice)
+        spent(control, row, 4, 2.0, looked_up=False)
+    assert chosen[-10:].count("eagle3") >= 8
+
+
+def test_turns_of_the_worse_drafter_stay_within_their_share() -> None:
+    """However it does: what they take beyond the winner's drafts, catch-up included, is the least share of what probes may take."""
+    control = Controller(CostModel({0: APPLE}, TWO))
+    row, queued, extra, turns, time = control.open("", 0), dict.fromkeys(TWO, 1), 0.0, 0, 0.0
+    for _ in range(400):
+        row.account.balance = CONSTANTS.credit
+        choice = control.choose([row], [[]], [{n: (8, q) for n, q in queued.items()}])[0]
+        assert choice.model is not None
+        extra, turns = extra + choice.extra, turns + (choice.model == "eagle3")
+        control.drafted(row, Offer(choice.model, choice.depth, [0.8] * choice.depth), 1, choice)
+        queued = {n: 4 if n == choice.model else q + 4 for n, q in queued.items()}
+        spent(control, row, 4, 2.5, looked_up=False)
+        time += 2.5
+        assert extra <= CONSTANTS.hope * (CONSTANTS.probe + CONSTANTS.earn * time) + 1e-9
+    assert 1 <= turns <= 20
 
 
 def test_what_was_learned_survives_the_row_within_its_kind_and_context() -> None:
