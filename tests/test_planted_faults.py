@@ -513,8 +513,8 @@ FAULTS = (
     Fault(
         "a row may leave in the middle of a step",
         "engine/engine.py",
-        "                if not self._is_stepping:\n                    self._retire()",
-        "                self._retire()",
+        "                elif not self._is_stepping:\n                    self._retire()",
+        "                else:\n                    self._retire()",
         f"{_OWN}::test_rows_may_be_cancelled_and_requests_queued_from_within_a_step",
     ),
     Fault(

@@ -73,6 +73,8 @@ def launch(arguments: Sequence[str], *, hosts: str | None, hostfile: str | None)
     process ends the ranks first. Returns the exit code."""
     if hosts is not None and hostfile is not None:
         raise ConfigError("--hosts and --hostfile name the same; give one.")
+    if hosts is not None and not all(host.strip() for host in hosts.split(",")):
+        raise ConfigError("--hosts names the machines with a comma between them, as a,b; a name is missing.")
     if hostfile is not None and not os.path.isfile(hostfile):
         raise ConfigError(f"There is no file {hostfile}, which --hostfile names.")
     where = ["--hosts", str(hosts)] if hostfile is None else ["--hostfile", hostfile]
