@@ -6,7 +6,7 @@
 
 Each conversation has two turns. The second prompt begins with the first prompt and its answer. It is read whole (cold), continues what the
 prefix store has in memory, or continues what an earlier engine has left in files (disk). The drafter's state is kept with the target's, so
-it should be right as often. --dflash: a DFlash checkpoint for the demo's target, of which the demo may have none. Counts, not times.
+it should be right as often. --dflash: another DFlash checkpoint for the demo's target. Counts, not times.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from mlxspec.errors import MlxspecError
 STORES = ("cold", "memory", "disk")
 # by drafter: what is loaded beside the demo's target
 DEMO = {"mtp": None, "draft-model": "demo-draft", "eagle3": "demo-eagle3", "dflash": "demo-dflash"}
+MOST = 0.02  # of the share of accepted tokens that a hit may change
 _MEMORY, _DISK = 1 << 28, 1 << 30
 
 
@@ -84,6 +85,18 @@ def measure(
     out["disk"] = second(again)
     again.close()
     return out
+
+
+def check(figures: dict[str, Counted], least: int) -> str:
+    """What falls short, "" if nothing does. least: tokens that must have been drafted for the figures to mean anything."""
+    cold = figures["cold"]
+    if cold.drafted < least or not cold.accepted or cold.cached:
+        return f"cold: {cold}"
+    for store in ("memory", "disk"):
+        found = figures[store]
+        if not found.cached or abs(found.share - cold.share) > MOST:
+            return f"{store}: {found}, cold: {cold}"
+    return ""
 
 
 def demo_turns(engine: Engine, conversations: int) -> list[Turn]:

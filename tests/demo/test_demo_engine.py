@@ -8,7 +8,7 @@ import pytest
 
 import mlxspec
 from mlxspec import demo
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 
 
@@ -49,32 +49,3 @@ def test_a_drafter_of_layers_is_loaded_by_name_and_agrees_with_the_target(name: 
     tried, accepted = drafted.stats.drafters[name].by_position[0]
     assert tried >= 5
     assert accepted > 0.5 * tried
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "draft_model"),
-    [("mtp", None), ("draft-model", "demo-draft"), ("eagle3", "demo-eagle3"), ("dflash", "demo-dflash")],
-)
-def test_acceptance_behind_a_prefix_hit_is_that_of_a_cold_run(name: str, draft_model: str | None) -> None:
-    """Within two points, over twelve second turns of conversations."""
-    spec = SpecConfig(policy="fixed", drafters=(name,), n_max=3)
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=64, ignore_eos=True)
-    shares = []
-    for budget in (1 << 28, 0):
-        config = EngineConfig(prefix_budget=budget)
-        made = mlxspec.load("demo", draft=name, draft_model=draft_model, spec=spec, config=config)
-        tried = accepted = cached = 0
-        for item in json.loads(demo.workload("explain").read_text())["items"][:12]:
-            first = made.chat_prompt(item["messages"])
-            answer = made.generate(first, params)
-            ids = made.tokenizer.encode(first) if isinstance(first, str) else list(first)
-            second = made.generate([*ids, *answer.tokens, *ids[-20:]], params)
-            cached += second.stats.num_cached
-            did = second.stats.drafters[name]
-            tried, accepted = tried + did.num_drafted, accepted + did.num_accepted
-        assert (cached > 0) == (budget > 0)
-        assert tried > 500
-        shares.append(accepted / tried)
-    assert abs(shares[0] - shares[1]) <= 0.02, shares
-    print(f"{name}: {shares[0]:.3f} behind hits, {shares[1]:.3f} cold")
