@@ -7,18 +7,22 @@ prompt, listens on no port and prints nothing but why it ended. Knows options an
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, terminal
 from mlxspec.errors import ConfigError
+from mlxspec.loading.names import printable
 
 if TYPE_CHECKING:
     from mlxspec.engine.ranks.peers import Peers
@@ -73,13 +77,51 @@ def launch(arguments: Sequence[str], *, hosts: str | None, hostfile: str | None)
     process ends the ranks first. Returns the exit code."""
     if hosts is not None and hostfile is not None:
         raise ConfigError("--hosts and --hostfile name the same; give one.")
-    if hosts is not None and not all(host.strip() for host in hosts.split(",")):
-        raise ConfigError("--hosts names the machines with a comma between them, as a,b; a name is missing.")
     if hostfile is not None and not os.path.isfile(hostfile):
         raise ConfigError(f"There is no file {hostfile}, which --hostfile names.")
-    where = ["--hosts", str(hosts)] if hostfile is None else ["--hostfile", hostfile]
-    command = [sys.executable, "-c", _LAUNCH, *where, "--"]
-    command += [sys.executable, "-m", "mlxspec", *_without(arguments, ("--hosts", "--hostfile"))]
+    with tempfile.TemporaryDirectory(prefix="mlxspec-hosts-") as folder:
+        if hostfile is None:
+            hostfile = os.path.join(folder, "hosts.json")
+            with open(hostfile, "w", encoding="utf-8") as file:
+                json.dump(host_file(hosts or ""), file)
+        command = [sys.executable, "-c", _LAUNCH, "--hostfile", hostfile, "--"]
+        command += [sys.executable, "-m", "mlxspec", *_without(arguments, ("--hosts", "--hostfile"))]
+        return _watch(command)
+
+
+def host_file(hosts: str) -> dict[str, Any]:
+    """What mlx.launch reads of `hosts`, names or IPv4 addresses with commas between them: how each is reached by ssh, and the address that
+    MLX's ring of sockets connects to, which takes no names. Raises ConfigError for a name that is missing or that has no address, and where
+    one machine's address is its own loopback, which the others cannot reach."""
+    names = [name.strip() for name in hosts.split(",")]
+    if not all(names):
+        raise ConfigError("--hosts names the machines with a comma between them, as a,b; a name is missing.")
+    addresses = [_address(name) for name in names]
+    own = [name for name, address in zip(names, addresses, strict=True) if address.startswith("127.")]
+    if own and len(own) < len(names):
+        raise ConfigError(
+            f"{own[0]} is this machine's loopback to --hosts; give an address that the others can reach."
+        )
+    found = []
+    for name, address in zip(names, addresses, strict=True):
+        # mlx.launch starts a process without ssh for this address only
+        found.append({"ssh": address if own else name, "ips": [address]})
+    # MLX's faster way from the GPU to the CPU, which sends the messages
+    quick = os.environ.get("MLX_METAL_FAST_SYNCH", "1")
+    return {"backend": "ring", "envs": [f"MLX_METAL_FAST_SYNCH={quick}"], "hosts": found}
+
+
+def _address(name: str) -> str:
+    """IPv4 address of a host."""
+    try:
+        found = socket.getaddrinfo(name, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"No IPv4 address was found for {printable(name)}, which --hosts names.") from error
+    return str(found[0][4][0])
+
+
+def _watch(command: Sequence[str]) -> int:
+    """Run mlx.launch until it ends. Returns the exit code."""
     # a group of its own: signals of the terminal come through us, in order; an input that never ends, for which mlx.launch would look again
     # and again
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
