@@ -27,7 +27,13 @@ from mlxspec.loading.names import printable
 if TYPE_CHECKING:
     from mlxspec.engine.ranks.peers import Peers
 
-_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # mlx.launch, wherever its script lies
+# mlx.launch, wherever its script lies; a signal that ends it is no error
+_LAUNCH = """
+from contextlib import suppress
+from mlx._distributed_utils.launch import main
+with suppress(KeyboardInterrupt):
+    main()
+"""
 _STOP_SECONDS = 8.0  # in which ranks that were asked to end do so
 
 
