@@ -129,5 +129,7 @@ def test_logits(
     print(
         f"{name}, {bits} bits: off by {off:.1e}, quantizing changes {changed:.1e}, logits up to {np.abs(wanted).max():.1f}"
     )
-    assert off < 0.02 * changed
+    # Rounding moves every number by 0.29 of a step (root mean square), another code moves one number by a whole step. One code in a
+    # thousand may be another one where sums are in another order.
+    assert off < np.sqrt(1e-3) / 0.29 * changed
     assert (got.argmax(-1) == wanted.argmax(-1)).mean() > 0.95
