@@ -1,6 +1,7 @@
 """What the controller remembers of one row: how fast it goes, when lookup finds something, what each model drafter is expected to gain.
 
-Plain numbers that follow what they are told; decides nothing and knows no costs. Rates are tokens a second, values are tokens.
+Plain numbers that follow what they are told. `Promise.best` picks the depth of a draft from costs that it is given; the controller decides
+whether to draft. Rates are tokens a second, values are tokens.
 """
 
 from __future__ import annotations
