@@ -1,9 +1,16 @@
 #!/usr/bin/env python3
-"""What sampling costs beside the head's matrix product, at the size of Qwen3.5 0.8B: hidden 1024, vocabulary 248,320, random numbers.
+"""What sampling costs beside the head's matrix product and a whole forward, at the size of Qwen3.5 0.8B: vocabulary 248,320.
 
     .venv/bin/python scripts/bench_sampling.py [--rounds 5] [--positions 1 4 17] [--dtype float32] [--vocab 248320] [--json FILE]
+    .venv/bin/python scripts/bench_sampling.py --forward FOLDER [--positions 17]
 
-Every way to sample and the product are timed in turns in one process; a ratio is the median over rounds of both times of the same round.
+Logits are random numbers; the positions are one row's token and its draft. Each way to sample goes through the function that a round calls
+(engine/sample_round.py), so penalties see the draft, a grammar's set of allowed tokens is unpacked, and rejection draws twice. All ways,
+the product and the forward are timed in turns in one process; a ratio is the median over rounds of both times of the same round.
+
+--forward: a model folder, such as `scripts/write_checkpoint qwen3.5-0.8b FOLDER` writes. A verify of so many tokens behind a short text is
+timed too, as the engine runs it, and the vocabulary is the model's.
+
 On a CPU, seconds are those of this process's CPU threads, so that other programs on the machine count little; on a GPU they are wall time.
 Peak is the most memory that one call holds beyond the logits, the logits' own bytes being 1.
 """
@@ -13,9 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
@@ -23,19 +32,53 @@ import mlx.core as mx
 from alternating import alternate, median, ratio
 
 from mlxspec.config import SamplingParams
-from mlxspec.sampling.logprobs import logprobs
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.drafters.base import Draft
+from mlxspec.drafters.chain import Proposal
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.load import load
+from mlxspec.engine.request import Request
+from mlxspec.engine.sample_round import choose
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.sampling.acceptance import ForMatch, ForRejection
+from mlxspec.sampling.bits import Bits, only
+from mlxspec.sampling.sampler import RowSampler
 
-HEAD = "head"
+HEAD, FORWARD = "head", "forward"
+HISTORY = list(range(100, 148))  # tokens before the first position
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """masked: a grammar allows all but three tokens. rejects: drafts are decided by rejection, with a drafter's scores."""
+
+    asked: Mapping[str, Any]
+    masked: bool = False
+    rejects: bool = False
+
+
+TOP_P: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95}
+MIN_P: dict[str, Any] = {"temperature": 1.0, "min_p": 0.05}
 WAYS = {
-    "greedy": SamplingParams(),
-    "temperature 1": SamplingParams(temperature=1.0, seed=1),
-    "top-k 20": SamplingParams(temperature=1.0, top_k=20, seed=1),
-    "top-p 0.95": SamplingParams(temperature=1.0, top_p=0.95, seed=1),
-    "top-k 20, top-p 0.95": SamplingParams(temperature=0.6, top_k=20, top_p=0.95, seed=1),
-    "min-p 0.05": SamplingParams(temperature=1.0, min_p=0.05, seed=1),
+    "greedy": Way(asked={}),
+    "temperature 1": Way(asked={"temperature": 1.0}),
+    "top-k 20": Way(asked={"temperature": 1.0, "top_k": 20}),
+    "top-k 20, top-p 0.95": Way(asked={"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+    "top-p 0.95": Way(asked=TOP_P),
+    "top-p 0.95, penalties": Way(asked={**TOP_P, **PENALTIES}),
+    "top-p 0.95, grammar": Way(asked=TOP_P, masked=True),
+    "top-p 0.95, rejection": Way(asked=TOP_P, rejects=True),
+    "min-p 0.05": Way(asked=MIN_P),
+    "min-p 0.05, penalties": Way(asked={**MIN_P, **PENALTIES}),
+    "greedy, log-probabilities": Way(asked={"logprobs": True}),
+    "greedy, top_logprobs 5": Way(asked={"logprobs": True, "top_logprobs": 5}),
 }
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+GRAMMAR = 3  # tokens that it forbids
 
 
 def main() -> None:
@@ -48,36 +91,49 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--vocab", type=int, default=248_320)
     parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--forward", type=Path, metavar="FOLDER")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    dtype = DTYPES[options.dtype]
+    engine = load(options.forward, draft="off", images=False) if options.forward else None
+    vocab = engine.model.vocab_size if engine else options.vocab
+    hidden = engine.model.hidden_size if engine else options.hidden
     with device.private_kernels():
         device.decode_threads()
         found = {
-            num: measured(num, options.vocab, options.hidden, DTYPES[options.dtype], options.rounds)
+            num: measured(num, vocab, hidden, dtype, options.rounds, options.ways, engine)
             for num in options.positions
         }
     for num, rows in found.items():
-        print(f"{num} positions of {options.vocab} tokens, {options.dtype}, head of {options.hidden}")
+        print(f"{num} positions of {vocab} tokens, {options.dtype}, head of {hidden}")
         for name, row in rows.items():
+            beside = f"  {row['over_forward']:5.2f} of the forward" if engine else ""
             print(
-                f"  {name:24s} {1e3 * row['seconds']:8.1f} ms  {row['ratio']:5.2f} of the head  peak {row['peak']:4.1f}"
+                f"  {name:26s} {1e3 * row['seconds']:8.1f} ms  {row['ratio']:5.2f} of the head{beside}"
+                f"  peak {row['peak']:4.1f}"
             )
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
 
-def measured(num: int, vocab: int, hidden: int, dtype: mx.Dtype, rounds: int) -> dict[str, dict[str, float]]:
-    """Name of a way -> seconds, ratio to the head's product, peak memory in logits."""
+def measured(
+    num: int,
+    vocab: int,
+    hidden: int,
+    dtype: mx.Dtype,
+    rounds: int,
+    ways: list[str],
+    engine: Engine | None,
+) -> dict[str, dict[str, float]]:
+    """Name of a way -> seconds, ratio to the head's product and to the forward, peak memory in logits."""
     weight, x = mx.random.normal((vocab, hidden)).astype(dtype), mx.random.normal((num, hidden)).astype(dtype)
     logits = (mx.random.normal((num, vocab)) * 3).astype(dtype)
     mx.eval(weight, x, logits)
     calls: dict[str, Callable[[], object]] = {HEAD: lambda: mx.eval(x @ weight.T)}
-    for name, params in WAYS.items():
-        sampler = BatchSampler([RowSampler(params, [], vocab)], vocab)
-        calls[name] = partial(sampled, sampler, logits)
-    for top in (0, 5):
-        chosen = mx.zeros((num,), mx.int32)
-        calls[f"log-probabilities, top {top}"] = partial(with_logprobs, logits, chosen, top)
+    if engine:
+        calls[FORWARD] = verify(engine, num)
+    calls |= {name: sampled(WAYS[name], logits) for name in ways}
     clock = time.perf_counter if device.has_gpu() else time.process_time
     taken = alternate(calls, rounds=rounds, clock=clock)
     return {
@@ -86,17 +142,72 @@ def measured(num: int, vocab: int, hidden: int, dtype: mx.Dtype, rounds: int) ->
             "ratio": ratio(taken, name, HEAD),
             "peak": peak(call) / logits.nbytes,
         }
+        | ({"over_forward": ratio(taken, name, FORWARD)} if engine else {})
         for name, call in calls.items()
     }
 
 
-def sampled(sampler: BatchSampler, logits: mx.array) -> None:
-    num = logits.shape[0]
-    mx.eval(sampler.sample(logits, [0] * num, range(num)))
+def verify(engine: Engine, num: int) -> Callable[[], object]:
+    """One forward of `num` tokens with logits at all of them, behind a short text, of which one is kept."""
+    model = engine.model
+    cache = model.make_cache(1)
+    model.forward(mx.array(HISTORY), FlatRows((len(HISTORY),)), cache, facts=True, logits_at="none")
+    cache.commit()
+    mx.eval(cache.arrays)
+    tokens = mx.array([5] * num)
+
+    def run() -> None:
+        out = model.forward(tokens, FlatRows((num,)), cache, facts=num == 1)
+        mx.eval(out.logits, cache.arrays)
+        cache.commit([1])
+
+    return run
 
 
-def with_logprobs(logits: mx.array, chosen: mx.array, top: int) -> None:
-    mx.eval(logprobs(logits, chosen, top).arrays)
+class _Grammar:
+    """Constraints that allow the same tokens everywhere."""
+
+    def __init__(self, allowed: Bits) -> None:
+        self.allowed = allowed
+
+    def reaches(self, width: int) -> bool:
+        return True
+
+    def masks(self, tokens: list[int]) -> list[Bits]:
+        return [self.allowed] * (len(tokens) + 1)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """As much of a request as sampling reads."""
+
+    params: SamplingParams
+    sampler: RowSampler
+    history: list[int]
+
+
+def sampled(way: Way, logits: mx.array) -> Callable[[], object]:
+    """One round's sampling of a row whose draft takes all positions but the first."""
+    num, vocab = logits.shape
+    params = SamplingParams(seed=1, **way.asked)
+    drafted = [(7 * i) % vocab for i in range(num - 1)]
+    sampler = RowSampler(params, HISTORY, vocab, drafts_by="independent", keeps_drafts=way.rejects)
+    if way.masked:
+        sampler.constraints = cast(Any, _Grammar(only(range(GRAMMAR, vocab), vocab)))
+    row = cast(Request, _Row(params, sampler, HISTORY))
+    length = len(drafted)
+    submission = ForRejection(length) if way.rejects else ForMatch(length)
+    scores = mx.random.normal((length, vocab)) * 3 if way.rejects and length else None
+    proposal = Proposal(
+        drafter="mtp", draft=Draft(length, list(drafted), scores=scores), submission=submission
+    )
+    tokens = mx.array([HISTORY[-1], *drafted])
+    mx.eval([a for a in (scores, tokens, sampler.counts, sampler.prompt_seen) if a is not None])
+    return partial(chosen, row, proposal, FlatRows((num,)), tokens, logits)
+
+
+def chosen(row: Request, proposal: Proposal, rows: FlatRows, tokens: mx.array, logits: mx.array) -> None:
+    mx.eval(choose([row], [proposal], rows, tokens, logits).arrays)
 
 
 def peak(call: Callable[[], object]) -> int:
