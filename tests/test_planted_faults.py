@@ -564,7 +564,7 @@ FAULTS = (
         "sampling/truncate.py",
         "need - above",
         "need",
-        f"{_TRUNCATE}::test_counting_finds_the_floor_of_a_sort",
+        f"{_TRUNCATE}::test_counting_tells_neighbouring_floats_apart[1.0-float32]",
     ),
     Fault(
         "a block of positions is sampled with the noise of the first one",
@@ -572,6 +572,20 @@ FAULTS = (
         "                positions_of(positions, some),\n",
         "                positions_of(positions, slice(0, some.stop - some.start)),\n",
         f"{_BLOCKWISE}::test_blocks_give_the_tokens_of_one_block",
+    ),
+    Fault(
+        "what was sampled and what was rejected stay in the order in which they were decided",
+        "engine/sample_round.py",
+        "mx.concatenate(parts)[mx.array(np.argsort(order).astype(np.int32))]",
+        "mx.concatenate(parts)",
+        f"{_BLOCKWISE}::test_rows_of_both_rules_in_one_round_take_what_each_takes_alone",
+    ),
+    Fault(
+        "penalties are not counted beside what is drawn",
+        "sampling/sampler.py",
+        "_DRAWN + max(processed, beside",
+        "max(processed, _DRAWN + beside",
+        f"{_BLOCKWISE}::test_17_positions_of_248k_words_hold_at_most_three_times_their_logits[bfloat16]",
     ),
     Fault(
         "a block's drafts are counted at the places of the whole",
@@ -588,11 +602,11 @@ FAULTS = (
         f"{_BLOCKWISE}::test_17_positions_of_248k_words_hold_at_most_three_times_their_logits[bfloat16]",
     ),
     Fault(
-        "masses of all positions are held at once",
+        "of equal digits' masses the last one counts alone",
         "sampling/truncate.py",
-        "step = max(1, _AT_ONCE // x.shape[1])",
-        "step = len(x)",
-        f"{_TRUNCATE}::test_many_positions_hold_little_more_memory_than_their_scores",
+        "    _, (sums,) = mx.vjp(lambda x: mx.take_along_axis(x, places, axis=1), [nothing], [numbers])\n    return sums\n",
+        "    return mx.put_along_axis(nothing, places, numbers, axis=1)\n",
+        f"{_TRUNCATE}::test_counting_finds_the_floor_of_a_sort",
     ),
     Fault(
         "top-k without top-p lets ties at the last place go",

@@ -18,7 +18,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.acceptance import ForRejection
 from mlxspec.sampling.bits import Bits
-from mlxspec.sampling.blocks import in_blocks, part_of, positions_of
+from mlxspec.sampling.blocks import in_blocks, part_of, positions_at
 from mlxspec.sampling.logprobs import Logprobs, logprobs
 from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
 from mlxspec.sampling.processors import Failure, draw, process
@@ -193,13 +193,14 @@ def _sampled_or_rejected(
     positions: Positions,
     tokens: mx.array,
 ) -> mx.array:
-    """Samples (N,), but of the rows `rejecting` drafted positions are decided by rejection; behind them stays the bonus token."""
+    """Choices (N,): drafted positions of the rows `rejecting` are decided by rejection. All others are sampled, such as the bonus token."""
     logits, owners, drafts, masks = given
 
     def block(some: slice, own: mx.array) -> mx.array:
         counts = None if drafts is None else drafts[some]
         scores = sampler.scores(own, owners[some], counts, part_of(masks, some))
-        sampled = sampler.choose(scores, owners[some], positions_of(positions, some))
+        parts: list[mx.array] = []
+        order: list[int] = []  # the positions of `parts`
         for row in rejecting:
             start, draft = rows.starts[row], proposals[row].draft
             inside = range(max(start, some.start), min(start + draft.length, some.stop))
@@ -213,9 +214,15 @@ def _sampled_or_rejected(
                     tokens[inside.start + 1 : inside.stop + 1],
                     scores[inside.start - some.start : inside.stop - some.start],
                 )
-                before, behind = sampled[: inside.start - some.start], sampled[inside.stop - some.start :]
-                sampled = mx.concatenate([before, decided, behind])
-        return sampled
+                parts.append(decided)
+                order += inside
+        rest = sorted({*range(some.start, some.stop)}.difference(order))
+        if rest:
+            own_scores = scores[mx.array(rest) - some.start] if parts else scores
+            owned = [owners[i] for i in rest]
+            parts.append(sampler.choose(own_scores, owned, positions_at(positions, rest)))
+            order += rest
+        return mx.concatenate(parts)[mx.array(np.argsort(order).astype(np.int32))]
 
     return in_blocks(logits, sampler.block_size(owners, masks, rejects=True), block)
 

@@ -59,6 +59,14 @@ def positions_of(positions: Positions, some: slice) -> Positions:
     return positions[some]
 
 
+def positions_at(positions: Positions, places: Sequence[int]) -> Positions:
+    """Those at these places."""
+    if isinstance(positions, Shifted):
+        by = positions.by[mx.array(list(places))]
+        return Shifted([positions.first[i] for i in places], by, positions.most)
+    return [positions[i] for i in places]
+
+
 def part_of(values: Sequence[T] | None, some: slice) -> Sequence[T] | None:
     """Those of a block, None where there are none at all."""
     return None if values is None else values[some]

@@ -28,8 +28,8 @@ from mlxspec.sampling.noise import NoiseStream, Positions, gumbel
 from mlxspec.sampling.truncate import top_k_floor, top_p_floor
 
 # arrays (n, V) of float32 that sampling n positions holds at once, where nothing is fused: for penalties, for masks, for drawing, and
-# beside that for top-p and for rejection
-_PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED = 7, 3, 4, 8, 5
+# beside that for top-p and for rejection; and what of penalties and masks is left when those begin
+_PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED, _LEFT = 7, 3, 4, 8, 5, 2
 _COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
 
 
@@ -195,8 +195,8 @@ class BatchSampler:
         if all(r.is_greedy for r in rows):
             return processed
         shares = any(r.params.top_p < 1.0 and not r.params.top_k for r in rows)
-        drawn = bool(processed) + _DRAWN + (_SHARED if shares else 0) + (_REJECTED if rejects else 0)
-        return max(processed, drawn)
+        beside = (_SHARED if shares else 0) + (_REJECTED if rejects else 0)
+        return _DRAWN + max(processed, beside + (_LEFT if processed else 0))
 
     def sample_at_once(
         self,

@@ -23,7 +23,6 @@ _SHARE = 30  # bits of a share p
 _WEIGHT = 40  # bits of the likeliest token's weight; 2^23 of them fit into an int64
 _PROBABILITY = 31  # bits of probability 1; one and what rounding adds fit into a uint32
 _LANES = 16  # numbers: CPUs may compute what is left over of so many in another way, which must not depend on the other positions
-_AT_ONCE = 5 << 18  # scores whose masses are held at once: five positions of 248k words
 _SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than counting the digits of their scores
 _DIGIT = 16  # bits of a digit of a score
 _DIGITS = 1 << _DIGIT
@@ -82,14 +81,9 @@ def top_k_floor(x: mx.array, tempered: mx.array, k: Sequence[int], p: Sequence[f
 
 def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array:
     """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32; arguments as `top_k_floor` has them."""
+    masses = _whole(mx.softmax(tempered, axis=-1, precise=True), _PROBABILITY).astype(mx.uint32)
     find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else counted_floor
-    found = []
-    step = max(1, _AT_ONCE // x.shape[1])
-    for start in range(0, len(p), step):
-        some = slice(start, start + step)
-        masses = _whole(mx.softmax(tempered[some], axis=-1, precise=True), _PROBABILITY).astype(mx.uint32)
-        found.append(find(x[some], tempered[some], masses, p[some]))
-    return found[0] if len(found) == 1 else mx.concatenate(found)
+    return find(x, tempered, masses, p)
 
 
 def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
@@ -127,7 +121,7 @@ def _rising(x: mx.array) -> mx.array:
 def _digit_of_floor(digits: mx.array, masses: mx.array, need: mx.array) -> tuple[mx.array, mx.array]:
     """The highest digit (N, 1) uint32 that, with all higher ones, holds a mass of `need` (N, 1) uint32, 0 if none does; and what is needed
     beside the higher ones. digits (N, V) uint32, below _DIGITS."""
-    num, vocab = digits.shape
+    vocab = digits.shape[1]
     # what has no mass is added somewhere: a GPU adds to one place one number after the other
     spread = mx.arange(vocab, dtype=mx.uint32) & (_DIGITS - 1)
     held = _sums(masses, mx.where(masses > 0, digits, spread), _DIGITS)

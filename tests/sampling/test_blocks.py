@@ -103,6 +103,43 @@ def test_rejection_in_blocks_decides_as_in_one(size: int, scores: bool) -> None:
     assert any(a == b for a, b in zip(wanted, range(width - 1), strict=False))
 
 
+@pytest.mark.parametrize("size", [2, 7, 99])
+def test_rows_of_both_rules_in_one_round_take_what_each_takes_alone(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rejected, matched, plain and rejected: also where a block ends inside a row. Nobody's noise is drawn for a token that is not."""
+    widths, rules = (5, 3, 1, 4), (ForRejection, ForMatch, ForMatch, ForRejection)
+    rows = FlatRows(widths)
+    logits = mx.random.normal((rows.num_tokens, VOCAB), key=mx.random.key(2))
+    tokens = mx.array([i for width in widths for i in (9, *range(width - 1))], mx.int32)
+    requests, proposed = [], []
+    for i, (width, rule) in enumerate(zip(widths, rules, strict=True)):
+        row = row_of(temperature=1.0, top_p=0.9)
+        row.sampler = RowSampler(row.params, [1], VOCAB, drafts_by="independent", keeps_drafts=True)
+        row.sampler.seed = i
+        q = mx.random.normal((width - 1, VOCAB), key=mx.random.key(i)) if rule is ForRejection else None
+        requests.append(row)
+        draft = Draft(width - 1, list(range(width - 1)), scores=q)
+        proposed.append(Proposal(drafter="mtp", draft=draft, submission=rule(width - 1)))
+        logits[rows.starts[i] : rows.starts[i + 1], : width + 1] += 4.0
+    wanted = []
+    for i, width in enumerate(widths):
+        own = slice(rows.starts[i], rows.starts[i + 1])
+        alone = choose([requests[i]], [proposed[i]], FlatRows((width,)), tokens[own], logits[own])
+        wanted += alone.sampled.tolist()
+    drawn: list[int] = []
+
+    def counted(self, scores, owners, positions):
+        drawn.append(len(owners))
+        return chosen(self, scores, owners, positions)
+
+    chosen = BatchSampler.choose
+    monkeypatch.setattr(BatchSampler, "choose", counted)
+    monkeypatch.setattr(BatchSampler, "block_size", lambda *_, **__: size)
+    assert choose(requests, proposed, rows, tokens, logits).sampled.tolist() == wanted
+    assert sum(drawn) == 1 + 3 + 1 + 1
+
+
 WAYS = {
     "greedy": {},
     "temperature": {"temperature": 1.0},
@@ -111,6 +148,7 @@ WAYS = {
     "min-p": {"temperature": 1.0, "min_p": 0.05},
     "penalties": PENALTIES,
     "penalties, top-p": {"temperature": 0.8, "top_p": 0.95, **PENALTIES},
+    "penalties, min-p": {"temperature": 0.8, "min_p": 0.05, **PENALTIES},
 }
 
 
@@ -150,7 +188,7 @@ def test_17_positions_of_248k_words_hold_at_most_three_times_their_logits(dtype:
             return sampler.sample(logits, owners, positions, drafts, masks)
 
         found[name] = peak(sample, logits)
-        if name in ("greedy", "penalties, top-p"):
+        if name in ("greedy", "penalties, top-p", "penalties, min-p"):
             found[f"{name}, masks"] = peak(lambda sample=sample: sample(masks), logits)
     found["log-probabilities"] = peak(lambda: logprobs(logits, tokens, 5).arrays, logits)
     row = row_of(temperature=1.0, top_p=0.95)
