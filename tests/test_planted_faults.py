@@ -564,7 +564,7 @@ FAULTS = (
         "sampling/truncate.py",
         "need - above",
         "need",
-        f"{_TRUNCATE}::test_counting_tells_neighbouring_floats_apart[1.0-float32]",
+        f"{_TRUNCATE}::test_counting_tells_neighbouring_floats_apart",
     ),
     Fault(
         "a block of positions is sampled with the noise of the first one",
