@@ -24,9 +24,9 @@ class JsonCall:
         self._in_string = self._escaped = False
         self._key: str | None = None  # of the member being read, at depth 1
         self._in_value = False
-        self._text = ""  # of the string or value being read
-        self._ready = ""  # arguments that may be given out
-        self._early = ""  # arguments that came before the name
+        self._text: list[str] = []  # of the string or value being read
+        self._is_object: bool | None = None  # whether that value is one; None before anything but white space
+        self._arguments: list[str] = []  # that have not been given out
         self._had_arguments = False
 
     def push(self, text: str) -> str:
@@ -41,8 +41,7 @@ class JsonCall:
         """Arguments since the last time. At the end of a call without any: an empty object."""
         if self.name is None:
             return ""
-        ready, self._ready = self._early + self._ready, ""
-        self._early = ""
+        ready, self._arguments = "".join(self._arguments), []
         if self.is_done and not self._had_arguments:
             self._had_arguments = True
             return "{}"
@@ -70,7 +69,7 @@ class JsonCall:
             self._take(char)
             self._depth -= 1
         elif self._depth == 1 and char == ":" and not self._in_value:
-            self._key, self._text, self._in_value = _string(self._text), "", True
+            self._key, self._text, self._in_value = _string("".join(self._text)), [], True
         elif self._depth == 1 and char == ",":
             self._end_member()
         else:
@@ -86,32 +85,25 @@ class JsonCall:
             self._in_string = False
 
     def _take(self, char: str) -> None:
-        if self._in_value and self._key in _ARGUMENTS:
-            self._argument(char)
-        else:
-            self._text += char
-
-    def _argument(self, char: str) -> None:
-        """Objects are handed on at once. Anything else waits for its end: text that holds an object, or nothing, is common."""
-        self._text += char
-        begun = self._text.lstrip()
-        if begun[:1] == "{":
+        """One more character of a key or value. Arguments that are an object are handed on at once. Any other value waits for its end: text
+        that holds an object, or nothing, is common."""
+        if self._in_value and self._is_object is None and not char.isspace():
+            self._is_object = char == "{"
+        if self._is_object and self._key in _ARGUMENTS:
             self._had_arguments = True
-            given = begun if len(begun) == 1 else char
-            if self.name is None:
-                self._early += given
-            else:
-                self._ready += given
+            self._arguments.append(char)
+        else:
+            self._text.append(char)
 
     def _end_member(self) -> None:
         if self._key == "name":
-            self.name = _string(self._text)
-        elif self._key in _ARGUMENTS and not self._text.lstrip().startswith("{"):
-            inner = _string(self._text)
+            self.name = _string("".join(self._text))
+        elif self._key in _ARGUMENTS and not self._is_object:
+            inner = _string("".join(self._text))
             if inner is not None and _is_object(inner):
                 self._had_arguments = True
-                self._early += inner
-        self._key, self._text, self._in_value = None, "", False
+                self._arguments.append(inner)
+        self._key, self._text, self._in_value, self._is_object = None, [], False, None
 
 
 def _string(text: str) -> str | None:

@@ -44,7 +44,7 @@ class ToolParser:
         self._num_calls = 0
         self._inside = False  # between the tags that enclose calls
         self._call: XmlCall | JsonCall | GemmaCall | None = None
-        self._raw = ""  # of a call that has no name yet
+        self._raw: list[str] = []  # text of a call that has no name yet
         self._is_announced = False
         # Qwen's coder models sometimes forget the enclosing tag
         self._openers = (tags.open,) if tags.mark else (tags.open, _FUNCTION)
@@ -61,9 +61,9 @@ class ToolParser:
         if cut and (self._call is not None or self._inside or self._scanner):
             return []
         if self._call is not None:
-            return [] if self._is_announced else [Content(self._space.rest() + self._raw)]
+            return [] if self._is_announced else [Content(self._taken_back())]
         if self._inside:
-            left = self._raw + self._scanner.rest()
+            left = "".join(self._raw) + self._scanner.rest()
             is_closing = not self._is_empty and self._tags.close.startswith(left.strip())
             return [] if is_closing else [Content(self._space.rest() + left)]
         text = self._space.push(self._scanner.rest())
@@ -80,7 +80,7 @@ class ToolParser:
         pieces.append(Content(self._space.push(text)))
         if tag is None:
             return False
-        self._raw = tag
+        self._raw = [tag]
         if tag == _FUNCTION:
             self._begin(XmlCall(self._types))
         else:
@@ -91,7 +91,7 @@ class ToolParser:
         """Behind an opening tag or a call: another call, or the closing tag."""
         text = self._scanner.rest()
         stripped = text.lstrip()
-        self._raw += text[: len(text) - len(stripped)]
+        self._raw.append(text[: len(text) - len(stripped)])
         self._scanner.push(stripped)
         starts = {tag: self._scanner.starts(tag) for tag in self._expected()}
         found = next((tag for tag, yes in starts.items() if yes), None)
@@ -99,26 +99,31 @@ class ToolParser:
             if None in starts.values():
                 return False
             # not what a call looks like: text
-            pieces.append(Content(self._space.rest() + self._raw))
-            self._raw, self._inside = "", False
+            pieces.append(Content(self._taken_back()))
+            self._inside = False
             return bool(self._scanner)
         if found == self._tags.close:
             self._scanner.drop(len(found))
             if self._is_empty:
-                pieces.append(Content(self._space.rest() + self._raw + found))
-            self._raw, self._inside = "", False
+                pieces.append(Content(self._taken_back() + found))
+            self._raw, self._inside = [], False
         elif found == "{":
             self._begin(JsonCall())
         else:
             self._scanner.drop(len(found))
-            self._raw += found
+            self._raw.append(found)
             self._begin(GemmaCall(self._tags.mark) if self._tags.mark else XmlCall(self._types))
         return True
 
     @property
     def _is_empty(self) -> bool:
         """Whether the tags have enclosed no call yet."""
-        return self._raw.startswith(self._tags.open)
+        return self._raw[:1] == [self._tags.open]
+
+    def _taken_back(self) -> str:
+        """The text so far, with the white space before it, where it turns out to be no call."""
+        text, self._raw = self._space.rest() + "".join(self._raw), []
+        return text
 
     def _expected(self) -> tuple[str, ...]:
         return (self._tags.close, _CALL) if self._tags.mark else (self._tags.close, _FUNCTION, "{")
@@ -132,16 +137,16 @@ class ToolParser:
             return False
         behind = call.push(text)
         if not self._is_announced:
-            self._raw += text[: len(text) - len(behind)]
+            self._raw.append(text[: len(text) - len(behind)])
         if getattr(call, "is_broken", False):
-            pieces.append(Content(self._space.rest() + self._raw))
-            self._raw, self._call, self._inside = "", None, False
+            pieces.append(Content(self._taken_back()))
+            self._call, self._inside = None, False
             self._scanner.push(behind)
             return bool(behind)
         if call.name is not None and not self._is_announced:
             self._space.rest()
             pieces.append(CallStart(self._num_calls, call.name))
-            self._is_announced, self._raw = True, ""
+            self._is_announced, self._raw = True, []
             self._num_calls += 1
         if self._is_announced:
             pieces.append(CallArguments(self._num_calls - 1, call.take_arguments()))

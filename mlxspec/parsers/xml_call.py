@@ -74,18 +74,21 @@ class _Value:
 
     def __init__(self, types: frozenset[str] | None) -> None:
         self._types = types
-        self._text = ""  # not given out yet
+        self._text: list[str] = []  # not given out yet
         self._begun = self._opened = False
 
     def push(self, text: str) -> str:
-        self._text += text
-        if not self._begun and self._text:
-            self._text = self._text.removeprefix("\n")
+        if not self._begun and text:
+            text = text.removeprefix("\n")
             self._begun = True
-        if not is_text(self._types) or (not self._opened and _may_be_null(self._text)):
+        self._text.append(text)
+        if not is_text(self._types):
             return ""
-        held = len(self._text) - self._text.endswith("\n")
-        out, self._text = self._text[:held], self._text[held:]
+        text = "".join(self._text)
+        if not self._opened and _may_be_null(text):
+            return ""
+        held = len(text) - text.endswith("\n")
+        out, self._text = text[:held], [text[held:]]
         if not out:
             return ""
         quote = "" if self._opened else '"'
@@ -93,7 +96,7 @@ class _Value:
         return quote + escaped(out)
 
     def finish(self) -> str:
-        text = self._text.removesuffix("\n")
+        text = "".join(self._text).removesuffix("\n")
         if self._opened:
             return escaped(text) + '"'
         return json.dumps(convert(text, self._types), ensure_ascii=False)

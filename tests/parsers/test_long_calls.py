@@ -1,0 +1,125 @@
+"""A long tool call that comes a few characters at a time: each character is handled a bounded number of times, however many stood before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, SupportsIndex
+
+import pytest
+
+from mlxspec.parsers.formats import ChatFormat
+from mlxspec.parsers.json_call import JsonCall
+from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, merged
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "write",
+            "parameters": {"properties": {"text": {"type": "string"}, "rows": {"type": "array"}}},
+        },
+    }
+]
+TEXT = 'a line of \\ "text" that says little\n'
+STEP = 5  # characters at a time
+PER_CHARACTER = 5  # that may be written for each one read, in strings of any kind
+
+
+class Counted(str):
+    """Text that counts the characters of every string made from it, and gives the same to what is made."""
+
+    written = 0
+
+    def _made(self, text: str) -> Counted:
+        Counted.written += len(text)
+        return Counted(text)
+
+    def __add__(self, other: str) -> Counted:
+        return self._made(str(self) + str(other))
+
+    def __radd__(self, other: str) -> Counted:
+        return self._made(str(other) + str(self))
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Counted:
+        return self._made(str(self)[key])
+
+    def __iter__(self) -> Iterator[Counted]:
+        return map(self._made, str(self))
+
+    def strip(self, *given: Any) -> Counted:
+        return self._made(str(self).strip(*given))
+
+    def lstrip(self, *given: Any) -> Counted:
+        return self._made(str(self).lstrip(*given))
+
+    def rstrip(self, *given: Any) -> Counted:
+        return self._made(str(self).rstrip(*given))
+
+    def removeprefix(self, prefix: str, /) -> Counted:
+        return self._made(str(self).removeprefix(prefix))
+
+    def removesuffix(self, suffix: str, /) -> Counted:
+        return self._made(str(self).removesuffix(suffix))
+
+
+def cut(text: str) -> list[Counted]:
+    return [Counted(text[i : i + STEP]) for i in range(0, len(text), STEP)]
+
+
+def written(style: str, num_lines: int) -> str:
+    value = {"text": TEXT * num_lines, "rows": [TEXT] * num_lines}
+    one, rows = json.dumps(value), json.dumps(value["rows"])
+    return {
+        "json": f'<tool_call>\n{{"name": "write", "arguments":  {one}}}\n</tool_call>',
+        "arguments first": f'<tool_call>\n{{"arguments":  {one}, "name": "write"}}\n</tool_call>',
+        "arguments as text": f'<tool_call>\n{{"name": "write", "arguments": {json.dumps(one)}}}\n</tool_call>',
+        "xml": f"<tool_call>\n<function=write>\n<parameter=text>\n{value['text']}\n</parameter>\n<parameter=rows>\n{rows}\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "never a call": f'<tool_call>\n{{"arguments": {one}, "other": 1}}',
+    }[style]
+
+
+STYLES = ["json", "arguments first", "arguments as text", "xml", "never a call"]
+
+
+def parse(style: str, pieces: list[Counted]) -> list[Piece]:
+    parser = ChatFormat(tools="xml" if style == "xml" else "json").parser("assistant\n", TOOLS)
+    found: list[Piece] = []
+    for piece in pieces:
+        found += parser.push(piece)
+    return merged(found + parser.finish())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_each_character_is_handled_a_bounded_number_of_times(style: str) -> None:
+    for num_lines in (20, 200):
+        text = written(style, num_lines)
+        pieces, Counted.written = cut(text), 0
+        found = parse(style, pieces)
+        assert Counted.written <= PER_CHARACTER * len(text), (num_lines, Counted.written / len(text))
+        if style == "never a call":
+            assert found == [Content(text)]
+        else:
+            start, arguments = found
+            assert start == CallStart(0, "write")
+            assert isinstance(arguments, CallArguments)
+            assert json.loads(arguments.text) == {"text": TEXT * num_lines, "rows": [TEXT] * num_lines}
+
+
+def test_the_count_sees_text_that_is_copied_for_each_piece() -> None:
+    """Otherwise the test above could not fail."""
+    pieces, Counted.written = cut(written("json", 20)), 0
+    whole = ""
+    for piece in pieces:
+        whole += piece
+    assert Counted.written > len(pieces) * len(whole) / 3
+
+
+def test_arguments_are_given_out_as_they_come() -> None:
+    call, given = JsonCall(), ""
+    for piece in cut('{"name": "write", "arguments": {"text": "abc"}, '):
+        call.push(piece)
+        given += call.take_arguments()
+        assert '{"text": "abc"}'.startswith(given)
+    assert given == '{"text": "abc"}'
