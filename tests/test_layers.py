@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,6 +167,18 @@ def test_no_two_classes_have_one_name() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_helpers_of_tests_are_not_called_as_scripts_are() -> None:
+    """Both are imported by name alone. If two had one name, the first folder that a test run opens would decide which is meant."""
+    scripts = [p for p in (ROOT / "scripts").iterdir() if p.suffix == ".py" or any(p.glob("*.py"))]
+    tests = [
+        p
+        for p in (ROOT / "tests").rglob("*.py")
+        if not p.name.startswith("test_") and p.stem not in ("conftest", "__init__")
+    ]
+    names = Counter(p.stem for p in [*scripts, *tests])
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_the_chain_of_drafters_knows_no_policy() -> None:

@@ -22,7 +22,6 @@ from mlxspec.errors import ConfigError
 from mlxspec.platform import resources
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 

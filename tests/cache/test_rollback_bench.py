@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
+import bench_rollback as script
 import pytest
 
 from mlxspec.cache.rollback import TAPE
@@ -14,21 +12,9 @@ from mlxspec.kernels import launch
 from tests.cache.mixers import full_size
 from tests.cache.test_rollback_rules import held
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_rollback.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_rollback", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.mark.parametrize("width", [1, 4, 64])
-def test_what_it_counts_at_27b_shapes(script: ModuleType, width: int) -> None:
+def test_what_it_counts_at_27b_shapes(width: int) -> None:
     layer = script.Layer(48)
     lines = {way: script.counted(layer, way, width, num_layers=48) for way in script.WAYS}
     state = 4 * 48 * 128 * 128
@@ -43,7 +29,7 @@ def test_what_it_counts_at_27b_shapes(script: ModuleType, width: int) -> None:
     assert all(r.reason != "a stub" for r in launch.reports())  # what was pretended is forgotten
 
 
-def test_a_whole_table(script: ModuleType, monkeypatch, capsys, tmp_path) -> None:
+def test_a_whole_table(monkeypatch, capsys, tmp_path) -> None:
     file = tmp_path / "figures.json"
     arguments = ["--models", "0.8B", "--widths", "1", "2", "--rounds", "1", "--json", str(file)]
     monkeypatch.setattr("sys.argv", ["bench_rollback", *arguments])
@@ -55,7 +41,7 @@ def test_a_whole_table(script: ModuleType, monkeypatch, capsys, tmp_path) -> Non
     assert all(line["cpu_ms"] > 0 for line in lines)
 
 
-def test_its_layers_are_those_of_the_cache(script: ModuleType) -> None:
+def test_its_layers_are_those_of_the_cache() -> None:
     """Heads and window as the model's own layer has them."""
     fresh = script.Layer(48).fresh()
     cache = full_size(48).make_cache(1, TAPE)

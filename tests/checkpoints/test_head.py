@@ -26,7 +26,6 @@ from mlxspec.loading.weights import read_folder
 from mlxspec.platform.resources import demo_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))  # the recorder lies there
 DEMO = demo_folder("target")
 SHARD = "model-00002-of-00002.safetensors"
 

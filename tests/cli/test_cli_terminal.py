@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
 pytestmark = pytest.mark.terminal
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+import write_checkpoint
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
@@ -20,10 +20,6 @@ from mlxspec.policy.bare_rounds import WIDTHS, BareRounds
 from mlxspec.policy.cost import DraftCost
 from mlxspec.policy.cost_file import write_followed
 from tests import tiny_models
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-import write_checkpoint
 
 HEAD = 0.1  # plain rounds a draft's token
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
 import test_gemma_engine as forms
 from prefix_acceptance import Counted, Turn, check, measure
 from test_gemma_assistant import make_assistant

@@ -1,4 +1,4 @@
-"""A long tool call that comes a few characters at a time: each character is handled a bounded number of times, however many stood before."""
+"""A long tool call that comes a few characters at a time: each character is handled a bounded number of times."""
 
 from __future__ import annotations
 

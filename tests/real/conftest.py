@@ -1,12 +1,8 @@
 """The real model and the real vocabulary, where scripts/real_model has put them; a test that needs one is skipped without it."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
 from real_parts import places
 
 

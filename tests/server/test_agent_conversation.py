@@ -3,16 +3,12 @@ handling of that header."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
+import bench_agents
 import pytest
 
 from tests.server.serving import Served
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-import bench_agents
 
 
 def turns(served: Served, path: str, num_turns: int) -> list[bench_agents.Turn]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 from PIL import Image, ImageDraw
 
@@ -17,8 +17,6 @@ from tests.server.serving import QUESTION, Served
 from tests.server.test_page import contrast
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import chromium  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,0 @@
-"""Scripts are imported as what they are: modules of the scripts folder."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
