@@ -49,12 +49,11 @@ class Constants:
     fade: float = 0.05
     # share of its distance from certainty by which one token moves a row's own estimate of acceptance
     quick: float = 0.25
-    # drafts or rounds that an estimate nobody has measured counts for; measured times are at most so many times off it
+    # drafts or rounds that count for what nobody has measured yet, and for what an earlier row or old drafts showed; measured times are
+    # at most so many times off a guess
     trust: float = 4.0
     # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
     clip: float = 0.15
-    # drafts that the mood of an earlier row counts for in a new one
-    kept: float = 2.0
     # rounds: how long lookup is taken to stay away at first, how long rows at rest stay so before models are weighed anew, most drafts that
     # share what catching up costs, and most drafts that what earlier rows have shown of a drafter counts for in a new one
     spell: float = 8.0

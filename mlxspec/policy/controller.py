@@ -385,10 +385,10 @@ class Controller:
         if choice.extra:
             row.probed += choice.extra
         if choice.probe:  # what was known is old
-            promise.count = min(promise.count, constants.kept)
-            row.mood.age(promise.known, constants.kept)
+            promise.count = min(promise.count, constants.trust)
+            row.mood.age(promise.known, constants.trust)
         worth = self._values(row, reaches, curve, num_rows)
-        row.mood.follow(promise.known, worth, constants.kept, constants.follow)
+        row.mood.follow(promise.known, worth, constants.trust, constants.follow)
         promise.follow(worth, constants.follow)
         if self._leads(row, name, rate, num_rows):
             promise.gap = max(constants.spell, promise.gap / 2.0)
