@@ -91,14 +91,7 @@ def kept_costs(
     """Costs from the cache folder. What is not there is measured within `seconds` and put there, so what one load has no time for the
     next ones add, and what rounds teach until the process ends."""
     file = CostFile.of(model, drafters, config, name)
-    known = file.read()
-    missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
-    ends = plateau_ends(model, exact=config.exact)
-    if known is None or missing or not set(widths(model, ends)) <= known.measured:
-        known = _measure(model, drafters, config, _Budget(seconds), known)
-        file.write(known)
-    file.follow(known)
-    return _with_guesses(known, drafters, model)
+    return _completed(file.read(), model, drafters, config, file, seconds)
 
 
 def shared_costs(
@@ -114,6 +107,18 @@ def shared_costs(
     before = None if file is None else file.read()
     given, seconds = share([None if before is None else before.as_data(), seconds])
     known = None if given is None else CostModel.from_data(given)
+    return _completed(known, model, drafters, config, file, seconds)
+
+
+def _completed(
+    known: CostModel | None,
+    model: Model,
+    drafters: Mapping[str, Drafter],
+    config: EngineConfig,
+    file: CostFile | None,
+    seconds: float,
+) -> CostModel:
+    """What is known, with what it lacks measured within `seconds` or guessed. file: where it is kept, by rank 0 alone among ranks."""
     missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
     ends = plateau_ends(model, exact=config.exact)
     if known is None or missing or not set(widths(model, ends)) <= known.measured:

@@ -180,7 +180,7 @@ class Controller:
         cost = self.costs.draft(name)
         call = cost.seconds(0, 2 * num_rows, num_rows) / num_rows
         step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
-        return row.best(name, limit, rate, (call, step))
+        return row.promises[name].best(limit, rate, row.lookups.worth(limit, rate), row.mood, (call, step))
 
     def _leads(self, row: RowControl, name: str, rate: float, num_rows: int) -> bool:
         """Whether a model drafter is expected to gain more for a row than plain decoding and than others that run a model."""

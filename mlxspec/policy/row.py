@@ -213,9 +213,3 @@ class RowControl:
             self._tokens, self._time = self._tokens * spell, self._time * spell
         self._tokens, self._time = fade * self._tokens + num_tokens, fade * self._time + seconds
         self.rate = self._tokens / self._time
-
-    def best(self, name: str, limit: int, rate: float, drafting: tuple[float, float]) -> tuple[float, int]:
-        """Highest value of a draft of up to `limit` tokens by a model drafter, and its depth, beside a going rate. drafting: see
-        `Promise.best`."""
-        worth = self.lookups.worth(limit, rate)
-        return self.promises[name].best(limit, rate, worth, self.mood, drafting)

@@ -115,12 +115,12 @@ class StoredModel:
 
 
 class PieceFolder:
-    """path, limit (bytes of all files; None: for looking only, nothing is written). Attributes: nbytes of the pieces, num_evicted."""
+    """path, limit (bytes of all files; None: for looking only, nothing is written). nbytes: of the pieces."""
 
     def __init__(self, path: Path, limit: int | None, files: DiskFiles | None = None) -> None:
         """Makes the folder and reads the labels of what is in it. Raises ConfigError where it cannot be used, or holds other things."""
         self.path, self.limit, self._files = path, limit, files or DiskFiles()
-        self.nbytes = self.num_evicted = 0
+        self.nbytes = 0
         self._index: dict[str, PieceEntry] = {}
         self._ends: dict[str, dict[str, PieceEntry]] = {}  # by parent
         self._mutex = threading.Lock()
@@ -363,7 +363,6 @@ class PieceFolder:
                 heapq.heappush(waiting, (when, length, key))
                 continue
             self._drop(key)
-            self.num_evicted += 1
 
     def _used(self, key: str) -> int | None:
         try:

@@ -13,11 +13,10 @@ from mlxspec.errors import RankError
 
 
 class Leader:
-    """Of one engine. num_orders, num_bytes: sent so far, to each rank."""
+    """Of one engine."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self.num_orders = self.num_bytes = 0
         self._next = line.begun + 1  # behind those of an engine that was here before
         self._submitted: list[Submission] = []
         self._endings: list[Ending] = []
@@ -48,12 +47,9 @@ class Leader:
             clocked=clocked,
         )
         self._submitted, self._endings = [], []
-        raw = orders.encode()
         self._line.begun = orders.number
-        self._line.send(ORDERS, raw)
+        self._line.send(ORDERS, orders.encode())
         self._next += 1
-        self.num_orders += 1
-        self.num_bytes += len(raw)
         return orders
 
     def reason(self, error: BaseException) -> BaseException:

@@ -67,7 +67,6 @@ class Line:
         self._moved = time.monotonic()  # when that was seen to change
         self.fault: RankError | None = None
         self.was_told = False  # the fault is what another rank has said
-        self.num_sent = self.bytes_sent = 0  # of what is no sign of life
         self._ordered = -1, 0.0  # number of the last orders that were sent, and when
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[RankError], None]] = []
@@ -109,8 +108,6 @@ class Line:
                 peer.send(kind, payload)
             except OSError:
                 self.fail(f"Rank {peer.rank} has ended, or the link to it is lost.", peer)
-            self.num_sent += 1
-            self.bytes_sent += len(payload) + _HEAD.size
         self.check()
 
     def receive(self, kind: int, rank: int = 0) -> bytes:
