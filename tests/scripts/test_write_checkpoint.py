@@ -25,6 +25,7 @@ import tiny
 
 NAMES = {
     "qwen3.5-0.8b": "Qwen3.5-0.8B",
+    "qwen3.5-2b": "Qwen3.5-2B",
     "qwen3.5-4b": "Qwen3.5-4B",
     "qwen3.5-9b": "Qwen3.5-9B",
     "qwen3.6-27b": "Qwen3.5-27B",
