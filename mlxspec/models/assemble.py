@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,8 @@ _CONTEXT = 8192  # tokens of a row by which ranks are compared
 
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
-    """Read the weights of modules that were assembled lazily, array by array; of a divided model a rank's parts only."""
+    """Read the weights of modules that were assembled lazily, array by array, the next one while the last is cast or unpacked; of a
+    divided model a rank's parts only."""
     for module in modules:
         if isinstance(module, Trunk):
             module.read_parts()
@@ -107,7 +109,9 @@ def evaluate(modules: Sequence[nn.Module]) -> None:
     mx.eval(mx.random.state)
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
     with progress.steps("loading", sum(a.nbytes for a in arrays)) as step:
-        for array in arrays:
+        for array, following in zip_longest(arrays, arrays[1:]):
+            if following is not None:
+                mx.async_eval(array, following)
             mx.eval(array)
             step(array.nbytes)
 

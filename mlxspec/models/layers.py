@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.kernels.flat import PANEL
-from mlxspec.kernels.panels import PANELS_AT_MOST, in_panels, side_by_side
+from mlxspec.kernels.panels import PANELS_AT_MOST, in_panels, product_in_place, side_by_side
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling
 from mlxspec.platform import device
@@ -144,6 +144,8 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     weight = _quantized_weight(part)
     if weight is not None:
         return qmv_rows(x, weight, exact=_adds_alike)
+    if type(part) is nn.Embedding and not device.has_gpu() and part.weight.dtype == x.dtype == mx.float32:
+        return product_in_place(x, part.weight)
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
