@@ -8,7 +8,7 @@ CPU runs it by default, and in bfloat16; a quantized folder as each engine runs 
 float32 its weights are cast behind that, and the time of the load with the cast stands in the table too.
 
 load: each measurement is a process of its own, and processes take turns. Imports are not timed, but in "first token", which is from the
-start of the process to the first token behind a prompt of 16. Reading is a sequential read of the same files into memory that is kept, by
+start of the process to the first token behind a prompt of 8. Reading is a sequential read of the same files into memory that is kept, by
 `read`, with a warm page cache: the files are read once before anything is timed. A load has to fill memory too. "through a buffer" is
 the same read into one buffer of 8 MiB. Weights: the load without the tokenizer. Peak over what stays: the most memory that the process held
 until the model was loaded, over what it holds then; of MLX: the same of MLX's own memory.
@@ -46,8 +46,8 @@ READING, THROUGH_A_BUFFER = "reading", "through a buffer"
 OURS, WITH_DRAFTERS, PEER, PEER_CAST = "mlxspec", "mlxspec with drafters", "mlx-lm", "mlx-lm, cast"
 PARTS = ("decode", "load")  # in this order, so that what MLX compiles for a CPU is there when loads are timed
 VERIFIES = (4, 16)
-PROBE = 8  # tokens by which the length of prompts is chosen
-FIRST_PROMPT = 16
+PROBE = 32  # tokens of a prompt by which the length of the timed one is chosen
+FIRST_PROMPT = 8
 PLAIN_STEPS = 4  # of the runner of verifies, timed together
 _BUFFER = 8 << 20
 
@@ -106,8 +106,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the prompt, at most")
-    parser.add_argument("--tokens", type=int, default=32, help="of a timed answer, at most")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of one measurement, about")
+    parser.add_argument("--tokens", type=int, default=16, help="of a timed answer, at most")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement, about")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--process", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=(OURS, PEER), help=argparse.SUPPRESS)
@@ -322,12 +322,16 @@ def measure_decode(folder: Path, dtype: str, options: argparse.Namespace) -> Par
         def turns(do: str, **question: Any) -> dict[str, list[float]]:
             return _told(each(do, **question), rounds=options.rounds)
 
-        _told(each("prefill", length=PROBE), rounds=1)
-        slowest = max(map(max, _told(each("prefill", length=PROBE), rounds=1).values()))
-        prompt = _fitting(slowest / PROBE, options.seconds, options.prefill)
-        slowest = max(map(max, _told(each("plain", tokens=2), rounds=1).values()))
+        probe = min(PROBE, options.prefill)
+        _told(each("prefill", length=probe), rounds=1)
+        slowest = max(map(max, _told(each("prefill", length=probe), rounds=1).values()))
+        prompt = _fitting(slowest / probe, options.seconds, options.prefill)
+        slowest = max(map(max, _told(each("plain", prompt=probe, tokens=2), rounds=1).values()))
         answer = _fitting(slowest, options.seconds, options.tokens)
-        taken = {"prefill": turns("prefill", length=prompt), "plain": turns("plain", tokens=answer)}
+        taken = {
+            "prefill": turns("prefill", length=prompt),
+            "plain": turns("plain", prompt=probe, tokens=answer),
+        }
         taken["verify"] = workers[OURS].ask("verify", rounds=options.rounds)["taken"]
         row_bytes = {who: w.ask("row", length=prompt)["bytes"] for who, w in workers.items()}
     finally:
@@ -390,13 +394,13 @@ def _our_handlers() -> dict[str, Callable[..., Part]]:
         engines[0].generate(_prompt(length), SamplingParams(max_tokens=1, ignore_eos=True))
         return {"seconds": time.perf_counter() - started}
 
-    def plain(tokens: int) -> Part:
+    def plain(prompt: int, tokens: int) -> Part:
         """Seconds a token behind the first."""
-        engine, prompt = engines[0], _prompt(PROBE)
+        engine = engines[0]
         request = engine.submit(
-            prompt, SamplingParams(max_tokens=1 + tokens, ignore_eos=True), spec=SpecConfig()
+            _prompt(prompt), SamplingParams(max_tokens=1 + tokens, ignore_eos=True), spec=SpecConfig()
         )
-        while not request.history[PROBE:]:
+        while not request.history[prompt:]:
             engine.step()
         started, first = time.perf_counter(), len(request.history)
         while not engine.is_idle:
@@ -462,8 +466,8 @@ def _peer_handlers() -> dict[str, Callable[..., Part]]:
         next(generate_step(mx.array(_prompt(length)), models[0], max_tokens=1))
         return {"seconds": time.perf_counter() - started}
 
-    def plain(tokens: int) -> Part:
-        stream = generate_step(mx.array(_prompt(PROBE)), models[0], max_tokens=1 + tokens)
+    def plain(prompt: int, tokens: int) -> Part:
+        stream = generate_step(mx.array(_prompt(prompt)), models[0], max_tokens=1 + tokens)
         next(stream)
         started = time.perf_counter()
         counted = sum(1 for _ in stream)
