@@ -7,11 +7,11 @@ FOLDER is a model as scripts/write_checkpoint makes them, or any other that mlx-
 CPU runs it by default, and in bfloat16; a quantized folder as each engine runs it. mlx-lm loads a folder of floats as it is stored. For
 float32 its weights are cast behind that, and the time of the load with the cast stands in the table too.
 
-load: each measurement is a process of its own, and processes take turns. Imports are not timed, but in "first token", which is from the
-start of the process to the first token behind a prompt of 8. Reading is a sequential read of the same files into memory that is kept, by
-`read`, with a warm page cache: the files are read once before anything is timed. A load has to fill memory too. "through a buffer" is
-the same read into one buffer of 8 MiB. Weights: the load without the tokenizer. Peak over what stays: the most memory that the process held
-until the model was loaded, over what it holds then; of MLX: the same of MLX's own memory.
+load: each measurement is a process of its own, and processes take turns. Imports are not timed, but in "first token", which is from
+the start of the process to the first token behind a prompt of --first tokens. Reading is a sequential read of the same files into memory
+that is kept, with a warm page cache: the files are read once before anything is timed. A load has to fill memory too. "through a buffer"
+is the same read into one buffer of 8 MiB. Weights: the load without the tokenizer. Peak over what stays: the most memory that the process
+held until the model was loaded, over what it holds then; of MLX: the same of MLX's own memory.
 
 decode: both engines hold the model and take turns. A verify is a forward of so many tokens with sampling, acceptance and rollback, of
 which none is accepted; a plain step is a round of plain decoding of the same runner. Prompts and answers are shortened where a measurement
@@ -46,8 +46,8 @@ READING, THROUGH_A_BUFFER = "reading", "through a buffer"
 OURS, WITH_DRAFTERS, PEER, PEER_CAST = "mlxspec", "mlxspec with drafters", "mlx-lm", "mlx-lm, cast"
 PARTS = ("decode", "load")  # in this order, so that what MLX compiles for a CPU is there when loads are timed
 VERIFIES = (4, 16)
-PROBE = 32  # tokens of a prompt by which the length of the timed one is chosen
-FIRST_PROMPT = 8
+PROBES = 8, 64  # tokens of prompts by which the length of the timed one is chosen
+ANSWERED = 2  # tokens of the prompt behind which plain decoding is timed
 PLAIN_STEPS = 4  # of the runner of verifies, timed together
 _BUFFER = 8 << 20
 
@@ -73,8 +73,8 @@ _RATIOS: dict[str, tuple[str, str, str]] = {
 def main() -> int:
     options = _options()
     if options.process:
-        name, folder, dtype, born = options.process
-        print(json.dumps(_loaded(name, Path(folder), dtype, float(born))))
+        name, folder, dtype, first, born = options.process
+        print(json.dumps(_loaded(name, Path(folder), dtype, int(first), float(born))))
         return 0
     if options.worker:
         _serve(options.worker)
@@ -107,9 +107,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the prompt, at most")
     parser.add_argument("--tokens", type=int, default=16, help="of a timed answer, at most")
+    parser.add_argument("--first", type=int, default=8, help='tokens of the prompt of "first token"')
     parser.add_argument("--seconds", type=float, default=12.0, help="of one measurement, about")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--process", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--process", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=(OURS, PEER), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.process or options.worker:
@@ -119,8 +120,8 @@ def _options() -> argparse.Namespace:
     for folder in options.folders:
         if not (folder / "config.json").is_file():
             parser.error(f"there is no config.json in {folder}")
-    if min(options.rounds, options.prefill, options.tokens) < 1:
-        parser.error("--rounds, --prefill and --tokens must be at least 1")
+    if min(options.rounds, options.prefill, options.tokens, options.first) < 1:
+        parser.error("--rounds, --prefill, --tokens and --first must be at least 1")
     return options
 
 
@@ -178,8 +179,10 @@ def measure_load(folder: Path, dtype: str, options: argparse.Namespace) -> Part:
 
     def load(name: str) -> None:
         nonlocal clock
-        command = [sys.executable, __file__, "--process", name, str(folder), dtype, repr(time.monotonic())]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, __file__, "--process", name, str(folder), dtype, str(options.first)]
+        done = subprocess.run(
+            [*command, repr(time.monotonic())], check=True, stdout=subprocess.PIPE, text=True
+        )
         found[name].append(json.loads(done.stdout.splitlines()[-1]))
         clock += found[name][-1]["load"]
 
@@ -216,16 +219,16 @@ def _read(folder: Path, *, keep: bool) -> float:
     return time.perf_counter() - started
 
 
-def _loaded(name: str, folder: Path, dtype: str, born: float) -> Part:
+def _loaded(name: str, folder: Path, dtype: str, first: int, born: float) -> Part:
     """What a process of its own does: reads or loads once, and says a first token."""
     if name in (READING, THROUGH_A_BUFFER):
         return {"load": _read(folder, keep=name == READING)}
     if name in (PEER, PEER_CAST):
-        return _loaded_by_mlx_lm(folder, dtype, born, cast=name == PEER_CAST)
-    return _loaded_by_mlxspec(folder, dtype, born, draft="off" if name == OURS else "auto")
+        return _loaded_by_mlx_lm(folder, dtype, first, born, cast=name == PEER_CAST)
+    return _loaded_by_mlxspec(folder, dtype, first, born, draft="off" if name == OURS else "auto")
 
 
-def _loaded_by_mlxspec(folder: Path, dtype: str, born: float, *, draft: str) -> Part:
+def _loaded_by_mlxspec(folder: Path, dtype: str, first: int, born: float, *, draft: str) -> Part:
     from unittest.mock import patch
 
     import mlxspec.engine.load as loading
@@ -246,11 +249,11 @@ def _loaded_by_mlxspec(folder: Path, dtype: str, born: float, *, draft: str) -> 
         engine = loading.load(str(folder), dtype=_own_dtype(dtype), draft=draft)
         taken = time.perf_counter() - started
     memory = _memory()
-    engine.generate(_prompt(FIRST_PROMPT), SamplingParams(max_tokens=1, ignore_eos=True))
+    engine.generate(_prompt(first), SamplingParams(max_tokens=1, ignore_eos=True))
     return {"load": taken, "weights": taken - tokenizing, "first": time.monotonic() - born, "memory": memory}
 
 
-def _loaded_by_mlx_lm(folder: Path, dtype: str, born: float, *, cast: bool) -> Part:
+def _loaded_by_mlx_lm(folder: Path, dtype: str, first: int, born: float, *, cast: bool) -> Part:
     from mlxspec.platform import device  # noqa: F401  # the BLAS that both engines use
 
     # isort: split
@@ -266,7 +269,7 @@ def _loaded_by_mlx_lm(folder: Path, dtype: str, born: float, *, cast: bool) -> P
     tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
     taken = time.perf_counter() - started
     memory = _memory()
-    next(generate_step(mx.array(_prompt(FIRST_PROMPT)), model, max_tokens=1))
+    next(generate_step(mx.array(_prompt(first)), model, max_tokens=1))
     del tokenizer
     return {"load": taken, "weights": weights, "first": time.monotonic() - born, "memory": memory}
 
@@ -322,15 +325,17 @@ def measure_decode(folder: Path, dtype: str, options: argparse.Namespace) -> Par
         def turns(do: str, **question: Any) -> dict[str, list[float]]:
             return _told(each(do, **question), rounds=options.rounds)
 
-        probe = min(PROBE, options.prefill)
-        _told(each("prefill", length=probe), rounds=1)
-        slowest = max(map(max, _told(each("prefill", length=probe), rounds=1).values()))
-        prompt = _fitting(slowest / probe, options.seconds, options.prefill)
-        slowest = max(map(max, _told(each("plain", prompt=probe, tokens=2), rounds=1).values()))
+        prompt = min(PROBES[0], options.prefill)
+        for probe in (prompt, PROBES[1]):
+            if probe <= prompt:
+                _told(each("prefill", length=probe), rounds=1)
+                slowest = max(map(max, _told(each("prefill", length=probe), rounds=1).values()))
+                prompt = _fitting(slowest / probe, options.seconds, options.prefill)
+        slowest = max(map(max, _told(each("plain", tokens=2), rounds=1).values()))
         answer = _fitting(slowest, options.seconds, options.tokens)
         taken = {
             "prefill": turns("prefill", length=prompt),
-            "plain": turns("plain", prompt=probe, tokens=answer),
+            "plain": turns("plain", tokens=answer),
         }
         taken["verify"] = workers[OURS].ask("verify", rounds=options.rounds)["taken"]
         row_bytes = {who: w.ask("row", length=prompt)["bytes"] for who, w in workers.items()}
@@ -394,18 +399,17 @@ def _our_handlers() -> dict[str, Callable[..., Part]]:
         engines[0].generate(_prompt(length), SamplingParams(max_tokens=1, ignore_eos=True))
         return {"seconds": time.perf_counter() - started}
 
-    def plain(prompt: int, tokens: int) -> Part:
+    def plain(tokens: int) -> Part:
         """Seconds a token behind the first."""
-        engine = engines[0]
+        engine, started = engines[0], time.perf_counter()
         request = engine.submit(
-            _prompt(prompt), SamplingParams(max_tokens=1 + tokens, ignore_eos=True), spec=SpecConfig()
+            _prompt(ANSWERED), SamplingParams(max_tokens=1 + tokens, ignore_eos=True), spec=SpecConfig()
         )
-        while not request.history[prompt:]:
-            engine.step()
-        started, first = time.perf_counter(), len(request.history)
         while not engine.is_idle:
             engine.step()
-        return {"seconds": (time.perf_counter() - started) / (len(request.history) - first)}
+        # by what reading the prompt took: when its first token is heard of, further rounds are on their way already
+        spent = time.perf_counter() - started - request.stats.prefill_seconds
+        return {"seconds": spent / tokens}
 
     def verify(rounds: int) -> Part:
         engine = engines[0]
@@ -466,8 +470,8 @@ def _peer_handlers() -> dict[str, Callable[..., Part]]:
         next(generate_step(mx.array(_prompt(length)), models[0], max_tokens=1))
         return {"seconds": time.perf_counter() - started}
 
-    def plain(prompt: int, tokens: int) -> Part:
-        stream = generate_step(mx.array(_prompt(prompt)), models[0], max_tokens=1 + tokens)
+    def plain(tokens: int) -> Part:
+        stream = generate_step(mx.array(_prompt(ANSWERED)), models[0], max_tokens=1 + tokens)
         next(stream)
         started = time.perf_counter()
         counted = sum(1 for _ in stream)
