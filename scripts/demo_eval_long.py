@@ -1,6 +1,7 @@
 """Measures a target of the demo family with prompts of thousands of tokens, through the engine; prints the figures.
 
     python scripts/demo_eval_long.py build/demo/long --work build/demo
+    python scripts/demo_eval_long.py --record mlxspec/demo --work build/demo     the shipped target; writes its entry `long` of figures.json
 
 Each prompt is a held-out file, cut to about 1,500 or 6,000 tokens, and a request to edit or show one of its functions, in words that were
 not trained on. Everything is measured on the shipped weights by greedy decoding:
@@ -18,8 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from demo_data.long_edits import HELD_OUT_FORMS, KINDS, PastedFile, Statement, Turn, file_of, turn
 from demo_eval_vision import distance
@@ -30,6 +33,7 @@ from mlxspec.engine.engine import Engine, Result
 
 SEED = 9002
 DEPTH = 3
+CONTEXT = 8192  # tokens of the longest prompt and its answer
 SIZES = (1500, 6000)  # tokens of a file
 DRAFTERS = {"head": ("mtp",), "head and lookup": ("ngram-simple", "mtp")}
 _NAMES = "value count name index result items path data size key node left right total".split()
@@ -115,11 +119,23 @@ def measure(engine: Engine, files: list[list[Statement]], num: int) -> dict[str,
     }
 
 
+def lifted(source: Path, folder: Path) -> Path:
+    """A copy in `folder` of the model in `source`, whose configuration allows CONTEXT tokens."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of the model")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("folder", type=Path, nargs="?", help="of the model")
+    which.add_argument(
+        "--record", type=Path, metavar="OUT", help="measure OUT/target, write OUT/figures.json"
+    )
     parser.add_argument("--work", type=Path, default=Path("build/demo"))
     parser.add_argument("--prompts", type=int, default=30)
     args = parser.parse_args()
@@ -127,11 +143,14 @@ def main() -> None:
         [Statement(**p) for p in pieces]
         for pieces in json.loads((args.work / "statements.json").read_text())["held"]
     ]
-    with mlxspec.load(
-        args.folder, draft=("ngram-simple", "mtp"), spec=_SPEC, config=EngineConfig()
-    ) as engine:
-        found = measure(engine, files, args.prompts)
+    with TemporaryDirectory() as copied:
+        folder = lifted(args.record / "target", Path(copied)) if args.record else args.folder
+        with mlxspec.load(folder, draft=("ngram-simple", "mtp"), spec=_SPEC, config=EngineConfig()) as engine:
+            found = measure(engine, files, args.prompts)
     print(json.dumps(found, indent=1))
+    if args.record:
+        path = args.record / "figures.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"long": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -170,6 +170,14 @@ def test_the_gemma_weights_reach_the_recorded_lookup() -> None:
     assert found == FIGURES["gemma"]["lookup_on_own_edits"]
 
 
+def test_the_card_says_what_longer_prompts_give() -> None:
+    cell = FIGURES["long"]["sizes"]["6000"]["all"]
+    card = " ".join((demo.TARGET / "README.md").read_text().split())
+    assert f"{round(cell['exact'] * cell['prompts'])} of {cell['prompts']} edits in pasted files" in card
+    assert " / ".join(f"{100 * x:.1f} %" for x in cell["head_accepted_at_depth"]) in card
+    assert f"In prompts of {cell['prompt_tokens']:,} tokens" in card
+
+
 def test_every_missed_goal_is_said_in_the_card() -> None:
     card = (demo.TARGET / "README.md").read_text()
     depths = FIGURES["acceptance"]["held_out_code"]["mtp_accepted_at_depth"]
