@@ -5,8 +5,9 @@
     .venv/bin/python scripts/bench_sampling.py --forward FOLDER [--positions 17]
 
 Logits are random numbers; the positions are one row's token and its draft. Each way to sample goes through the function that a round calls
-(engine/sample_round.py), so penalties see the draft, a grammar's set of allowed tokens is unpacked, and rejection draws twice. All ways,
-the product and the forward are timed in turns in one process; a ratio is the median over rounds of both times of the same round.
+(engine/sample_round.py), so penalties see the draft, a grammar's set of allowed tokens is unpacked, and rejection needs two distributions.
+All ways, the product and the forward are timed in turns in one process; a ratio is the median over rounds of both times of the same round.
+"head" is one matrix product, "tied head" the product as the engine computes it with an embedding that is the head too.
 
 --forward: a model folder, such as `scripts/write_checkpoint qwen3.5-0.8b FOLDER` writes. A verify of so many tokens behind a short text is
 timed too, as the engine runs it, and the vocabulary is the model's.
@@ -29,6 +30,7 @@ from typing import Any, cast
 from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
 import mlx.core as mx
+import mlx.nn as nn
 from alternating import alternate, median, ratio
 
 from mlxspec.config import SamplingParams
@@ -39,11 +41,16 @@ from mlxspec.engine.load import load
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import choose
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.layers import project
 from mlxspec.sampling.acceptance import ForMatch, ForRejection
 from mlxspec.sampling.bits import Bits, only
 from mlxspec.sampling.sampler import RowSampler
 
-HEAD, FORWARD = "head", "forward"
+HEAD, TIED, FORWARD = (
+    "head",
+    "tied head",
+    "forward",
+)  # one matrix product; as the engine multiplies a tied one; a verify
 HISTORY = list(range(100, 148))  # tokens before the first position
 PENALTIES: dict[str, Any] = {
     "repetition_penalty": 1.1,
@@ -110,7 +117,8 @@ def main() -> None:
         for name, row in rows.items():
             beside = f"  {row['over_forward']:5.2f} of the forward" if engine else ""
             print(
-                f"  {name:26s} {1e3 * row['seconds']:8.1f} ms  {row['ratio']:5.2f} of the head{beside}"
+                f"  {name:26s} {1e3 * row['seconds']:8.1f} ms  {row['ratio']:5.2f} of the head"
+                f"  {row['over_tied']:5.2f} of a tied head{beside}"
                 f"  peak {row['peak']:4.1f}"
             )
     if options.json:
@@ -126,11 +134,16 @@ def measured(
     ways: list[str],
     engine: Engine | None,
 ) -> dict[str, dict[str, float]]:
-    """Name of a way -> seconds, ratio to the head's product and to the forward, peak memory in logits."""
+    """Name of a way -> seconds, ratio to the head's product, to a tied head and to the forward, peak memory in logits."""
     weight, x = mx.random.normal((vocab, hidden)).astype(dtype), mx.random.normal((num, hidden)).astype(dtype)
     logits = (mx.random.normal((num, vocab)) * 3).astype(dtype)
     mx.eval(weight, x, logits)
-    calls: dict[str, Callable[[], object]] = {HEAD: lambda: mx.eval(x @ weight.T)}
+    tied = nn.Embedding(1, 1)
+    tied.weight = weight
+    calls: dict[str, Callable[[], object]] = {
+        HEAD: lambda: mx.eval(x @ weight.T),
+        TIED: lambda: mx.eval(project(tied, x)),
+    }
     if engine:
         calls[FORWARD] = verify(engine, num)
     calls |= {name: sampled(WAYS[name], logits) for name in ways}
@@ -140,6 +153,7 @@ def measured(
         name: {
             "seconds": median(taken, name),
             "ratio": ratio(taken, name, HEAD),
+            "over_tied": ratio(taken, name, TIED),
             "peak": peak(call) / logits.nbytes,
         }
         | ({"over_forward": ratio(taken, name, FORWARD)} if engine else {})

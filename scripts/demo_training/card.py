@@ -208,7 +208,8 @@ def longer_prompts(figures: Mapping[str, Any]) -> str:
     accepted = " / ".join(f"{100 * x:.1f} %" for x in cell["head_accepted_at_depth"])
     right = round(cell["exact"] * cell["prompts"])
     return (
-        f"- In prompts of {cell['prompt_tokens']:,} tokens it cannot edit: with its limit lifted, {right} of {cell['prompts']} edits in pasted files\n  came out right. The head's greedy drafts were accepted there at depth 1 / 2 / 3: "
+        f"- In prompts of {cell['prompt_tokens']:,} tokens it cannot edit: with its limit lifted, {right} of {cell['prompts']} edits "
+        "in pasted files\n  came out right. The head's greedy drafts were accepted there at depth 1 / 2 / 3: "
         f"{accepted},\n  {cell['tokens_a_round']['head']:.2f} tokens a round.\n"
     )
 
