@@ -1,8 +1,8 @@
 // kv_join: joins the parts that kv_attend left of a softmax into its result.
 //
 // best, total (Hkv, S, M) and sums (Hkv, S, M, D) float: of each of S parts of a row the largest score, the sum of weights against it, and
-// the values by these weights; a part of
-// which a query saw nothing has the total 0, and not all have. out (Hkv, M, D) in T.
+// the values by these weights. A part of which a query saw nothing has the total 0. Each query sees something in at least one part.
+// out (Hkv, M, D) in T.
 // Threads: grid (D, M, Hkv), threadgroup (D, 1, 1).
 //// body
 const int S = best_shape[1], M = best_shape[2];

@@ -18,9 +18,6 @@ from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.truncate import numbers_held
 
 AT_ONCE = 5  # positions: a round's own token and four drafted ones
-BLOCK_BYTES = (
-    24 << 20
-)  # what a block may take beside the logits: three times 17 positions of 248k words in 16 bits
 MOST_COPIES = 16  # arrays (n, V) of float32 that sampling n positions holds at once, whatever is asked
 T = TypeVar("T")
 
