@@ -1,10 +1,7 @@
-"""What an agent's conversation costs a server: ten turns with tool calls under a header that changes with each request, and the next turn
-behind a restart.
+"""What an agent's conversation costs a server: ten turns with tool calls under a header that changes with each request.
 
-Starts `mlxspec serve` with the demo model and knows it by HTTP only. The ten turns go over Messages, where the header is left out of the
-prompt, and over chat completions, where it stays in. The next turn of a conversation of 1,500 tokens is asked of a server that never
-stopped, of one that was restarted with a prefix store on disk, and of one that was restarted without. Texts of all servers must be the
-same, or nothing is printed.
+Starts `mlxspec serve` with the demo model and knows it by HTTP only. The turns go over Messages, where the header is left out of the
+prompt, and over chat completions, where it stays in.
 """
 
 from __future__ import annotations
@@ -12,10 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +30,6 @@ TOOL = {
         "required": ["name"],
     },
 }
-DOCUMENT = " ".join(f"w{i} word" for i in range(265))  # 1,500 tokens of the demo model
 Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
@@ -123,64 +116,8 @@ def cached_share(turns: Sequence[Turn]) -> float:
     return sum(t.num_cached for t in later) / sum(t.num_prompt for t in later)
 
 
-class Next(NamedTuple):
-    """The turn behind a restart. seconds: to an answer of one token; num_read: tokens of the prompt; text: of a longer answer."""
-
-    seconds: float
-    num_read: int
-    text: str
-
-
-def _chat(server: Server, messages: Sequence[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
-    body = {"messages": list(messages), "max_tokens": max_tokens, "temperature": 0, "policy": "fixed"}
-    return server.ask(body)
-
-
-def next_turn(server: Server, messages: Sequence[dict[str, Any]]) -> Next:
-    started = time.perf_counter()
-    answer = _chat(server, messages, 1)
-    seconds, usage = time.perf_counter() - started, answer["usage"]
-    num_read = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-    return Next(seconds, num_read, _chat(server, messages, 60)["choices"][0]["message"]["content"])
-
-
-def restarts(repeat: int) -> dict[str, list[Next]]:
-    """The next turn as each kind of server answers it."""
-    question = {"role": "user", "content": f"{DOCUMENT} what does os.path.join do?"}
-    found: dict[str, list[Next]] = {
-        "never stopped": [],
-        "restarted, with --prefix-disk": [],
-        "restarted, without": [],
-    }
-    for _ in range(repeat):
-        with tempfile.TemporaryDirectory() as folder:
-            disk = ("--policy", "fixed", "--prefix-disk", "1G", "--prefix-dir", f"{folder}/prefix")
-            for kind, options, stops in (
-                ("never stopped", disk[:2], False),
-                ("restarted, with --prefix-disk", disk, True),
-                ("restarted, without", disk[:2], True),
-            ):
-                server = Server(*options)
-                try:
-                    said = _chat(server, [question], 60)["choices"][0]["message"]
-                    if stops:
-                        time.sleep(1.0)  # idle, as between two turns
-                        server.stop()
-                        server = Server(*options)
-                        _chat(server, [{"role": "user", "content": "hello"}], 1)  # compiles what rounds need
-                    again = {"role": "user", "content": "and what does sorted do?"}
-                    found[kind].append(next_turn(server, [question, said, again]))
-                finally:
-                    server.stop()
-    if len({one.text for several in found.values() for one in several}) != 1:
-        raise SystemExit("The texts differ, so their times say nothing.")
-    return found
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeat", type=int, default=3, help="restarts of each kind")
-    args = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args()
     server = Server()
     try:
         handled, kept = (
@@ -195,12 +132,7 @@ def main() -> None:
     for number, (one, other) in enumerate(zip(handled, kept, strict=True), 1):
         pairs = (f"{t.num_cached} of {t.num_prompt}" for t in (one, other))
         print(f"{number:4} {next(pairs):>22} {next(pairs):>26}")
-    print(f"2-10 {cached_share(handled):22.1%} {cached_share(kept):26.1%}\n")
-    print(f"the next turn of a conversation of 1,500 tokens (median of {args.repeat})")
-    for kind, several in restarts(args.repeat).items():
-        seconds = statistics.median(one.seconds for one in several)
-        num_read = max(one.num_read for one in several)
-        print(f"{kind:32} {num_read:5} tokens read, {seconds * 1e3:6.0f} ms to the first token")
+    print(f"2-10 {cached_share(handled):22.1%} {cached_share(kept):26.1%}")
 
 
 if __name__ == "__main__":

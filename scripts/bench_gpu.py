@@ -46,56 +46,26 @@ DEPTHS = (1, 2, 3, 4)
 WIDTHS = tuple(range(1, 9))
 PROMPT = 128
 _SHARED = {
-    "model_type": "qwen3_5",
-    "vocab_size": 248320,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 4096,
-    "mtp_num_hidden_layers": 1,
+    "model_type": "qwen3_5", "vocab_size": 248320, "head_dim": 256, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096, "mtp_num_hidden_layers": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-}
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
-    "0.8B": _SHARED
-    | {
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 16,
-        "tie_word_embeddings": True,
+    "0.8B": _SHARED | {
+        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "linear_num_value_heads": 16, "tie_word_embeddings": True,
     },
-    "9B": _SHARED
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 32,
-        "tie_word_embeddings": False,
+    "9B": _SHARED | {
+        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "linear_num_value_heads": 32, "tie_word_embeddings": False,
     },
-    "tiny": _SHARED
-    | {
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 64,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
-        "tie_word_embeddings": False,
+    "tiny": _SHARED | {
+        "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 32, "tie_word_embeddings": False,
     },
-}
+}  # fmt: skip
 
 
 class Recorded(Mtp):

@@ -30,7 +30,7 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 
 import mlx.core as mx
 from mac import kernels
-from mac.base import FULL, QUICK, WITHOUT_METAL, Here, Skipped, script
+from mac.base import FULL, QUICK, WITHOUT_METAL, Here, Skipped
 from mac.model import Model
 from mac.points import points
 
@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="smaller shapes and fewer rounds")
-    parser.add_argument("--long", action="store_true", help="kernel tests and all tables; no limit of time")
+    parser.add_argument(
+        "--long", action="store_true", help="kernel tests and bits by width too; no limit of time"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write everything there as well")
     parser.add_argument("--backend", choices=("metal", "cuda", "cpu"), help="fail where MLX has another one")
     parser.add_argument("--only", nargs="+", metavar="SECTION", help="run these sections")
@@ -106,13 +108,6 @@ def sections(here: Here, *, long: bool = False, model: str | None = None) -> Sec
         found |= {
             "tests": ("Kernel tests", partial(kernels.kernel_tests, here)),
             "exactness": ("Bits of a quantized matmul by width", partial(kernels.exactness, here)),
-            "matmuls": ("Quantized matmuls by width", partial(kernels.verify_curve, here)),
-            "attention": ("MLX's attention", partial(kernels.attention_by_width, here)),
-            "rounds": ("A Gated DeltaNet layer's round", partial(kernels.rollback, here)),
-            "convolution": ("What stands before its recurrence", partial(kernels.convolution, here)),
-            "rollback": ("Ways of rollback", partial(kernels.ways_of_rollback, here)),
-            "overlap": ("The demo's rounds that overlap", partial(kernels.rounds_that_overlap, here)),
-            "core": ("A small model, whole", partial(script, "bench_core.py", "--rounds", "9")),
         }
     return found
 

@@ -1,6 +1,6 @@
 """What README and docs show: every command parses, commands that need no network run on the demo model, and every Python block runs.
 
-Also held: links and their anchors, the length of pages, and pictures that a script draws. Pages in docs/log are history: only their links
+Also held: links and their anchors, the length of pages, and the scripts that pages name. Pages in docs/log are history: only their links
 are checked.
 """
 
@@ -235,10 +235,14 @@ def test_pages_keep_their_length() -> None:
     assert len(words) <= WORDS_OF_NEVER_SLOWER
 
 
-def test_diagrams_are_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The committed pictures are what scripts/draw_diagrams.py draws."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import draw_diagrams
+def test_scripts_that_pages_name_are_there() -> None:
+    for page in [*PAGES, ROOT / "scripts" / "README.md"]:
+        for name in re.findall(r"scripts/[\w./]*\w", page.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
 
-    for name, draw in draw_diagrams.DIAGRAMS.items():
-        assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == draw()
+
+def test_the_page_on_scripts_names_all_of_them() -> None:
+    text = (ROOT / "scripts" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "scripts").iterdir():
+        if path.suffix in ("", ".py") and path.name != "__pycache__":
+            assert re.search(rf"`{path.stem}(\.py|/)?`", text), f"scripts/README.md lacks {path.name}"

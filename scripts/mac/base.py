@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,15 +116,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def relative(taken: Mapping[str, list[float]], name: str, base: str) -> str:
     return f"{ratio(taken, name, base):.2f}" if name in taken else "-"
-
-
-def script(name: str, *options: str) -> None:
-    """Print what another script prints. Raises RuntimeError where it fails."""
-    command = [sys.executable, str(ROOT / "scripts" / name), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    print(f"```\n{done.stdout.strip()}\n```")
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-500:])
 
 
 def normal(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:

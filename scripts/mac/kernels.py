@@ -13,16 +13,16 @@ from functools import partial
 
 import mlx.core as mx
 import numpy as np
-from alternating import median, ratio
+from alternating import median
 
-from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
-from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
+from mlxspec.kernels import attention, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
+from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Kept, RowLayout
 from mlxspec.kernels.quantized_kv import KV_BITS
 from mlxspec.platform import device
 
-from .base import ROOT, Here, Skipped, normal, quantized, relative, same_bits, script, table
+from .base import ROOT, Here, Skipped, normal, quantized, relative, same_bits, table
 
 # ---- sections of every report
 
@@ -163,93 +163,6 @@ def exactness(here: Here) -> None:
                 )
             rows.append([f"{size} -> {out}", str(bits), str(same), ours])
     table(["shape", "bits", "widths of MLX bitwise as width 1", "widths of qmv_rows likewise"], rows)
-
-
-def verify_curve(here: Here) -> None:
-    """MLX's own quantized matmul: time of w rows over one row."""
-    widths, rows = (1, 2, 3, 4, 5, 6, 8, 16), []
-    for out, size in here.sizes.matmuls:
-        weight = quantized(out, size, 4)
-        taken = here.compare(
-            {str(w): partial(qmv_rows.qmv_rows_ops, normal(w, size), weight) for w in widths}
-        )
-        others = (f"{ratio(taken, str(w), '1'):.2f}" for w in widths[1:])
-        rows.append([f"{size} -> {out}", f"{1e3 * median(taken, '1') / here.sizes.repeat:.3f}", *others])
-    table(["4-bit shape", "1 row, ms", *(f"{w} rows" for w in widths[1:])], rows)
-
-
-def attention_by_width(here: Here) -> None:
-    """What more queries take: from 9 on Metal may write scores out, which eights would avoid."""
-    widths, rows = (1, 2, 4, 8, 9, 16), []
-
-    def eights(q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
-        parts = (q[:, :, :8], k[:, :, :-8], v[:, :, :-8]), (q[:, :, 8:], k, v)
-        return [attention.attend(*part, 0.06) for part in parts]
-
-    for heads in attention.COMMON if here.has_metal else attention.COMMON[:1]:
-        k, v = (normal(1, heads.num_kv, here.sizes.context, heads.dim) for _ in range(2))
-        q = normal(1, heads.num, 16, heads.dim)
-        runs = {str(w): partial(attention.attend, q[:, :, :w], k, v, 0.06) for w in widths}
-        taken = here.compare({**runs, "eights": partial(eights, q, k, v)})
-        one, used = f"{1e6 * median(taken, '1') / here.sizes.repeat:.0f}", str(attention.has_kernel(heads))
-        others = (relative(taken, str(name), "1") for name in (*widths[1:], "eights"))
-        rows.append([f"{heads.num} of {heads.dim}, {heads.num_kv} of keys", used, one, *others])
-    print(f"{here.sizes.context} keys, bfloat16; times over one query's\n")
-    table(["heads", "by MLX's kernel", "1 query, us", *map(str, widths[1:]), "16 as twice 8"], rows)
-
-
-def rollback(here: Here) -> None:
-    """One verify round with everything kept: kernel, twin, and the least the memory allows."""
-    rows = []
-    for name, heads in here.sizes.layers.items():
-        for width in here.sizes.widths:
-            inputs, state, layout, last = round_data(here, heads, width)
-            runs: dict[str, Callable[[], object]] = {
-                "copy": partial(mx.add, state, 1.0),  # one read and one write of the state
-                "plain": partial(gdn_round.gdn_round_ops, inputs, state, layout, last),
-            }
-            if here.has_metal:
-                first = mx.zeros(1, mx.int32)
-                runs["tape"] = partial(gdn_round.gdn_round_metal, inputs, state, layout, last)
-                runs["states"] = partial(
-                    gdn_round.gdn_snapshots_metal, inputs, state[:, None], first, layout, 2
-                )
-            taken = here.compare(runs)
-            times = (relative(taken, n, "copy") for n in ("tape", "states", "plain"))
-            rows.append([name, str(width), *times, f"{1e6 * median(taken, 'copy') / here.sizes.repeat:.0f}"])
-    print("times over a copy of the state, the least a round can take\n")
-    table(["layer", "width", "kernel, tape", "kernel, 2 states", "plain mx", "copy, us"], rows)
-
-
-def convolution(here: Here) -> None:
-    """conv_qkv against plain mx, and what it takes in a round."""
-    rows = []
-    for name, heads in here.sizes.layers.items():
-        for width in here.sizes.widths[:3]:
-            shape = GdnShape(here.sizes.key_heads, heads, 128, 128)
-            weights = conv_qkv.ConvWeights(normal(4, shape.conv_size), -mx.ones(heads), mx.zeros(heads))
-            layout, window = RowLayout.of(FlatRows((width,))), normal(1, 3, shape.conv_size)
-            arguments = normal(width, shape.conv_size + heads * 130), window, weights, shape, layout
-            runs: dict[str, Callable[[], object]] = {"plain": partial(conv_qkv.conv_qkv_twin, *arguments)}
-            if here.has_metal:
-                runs["kernel"] = partial(conv_qkv.conv_qkv_metal, *arguments)
-            taken = here.compare(runs)
-            plain = f"{1e6 * median(taken, 'plain') / here.sizes.repeat:.0f}"
-            rows.append([name, str(width), plain, relative(taken, "kernel", "plain")])
-    table(["layer", "width", "plain mx, us", "conv_qkv over plain mx"], rows)
-
-
-def ways_of_rollback(here: Here) -> None:
-    """Bytes, launches and, where nothing is slow, times of every way back, at the layers of 27B."""
-    options = ["--models", "27B"] if here.has_metal else ["--models", "0.8B", "--widths", "1", "4"]
-    script("bench_rollback.py", *options, "--rounds", str(min(here.sizes.rounds, 5)))
-
-
-def rounds_that_overlap(here: Here) -> None:
-    """MTP rounds queued behind unread ones against rounds that wait, behind short and long prompts: are buffers copied?"""
-    here.needs_metal()
-    for context in ("0", "1600"):
-        script("bench_overlap.py", "--rounds", str(min(here.sizes.rounds, 7)), "--context", context)
 
 
 def model_races(name: str, here: Here) -> None:

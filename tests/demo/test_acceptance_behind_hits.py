@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from prefix_acceptance import DEMO, check, demo_figures
+
+from tests.engine.behind_hits import DEMO, check, demo_figures
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """What a step costs the host does not grow with the text: calls, Python's bytes, nodes of the graph; and MLX's bytes as attention's scores.
 
-By counts, not by time. `scripts/bench_long` prints the same counts at more lengths, with times.
+By counts, not by time.
 """
 
 from __future__ import annotations

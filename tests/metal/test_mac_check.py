@@ -16,8 +16,7 @@ from mlxspec.kernels import launch, races
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 KERNEL_SECTIONS = {
-    *("machine", "self-checks", "qmv", "recurrence", "exactness", "matmuls", "attention"),
-    *("rounds", "convolution"),
+    *("machine", "self-checks", "qmv", "recurrence", "exactness"),
 }
 MODEL_SECTIONS = ("decode", "prompts", "verify", "drafting", "pitfalls", "ahead", "buffers")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import test_gemma_engine as forms
-from prefix_acceptance import Counted, Turn, check, measure
 from test_gemma_assistant import make_assistant
 
 from mlxspec.config import EngineConfig, SamplingParams
@@ -17,6 +16,7 @@ from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.engine.engine import Engine
 from tests import tiny_models
+from tests.engine.behind_hits import Counted, Turn, check, measure
 from tests.engine.test_prefix import words
 
 SAMPLED = SamplingParams(temperature=0.7, seed=3, max_tokens=40, ignore_eos=True)

@@ -6,7 +6,6 @@ import json
 import random
 from pathlib import Path
 
-import bench_vocabulary
 import pytest
 from tokenizers import Tokenizer as InnerTokenizer
 
@@ -148,10 +147,3 @@ def test_a_call_is_written_with_the_vocabularys_own_tags(engine: Engine, known: 
 
 def test_a_vocabulary_equals_itself(known: Tokenizer) -> None:
     check_vocabularies(known, known, ROWS, ROWS)
-
-
-def test_what_it_costs_can_be_measured(qwen_vocabulary: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench_vocabulary.main(["--vocabulary", "qwen", "--repeats", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8
-    assert all(float(line.split()[-2]) > 0 for line in lines)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
 from PIL import Image, ImageDraw
 
+from tests.server import chromium
 from tests.server.serving import QUESTION, Served
 from tests.server.test_page import contrast
 

@@ -1,32 +1,23 @@
-#!/usr/bin/env python3
-"""How many drafted tokens are accepted behind a prefix hit, beside the same answers in a cold run: each drafter of the demo family.
-
-    .venv/bin/python scripts/prefix_acceptance.py [--drafters mtp,draft-model,eagle3,dflash] [--dflash NAME_OR_FOLDER] [--conversations 12]
-                                                  [--tokens 64] [--json FILE]
+"""How many drafted tokens are accepted behind a prefix hit, beside the same answers in a cold run. By counts, not by times.
 
 Each conversation has two turns. The second prompt begins with the first prompt and its answer. It is read whole (cold), continues what the
 prefix store has in memory, or continues what an earlier engine has left in files (disk). The drafter's state is kept with the target's, so
-it should be right as often. --dflash: another DFlash checkpoint for the demo's target. Counts, not times.
+it should be right as often.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
-
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.demo import workload
 from mlxspec.engine.engine import Engine
-from mlxspec.errors import MlxspecError
 
-STORES = ("cold", "memory", "disk")
 # by drafter: what is loaded beside the demo's target
 DEMO = {"mtp": None, "draft-model": "demo-draft", "eagle3": "demo-eagle3", "dflash": "demo-dflash"}
 MOST = 0.02  # of the share of accepted tokens that a hit may change
@@ -129,42 +120,3 @@ def demo_figures(
     depth = 7 if drafter == "dflash" else 3
     with tempfile.TemporaryDirectory() as folder:
         return measure(make, drafter, turns, params, Path(folder), n_max=depth)
-
-
-def main() -> None:
-    device.compile_kernels()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--drafters", default=",".join(DEMO))
-    parser.add_argument("--dflash", default=DEMO["dflash"])
-    parser.add_argument("--conversations", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    names = options.drafters.split(",")
-    if wrong := [n for n in names if n not in DEMO]:
-        parser.error(f"--drafters knows no {wrong[0]!r}; there are {', '.join(DEMO)}")
-    if options.conversations < 1 or options.tokens < 1:
-        parser.error("--conversations and --tokens must be at least 1")
-    members = DEMO | {"dflash": options.dflash}
-    found = {}
-    print("| drafter | cold | behind hits in memory | behind hits on disk | drafted tokens |")
-    print("|---|---|---|---|---|")
-    for name in names:
-        try:
-            figures = demo_figures(
-                name, members[name], conversations=options.conversations, tokens=options.tokens
-            )
-        except MlxspecError as error:
-            print(f"{name}: {error}")
-            continue
-        found[name] = {store: counted._asdict() for store, counted in figures.items()}
-        shares = " | ".join(f"{100 * figures[store].share:.1f} %" for store in STORES)
-        print(f"| {name} | {shares} | {figures['cold'].drafted} |", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
