@@ -24,6 +24,7 @@ LAYERS = (
     ("platform", "platform.folders"),
     ("platform.resources", "platform.bundled_blas", "platform.blas", "platform.compile_folder"),
     ("platform.device", "platform.host"),
+    ("platform.memory",),
     ("parsers",),
     ("images",),
     ("loading",),

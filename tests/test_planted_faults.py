@@ -616,25 +616,11 @@ FAULTS = (
         f"{_TRUNCATE}::test_equal_scores_of_any_number_stay_together",
     ),
     Fault(
-        "weights are read before the tokenizer",
-        "engine/load.py",
-        "        tokenizer = _tokenizer(folder.path, target)\n",
-        "        evaluate([target.model])\n        tokenizer = _tokenizer(folder.path, target)\n",
-        f"{_LOAD}::test_what_is_wrong_with_a_folder_is_said_before_its_weights_are_read",
-    ),
-    Fault(
         "the budget is looked at when the engine is made",
         "engine/load.py",
         "bytes_of(*modules) + sum(",
         "0 * bytes_of(*modules) + sum(",
         f"{_LOAD}::test_a_budget_below_the_weights_is_refused_before_they_are_read",
-    ),
-    Fault(
-        "a draft model's weights are read when it is made",
-        "engine/load.py",
-        '        self.notices.extend(f"Of the draft model: {notice}',
-        '        evaluate([small.model])\n        self.notices.extend(f"Of the draft model: {notice}',
-        f"{_LOAD}::test_what_is_wrong_with_a_draft_model_is_said_before_the_targets_weights_are_read",
     ),
     Fault(
         "scratch is for the longest context of all",
@@ -663,13 +649,6 @@ FAULTS = (
         "nbytes <= _FREE_SHARE * free",
         "nbytes <= free",
         f"{_PACKED}::test_free_memory_decides_whether_weights_are_unpacked",
-    ),
-    Fault(
-        "idle experts count into the time of a token",
-        "models/assemble.py",
-        'if ".switch_" in path else 1',
-        "if False else 1",
-        f"{_PACKED}::test_a_packed_model_says_how_long_a_token_takes",
     ),
     Fault(
         "a text is proposed the tokens of another",
@@ -733,13 +712,6 @@ FAULTS = (
         "return bytes_of(self._head) + (0 if self.reduced is None else self.reduced.weight_bytes)",
         "return bytes_of(self._head)",
         "tests/checkpoints/test_proposal_rows.py::test_loading_takes_rows_and_says_so",
-    ),
-    Fault(
-        "small vocabularies are cut too",
-        "checkpoints/proposal_rows.py",
-        "if vocab_size < LEAST_VOCABULARY or",
-        "if",
-        "tests/checkpoints/test_proposal_rows.py::test_a_head_that_is_little_of_the_bytes_stays_whole",
     ),
     Fault(
         "special tokens are left to chance",

@@ -13,9 +13,9 @@ from statistics import median
 
 from mlxspec.config import DRAFTER_NAMES, SamplingParams, SpecConfig
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.load import make_ngram_drafter
 
 DEPTHS = (1, 2, 3, 4, 6, 8)  # tokens a model drafts at once, as tried
 WHOLE_DEPTHS = (

@@ -36,7 +36,8 @@ from mlxspec.loading import hub, progress
 from mlxspec.loading.download import check_disk
 from mlxspec.loading.folder import VISION_FILE
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
-from mlxspec.models.assemble import assemble_alone, assemble_lazily
+from mlxspec.models.assemble import assemble_lazily
+from mlxspec.models.assemble_drafter import assemble_alone
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxspec.checkpoints.memory import bytes_of, machine_memory, state_bytes
+from mlxspec.checkpoints.memory import state_bytes
 from mlxspec.errors import ModelError
 from mlxspec.loading.weights import Weights, is_of_a_tower
 from mlxspec.models.assemble import Assembled
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.ranks import Config, Ranks, share
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.traffic import Traffic, of_forward, of_mtp_drafts
+from mlxspec.platform.memory import machine_memory
 
 VERIFY = 4  # tokens of the verify that is told of
 

@@ -1,6 +1,6 @@
 """An MTP head out of another folder or repository than the model's, opening (and fetching) only what holds it.
 
-Knows files and names; what a head must be for a trunk is known to models/assemble.py.
+Knows files and names; what a head must be for a trunk is known to models/assemble_drafter.py.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from mlxspec.loading.qwen_weights import HEAD, head_of, is_raw, split_mtp
 from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.weights import Weights, read_file, read_folder, split_experts
-from mlxspec.models.assemble import assemble_lazily, check_head
+from mlxspec.models.assemble import assemble_lazily
+from mlxspec.models.assemble_drafter import check_head
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import ARCHITECTURES, architecture

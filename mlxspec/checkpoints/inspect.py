@@ -19,26 +19,26 @@ from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.division import Division, divide
 from mlxspec.checkpoints.memory import MemoryEstimate
-from mlxspec.checkpoints.proposal_rows import Proposing, proposing
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.qwen_weights import split_mtp
 from mlxspec.loading.weights import Weights, formats, is_of_a_tower, is_of_vision, rename, split_experts
-from mlxspec.models.assemble import (
-    HOW_TO_GET_A_HEAD,
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
+from mlxspec.models.assemble_drafter import (
     NO_ASSISTANT,
-    Assembled,
     assemble_assistant_lazily,
     assemble_dflash_lazily,
     assemble_eagle3_lazily,
     assemble_head_lazily,
-    assemble_lazily,
 )
 from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.proposal_rows import Proposing, proposing
 from mlxspec.models.ranks import Ranks
 from mlxspec.models.registry import Architecture, architecture
+from mlxspec.models.sizes import bytes_of
+from mlxspec.platform.memory import machine_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,11 +394,11 @@ def _memory(
     return MemoryEstimate(
         context=context,
         rows=rows,
-        weights=memory.bytes_of(made.model),
-        drafter_weights=memory.bytes_of(*drafters) + head_rows,
+        weights=bytes_of(made.model),
+        drafter_weights=bytes_of(*drafters) + head_rows,
         state=memory.state_bytes(made.model, context, rows, kv_bits),
         drafter_state=sum(memory.state_bytes(m, context, rows, draft_kv_bits) for m in caching),
-        machine=memory.machine_memory(),
+        machine=machine_memory(),
         vision=0 if made.vision is None else made.vision.nbytes,
         reading=0 if made.vision is None else memory.reading_bytes(made.vision),
         a_token=memory.token_bytes(made.model, kv_bits),

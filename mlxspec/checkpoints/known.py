@@ -13,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, machine_memory, state_bytes
+from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, state_bytes
 from mlxspec.models.registry import architecture
+from mlxspec.platform.memory import machine_memory
 
 BITS = {"4 bits": 4.5, "8 bits": 8.5, "bfloat16": 16.0}  # a weight takes with its share of a scale and a bias
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.errors import ModelError
 from mlxspec.models.registry import architecture
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import Blueprint, blueprint
 from mlxspec.platform import device
+from mlxspec.platform.memory import machine_memory
 
 DEFAULT_CONTEXT = 8192
 _CHUNK_ON_GPU, _CHUNK_ON_CPU = 2048, 512  # tokens
-_CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,40 +46,6 @@ class MemoryEstimate:
     @property
     def fits(self) -> bool:
         return self.total <= self.machine
-
-
-def machine_memory() -> int:
-    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have. Ranks on one machine have equal parts."""
-    return _whole_machine() // ranks_here()
-
-
-def ranks_here() -> int:
-    """How many ranks of this process's group run on this machine, itself included, as far as mlx.launch's file of hosts tells: those that
-    have the same address. 1 for a process alone, and where there is no such file."""
-    try:
-        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
-        addresses = [{str(place).rpartition(":")[0] for place in host} for host in hosts]
-        own = addresses[int(os.environ["MLX_RANK"])]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return 1
-    return sum(bool(own & found) for found in addresses) or 1
-
-
-def _whole_machine() -> int:
-    info = mx.device_info() if device.has_gpu() else {}
-    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
-        if isinstance(info.get(key), int) and info[key] > 0:
-            return int(info[key])
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no such limit
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return int(_CPU_SHARE * total)
-
-
-def bytes_of(*modules: Any) -> int:
-    """Of the parameters, evaluated or not; a model without any (a table, a rule) holds none."""
-    held = [module.parameters() for module in modules if hasattr(module, "parameters")]
-    return sum(value.nbytes for parameters in held for _, value in tree_flatten(parameters))
 
 
 def state_bytes(module: Any, context: int, rows: int, kv_bits: int = EngineConfig.kv_bits) -> int:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.weights import Weights
-from mlxspec.models.assemble import ROUTERS
+from mlxspec.models.fill import ROUTERS
 
 # mode: (group sizes, bits), the defaults first, as mlx-lm has them
 MODES = {

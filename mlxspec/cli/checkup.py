@@ -136,7 +136,7 @@ def _backend() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    from mlxspec.checkpoints.memory import machine_memory
+    from mlxspec.platform.memory import machine_memory
 
     usable = machine_memory()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

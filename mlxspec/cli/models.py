@@ -14,8 +14,8 @@ from mlxspec.config import check_number
 def run(args: argparse.Namespace) -> int:
     """One line a shape, or one JSON object. Asks no network."""
     from mlxspec.checkpoints.known import BITS, known
-    from mlxspec.checkpoints.memory import machine_memory
     from mlxspec.loading.progress import amount
+    from mlxspec.platform.memory import machine_memory
 
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)

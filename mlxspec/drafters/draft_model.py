@@ -10,7 +10,6 @@ import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import DrafterFailed
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import VocabularyError
@@ -21,6 +20,7 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_features import HeldFeatures, ImageFeatures
 from mlxspec.models.image_rows import ImageInput, SeenImages
 from mlxspec.models.reads import Reads, reads
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 
 _SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows

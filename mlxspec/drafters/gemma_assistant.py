@@ -14,7 +14,6 @@ from functools import partial
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Heard, Needs
 from mlxspec.drafters.model_based import ModelDrafter, _Row
 from mlxspec.kernels.flat import FlatRows
@@ -23,6 +22,7 @@ from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads, reads
+from mlxspec.models.sizes import bytes_of
 from mlxspec.sampling.sampler import BatchSampler
 
 

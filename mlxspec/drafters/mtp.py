@@ -14,7 +14,6 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.kernels.flat import FlatRows
@@ -24,6 +23,7 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, reads
+from mlxspec.models.sizes import bytes_of
 from mlxspec.sampling.sampler import BatchSampler
 
 

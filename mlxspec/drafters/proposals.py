@@ -15,9 +15,9 @@ from itertools import count
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.layers import FusedLinear
+from mlxspec.models.sizes import bytes_of
 
 MOST_OWN = 2048  # tokens a text brings that are not in the list
 

@@ -29,7 +29,6 @@ import mlx.core as mx
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.rollback import rollback
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
@@ -66,6 +65,7 @@ from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
 from mlxspec.models.layers import add_alike
 from mlxspec.models.reads import Agreed, agree
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
 from mlxspec.policy import clock

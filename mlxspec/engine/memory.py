@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, bytes_of, chunk_of, machine_memory
+from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, chunk_of
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
@@ -19,8 +19,10 @@ from mlxspec.engine.request import TOKEN_BYTES, Request
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import device
+from mlxspec.platform.memory import machine_memory
 from mlxspec.sampling.blocks import most_bytes
 
 SMALLEST_CHUNK = 32  # tokens

@@ -29,6 +29,7 @@ from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import Ranks, share
 from mlxspec.models.registry import architecture
+from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 
 QUANTIZED = {
@@ -126,7 +127,7 @@ def test_every_kind_of_folder(name: str, folders: Callable[[str], Path]) -> None
     assert report.file_bytes + report.head.bytes + report.skipped_bytes == on_disk
     assert (report.skipped_bytes > 0) == (dialect == "hub")
     modules = [m for m in (made.model, made.mtp) if m is not None]
-    assert report.memory.weights + report.memory.drafter_weights == memory.bytes_of(*modules)
+    assert report.memory.weights + report.memory.drafter_weights == bytes_of(*modules)
     assert {d.name for d in report.drafters if d.usable} >= {"ngram-simple", "forced"}
     assert [d.usable for d in report.drafters if d.name == "mtp"] == [report.head.present]
 
@@ -391,8 +392,8 @@ def test_a_model_among_ranks(
         whole = [v.nbytes for k, v in weights.items() if own.cut_of(k) is None and not is_of_a_tower(k)]
         assert told.reads == num_read + sum(whole)
         assert (told.heads, told.value_heads) == (2, 1)
-        assert told.weights == memory.bytes_of(made.model, made.mtp)
-        assert told.weights - memory.bytes_of(made.mtp) < 0.55 * report.memory.weights
+        assert told.weights == bytes_of(made.model, made.mtp)
+        assert told.weights - bytes_of(made.mtp) < 0.55 * report.memory.weights
         assert told.state < report.memory.state + report.memory.drafter_state
         assert told.fits
     assert main(["inspect", "demo", "--ranks", "2"]) == 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mlxspec.checkpoints.memory import machine_memory, ranks_here
 from mlxspec.engine.memory import check_weights, default_budget
 from mlxspec.errors import MemoryBudgetError
+from mlxspec.platform.memory import machine_memory, ranks_here
 
 LOCAL = [["127.0.0.1:5000"], ["127.0.0.1:5001"]]
 

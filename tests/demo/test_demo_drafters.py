@@ -21,7 +21,8 @@ from demo_training.tuning import shifted  # noqa: E402
 import mlxspec.demo  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
 from mlxspec.loading.weights import read_folder  # noqa: E402
-from mlxspec.models.assemble import assemble, assemble_dflash_lazily, assemble_eagle3_lazily  # noqa: E402
+from mlxspec.models.assemble import assemble  # noqa: E402
+from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LENGTH = 64  # the training network takes multiples of 32 tokens

@@ -16,8 +16,9 @@ from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
-from mlxspec.models.assemble import assemble_eagle3_lazily, check_finite
+from mlxspec.models.assemble_drafter import assemble_eagle3_lazily
 from mlxspec.models.eagle3 import Eagle3Head
+from mlxspec.models.fill import check_finite
 from mlxspec.models.folder import ModelFolder
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers

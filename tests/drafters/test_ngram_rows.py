@@ -19,8 +19,8 @@ from mlxspec.drafters.ngram_map import MapK4vRow, MapKRow, NgramMapK, NgramMapK4
 from mlxspec.drafters.ngram_mod import ModRow, NgramMod
 from mlxspec.drafters.ngram_rows import Follower, NgramDrafter, NgramRow
 from mlxspec.drafters.ngram_table import NgramTable
+from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.load import make_ngram_drafter
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler, RowSampler
 from tests import tiny_models

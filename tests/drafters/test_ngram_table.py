@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.ngram_table import NgramTable
-from mlxspec.engine.load import make_ngram_drafter
+from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.errors import ConfigError
 
 VOCAB = 100

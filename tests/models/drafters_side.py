@@ -22,13 +22,9 @@ from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
-from mlxspec.models.assemble import (
-    Assembled,
-    assemble,
-    assemble_dflash_lazily,
-    assemble_eagle3_lazily,
-    evaluate,
-)
+from mlxspec.models.assemble import Assembled, assemble
+from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
+from mlxspec.models.fill import evaluate
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.ranks import ALONE, Ranks
 from mlxspec.platform.host import numbers

@@ -13,11 +13,11 @@ from mlxspec.platform import device  # noqa: F401  (before mlx)
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.ranks import ALONE, Ranks
+from mlxspec.models.sizes import bytes_of
 
 ROWS = (21, 9)  # tokens of two prompts
 WIDTHS = (3, 2)  # of a verify behind them, of whose tokens KEPT stand

@@ -13,12 +13,12 @@ import pytest
 import tiny
 import tiny_qwen3
 from compare import load_ours
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models
 from zoo import Zoo
 
 import mlxspec
 from mlxspec.errors import ModelError, TokenizerError
-from mlxspec.models import assemble
 from mlxspec.platform import device
 
 Hurt = Callable[[Path], object]
@@ -328,9 +328,7 @@ def test_the_tensors_tell_how_they_are_quantized(
     SAYINGS[saying](folder)
     found = mlxspec.load(str(folder), draft="off").model
     expected = zoo.ours("tied", "mlx-8bit-32").model
-    for (name, a), (_, b) in zip(
-        *(assemble.tree_flatten(m.parameters()) for m in (found, expected)), strict=True
-    ):
+    for (name, a), (_, b) in zip(*(tree_flatten(m.parameters()) for m in (found, expected)), strict=True):
         assert mx.array_equal(a, b), name
 
 

@@ -27,7 +27,8 @@ from zoo import Zoo
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import assemble, assemble_assistant_lazily
+from mlxspec.models.assemble import assemble
+from mlxspec.models.assemble_drafter import assemble_assistant_lazily
 
 
 def fuzz(num_examples: int) -> settings:

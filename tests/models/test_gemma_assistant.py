@@ -22,7 +22,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import assemble_assistant_lazily
+from mlxspec.models.assemble_drafter import assemble_assistant_lazily
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant
 from mlxspec.platform.host import numbers

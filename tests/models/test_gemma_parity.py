@@ -15,11 +15,11 @@ from compare import (
     to_numpy,
     tokens_of,
 )
+from mlx.utils import tree_flatten
 from test_parity_rows import run
 from tiny_gemma import Gemmas
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models import assemble
 from mlxspec.platform import device
 
 NUM_STEPS = 20
@@ -52,7 +52,7 @@ def test_quantized_checkpoints(
     assert_same_logits(stepwise(load_ours(folder).model, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}")
     monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     packed = load_ours(folder).model
-    assert any(x.dtype == mx.uint32 for _, x in assemble.tree_flatten(packed.parameters()))
+    assert any(x.dtype == mx.uint32 for _, x in tree_flatten(packed.parameters()))
     assert_same_logits(stepwise(packed, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}, packed")
 
 

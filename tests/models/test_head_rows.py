@@ -7,9 +7,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.layers import FusedLinear
+from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.host import numbers
 from tests import tiny_models
 from tests.tiny_models import FORMS, VOCAB

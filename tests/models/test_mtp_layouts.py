@@ -16,7 +16,8 @@ from zoo import Zoo
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import Assembled, assemble_head_lazily
+from mlxspec.models.assemble import Assembled
+from mlxspec.models.assemble_drafter import assemble_head_lazily
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 
 INDEX = "model.safetensors.index.json"

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from zoo import Zoo
 
 from mlxspec.kernels.packed import seconds_a_weight
-from mlxspec.models import assemble
+from mlxspec.models import assemble, fill
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.registry import architecture
 from mlxspec.platform import device
@@ -68,7 +68,7 @@ def test_a_packed_model_says_how_long_a_token_takes(
 ) -> None:
     """Time of a weight in a timed sample, times the weights that a token is multiplied with."""
     monkeypatch.setattr(device, "free_memory", lambda: 0)
-    monkeypatch.setattr(assemble, "seconds_a_weight", lambda *_: 1.0)
+    monkeypatch.setattr(fill, "seconds_a_weight", lambda *_: 1.0)
     made = lazily(zoo, shape, dialect)
     plain = dict(tree_flatten(zoo.ours(shape).model.parameters()))
     c = made.config

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tiny
 from compare import array, assert_same_logits, load_ours, stepwise, stepwise_mlx_lm, to_numpy, tokens_of
+from mlx.utils import tree_flatten
 from zoo import Zoo
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models import assemble
 from mlxspec.platform import device
 
 NUM_STEPS = 20
@@ -62,7 +62,7 @@ def test_quantized_matmuls(zoo: Zoo, shape: str, dialect: str, monkeypatch: pyte
     """The packed weights in our own modules, fused where formats agree: the path of GPUs and of models too large to unpack."""
     monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     packed = load_ours(zoo.folder(shape, dialect)).model
-    assert any(x.dtype == mx.uint32 for _, x in assemble.tree_flatten(packed.parameters()))
+    assert any(x.dtype == mx.uint32 for _, x in tree_flatten(packed.parameters()))
     tokens = TOKENS[:24]
     reference = stepwise_mlx_lm(zoo.mlx_lm(shape, dialect), tokens, 4)
     assert_same_logits(stepwise(packed, tokens, 4), reference, f"{shape}, {dialect}, packed")
@@ -84,8 +84,8 @@ def test_experts_with_a_scale_each(zoo: Zoo, most: int, monkeypatch: pytest.Monk
     """mlx-lm's `--global-scale`. MLX multiplies with these on a GPU only, so mlx-lm says nothing here; values come out as they went in."""
     monkeypatch.setattr(device, "UNPACKED_AT_MOST", most)
     found = load_ours(zoo.folder("moe", "mlx-nvfp4-scaled")).model
-    expected = dict(assemble.tree_flatten(zoo.ours("moe", "mlx").model.parameters()))
-    experts = [(k, v) for k, v in assemble.tree_flatten(found.parameters()) if "switch_mlp" in k]
+    expected = dict(tree_flatten(zoo.ours("moe", "mlx").model.parameters()))
+    experts = [(k, v) for k, v in tree_flatten(found.parameters()) if "switch_mlp" in k]
     assert len(experts) == 3 * 4
     for name, value in experts:
         off = mx.abs(value - expected[name]).mean() / mx.abs(expected[name]).mean()

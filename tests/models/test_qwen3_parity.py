@@ -20,11 +20,12 @@ from compare import (
     to_numpy,
     tokens_of,
 )
+from mlx.utils import tree_flatten
 from test_parity_rows import run
 from tiny_qwen3 import Qwen3s
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models import assemble
+from mlxspec.models.assemble_drafter import assemble_head_lazily
 from mlxspec.platform import device
 
 NUM_STEPS = 20
@@ -78,7 +79,7 @@ def test_quantized_checkpoints(
     assert_same_logits(stepwise(load_ours(folder).model, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}")
     monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     packed = load_ours(folder).model
-    assert any(x.dtype == mx.uint32 for _, x in assemble.tree_flatten(packed.parameters()))
+    assert any(x.dtype == mx.uint32 for _, x in tree_flatten(packed.parameters()))
     assert_same_logits(stepwise(packed, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}, packed")
 
 
@@ -130,11 +131,11 @@ def test_a_folder_saved_by_mlx_lm_keeps_no_head(qwen3s: Qwen3s, tmp_path: Path) 
     """The original beside a conversion gives it its head back."""
     converted, original = qwen3s.folder("qwen3-next", "mlx"), qwen3s.folder("qwen3-next", "text")
     target = load_ours(converted)
-    head = assemble.assemble_head_lazily(lambda: assemble_read(original), target)
+    head = assemble_head_lazily(lambda: assemble_read(original), target)
     wanted = load_ours(original).mtp
     assert wanted is not None
     for (name, ours), (_, theirs) in zip(
-        assemble.tree_flatten(head.parameters()), assemble.tree_flatten(wanted.parameters()), strict=True
+        tree_flatten(head.parameters()), tree_flatten(wanted.parameters()), strict=True
     ):
         assert mx.array_equal(ours, theirs), name
 

@@ -23,13 +23,13 @@ import tiny_qwen3
 import zoo
 from mlx.utils import tree_flatten
 
-from mlxspec.checkpoints.memory import bytes_of
-from mlxspec.checkpoints.proposal_rows import rows_of
 from mlxspec.errors import ModelError
 from mlxspec.loading import parts
 from mlxspec.loading.parts import Cut, sliced
 from mlxspec.loading.weights import parts_of, read_folder
-from mlxspec.models.assemble import assemble, assemble_assistant_lazily, assemble_lazily
+from mlxspec.models.assemble import assemble, assemble_lazily
+from mlxspec.models.assemble_drafter import assemble_assistant_lazily
+from mlxspec.models.proposal_rows import rows_of
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import (
     Ranks,
@@ -39,6 +39,7 @@ from mlxspec.models.ranks import (
     width_ranges,
 )
 from mlxspec.models.registry import architecture
+from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 
 AT_MOST = (

@@ -14,19 +14,19 @@ from mlx.utils import tree_flatten
 from test_published_sizes import SIZES
 
 import mlxspec
-from mlxspec.checkpoints import proposal_rows
 from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.checkpoints.inspect import InspectReport, inspect
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.checkpoints.quantize import Format
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.errors import ConfigError
+from mlxspec.models import proposal_rows
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.registry import architecture
+from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.platform.resources import demo_folder
 

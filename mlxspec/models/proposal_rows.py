@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.checkpoints.memory import bytes_of
 from mlxspec.errors import ModelError
 from mlxspec.loading.progress import amount
 from mlxspec.loading.row_lists import most_frequent
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.models.assemble import is_packed
 from mlxspec.models.dflash import DFlash
+from mlxspec.models.fill import is_packed
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import DividedHead
 from mlxspec.models.reads import Reads, reads
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.text_model import TextModel
 
 DEFAULT_ROWS = 32_768

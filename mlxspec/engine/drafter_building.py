@@ -1,0 +1,191 @@
+"""Builds the drafters that were chosen, without their weights, and collects the modules that must be evaluated before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxspec.config import SpecConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.dflash import DFlashDrafter
+from mlxspec.drafters.draft_model import DraftModel, check_tokens, check_vocabularies
+from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.gemma_assistant import GemmaAssistant
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngrams import make_ngram_drafter
+from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily, not_read
+from mlxspec.models.assemble_drafter import (
+    assemble_assistant_lazily,
+    assemble_dflash_lazily,
+    assemble_eagle3_lazily,
+    assemble_head_lazily,
+)
+from mlxspec.models.dflash_config import unknown_dflash_keys
+from mlxspec.models.eagle3 import unknown_eagle3_keys
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.gemma4_assistant import unknown_assistant_keys
+from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.proposal_rows import Drafting, choose_rows
+from mlxspec.models.sizes import bytes_of
+from mlxspec.models.vision.base import Vision
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterBuilder:
+    """What drafters are made of, and what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
+    floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
+    and on what is not used."""
+
+    spec: SpecConfig
+    target: Assembled
+    tokenizer: Tokenizer
+    beside: ModelFolder | None
+    dtype: mx.Dtype | None
+    modules: list[nn.Module]
+    notices: list[str]
+
+    def drafter(self, name: str) -> Drafter:
+        """Without its weights. Raises ConfigError and ModelError."""
+        if name.startswith("ngram-"):
+            return make_ngram_drafter(name, self.spec, self.target.model.vocab_size)
+        if name == "mtp":
+            return self._mtp()
+        makers = {"eagle3": self._eagle3, "dflash": self._dflash, "draft-model": self._draft_model}
+        if name in makers and self.beside is not None:
+            return makers[name](self.beside)
+        raise ConfigError(f"The drafter {name} cannot be made.")
+
+    def _draft_model(self, beside: ModelFolder) -> Drafter:
+        vocab_size = self.target.model.vocab_size
+        small = assemble_lazily(
+            beside.config(),
+            beside.read,
+            self.dtype,
+            beside=bytes_of(*self.modules),
+            images=None if self.target.vision is None else beside.path,
+        )
+        self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)
+        vision = _draft_vision(small, self.target, self.notices)
+        self.modules.extend(towers_of(small) if vision is not None else [])
+        check_vocabularies(
+            self.tokenizer, read_tokenizer(beside.path, small), vocab_size, small.model.vocab_size
+        )
+        self.modules.append(small.model)
+        return DraftModel(
+            small.model,
+            vocab_size,
+            self._head_rows("draft-model", small.model),
+            vision,
+            kv_bits=self.spec.draft_kv_bits,
+        )
+
+    def _eagle3(self, beside: ModelFolder) -> Drafter:
+        config, model = beside.config(), self.target.model
+        head = assemble_eagle3_lazily(config, beside.read, model, self.dtype)
+        self._check_own_tokenizer(beside)
+        self._say_unread(unknown_eagle3_keys(config), "the EAGLE-3 drafter's config.json")
+        if self.spec.draft_vocab:
+            self.notices.append(
+                f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
+            )
+        self.modules.append(head)
+        return Eagle3(head, model.max_context, kv_bits=self.spec.draft_kv_bits)
+
+    def _dflash(self, beside: ModelFolder) -> Drafter:
+        config, model = beside.config(), self.target.model
+        block = assemble_dflash_lazily(
+            config, beside.read, model, self.dtype, draft_bits=self.spec.draft_bits
+        )
+        self._check_own_tokenizer(beside)
+        self.notices.append(
+            f"{beside.path.name} is a {block.title}: it drafts up to {block.config.num_drafts} tokens at once."
+        )
+        self._say_unread(unknown_dflash_keys(config), "the block drafter's config.json")
+        self._say_quantized(block.title, block.bits_at_load)
+        self.modules.append(block)
+        rows = self._head_rows("dflash", block)
+        return DFlashDrafter(block, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
+
+    def _mtp(self) -> Drafter:
+        """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
+        model, beside = self.target.model, self.beside
+        kind = None if beside is None else beside.kind()
+        if beside is not None and kind == "assistant":
+            config = beside.config()
+            assistant = assemble_assistant_lazily(config, beside.read, model, self.dtype)
+            self._say_unread(unknown_assistant_keys(config), "the assistant's config.json")
+            self.modules.append(assistant)
+            return GemmaAssistant(assistant, model.max_context, self._head_rows("mtp", assistant))
+        head = self.target.mtp
+        if beside is not None and (kind == "head" or head is None):
+            head = assemble_head_lazily(beside.read, self.target, self.dtype, draft_bits=self.spec.draft_bits)
+        if head is None:
+            raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}.")
+        self._say_quantized("MTP head", head.bits_at_load)
+        self.modules.append(head)
+        rows = self._head_rows("mtp", head)
+        return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
+
+    def _check_own_tokenizer(self, beside: ModelFolder) -> None:
+        """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""
+        if (beside.path / "tokenizer.json").is_file():
+            rows = self.target.model.vocab_size
+            check_tokens(self.tokenizer, Tokenizer.from_folder(beside.path), rows, rows)
+
+    def _say_unread(self, keys: Sequence[str], where: str) -> None:
+        if keys:
+            self.notices.append(not_read(keys, where))
+
+    def _say_quantized(self, what: str, bits: int | None) -> None:
+        if bits is not None:
+            self.notices.append(
+                f"The {what}, stored as floats, is kept in {bits} bits beside this quantized model; --draft-bits 16 leaves it."
+            )
+
+    def _head_rows(self, name: str, drafting: Drafting) -> HeadRows | None:
+        """The rows of a language-model head that a drafter proposes from, None for all of them; without their weights."""
+        spec = self.spec
+        rows, said = choose_rows(
+            name, drafting, self.target.model, self.tokenizer, spec.draft_vocab, spec.draft_bits
+        )
+        self.notices.extend(said)
+        self.modules.extend([] if rows is None else [rows])
+        return rows
+
+
+def towers_of(made: Assembled) -> list[nn.Module]:
+    """The module that reads images, where there is one."""
+    tower = None if made.vision is None else made.vision.tower
+    return [tower] if isinstance(tower, nn.Module) else []
+
+
+def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vision | None:
+    """What a draft model has for images. They are prepared once, so its settings must be the target's."""
+    if target.vision is None:
+        return None
+    if small.vision is None:
+        notices.append("The draft model reads no images, so it does not draft for prompts that hold some.")
+        return None
+    if small.vision.preprocessor != target.vision.preprocessor or small.vision.prompt != target.vision.prompt:
+        notices.append(
+            "The draft model prepares images otherwise than the model, so it does not draft for prompts that hold some."
+        )
+        return None
+    return small.vision
+
+
+def read_tokenizer(folder: Path, target: Assembled) -> Tokenizer:
+    """Raises ModelError where ordinary text would be cut into ids for which the model has no row. Added tokens may lie beyond the rows, as
+    Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
+    tokenizer, rows = Tokenizer.from_folder(folder), target.model.vocab_size
+    if tokenizer.num_ordinary > rows:
+        raise ModelError(
+            f"The tokenizer in {folder} has {tokenizer.num_ordinary} tokens for text, the model only {rows} rows."
+        )
+    return tokenizer

@@ -1,0 +1,66 @@
+"""What ranks do together while each of them loads its share of a model. A process alone does none of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxspec.config import SpecConfig
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.ranks.peers import Peers, digest_of, files_of
+from mlxspec.kernels import launch
+from mlxspec.models.ranks import ALONE, Ranks
+from mlxspec.policy import clock
+from mlxspec.policy.calibrate import kept_costs, shared_costs
+from mlxspec.policy.cost import CostModel
+from mlxspec.policy.cost_file import CostFile
+
+
+class LoadTogether:
+    """peers: the ranks among which the model is divided, None for a process alone. Methods raise RankError, on every rank, where ranks
+    differ."""
+
+    def __init__(self, peers: Peers | None) -> None:
+        self.peers = peers
+
+    @property
+    def ranks(self) -> Ranks:
+        return ALONE if self.peers is None else self.peers.ranks
+
+    def compare_files(self, folders: Sequence[Path], spec: SpecConfig) -> None:
+        """Every rank reads the same files."""
+        if self.peers is None:
+            return
+        files = {name: digest for path in folders for name, digest in files_of(path).items()}
+        tables = [Path(p) for p in (spec.ngram_dynamic, spec.ngram_static) if p is not None]
+        self.peers.compare("file", files | {path.name: digest_of(path) for path in tables if path.is_file()})
+
+    def use_the_same_kernels(self) -> None:
+        """Every rank takes rank 0's choices between kernels."""
+        if self.peers is not None:
+            launch.adopt(self.peers.share(launch.speedups())[0])
+
+    def compare_forms(self, modules: Sequence[nn.Module]) -> None:
+        """Every rank holds its arrays in the same dtypes: on a machine with little memory quantized weights stay packed."""
+        if self.peers is None:
+            return
+        arrays = tree_flatten([m.parameters() for m in modules])
+        found = [(name, str(array.dtype)) for name, array in arrays]
+        digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+        self.peers.compare("form of the weights", {"arrays": digest})
+
+    def costs(self, engine: Engine, name: str, seconds: float) -> CostModel:
+        """What rounds of this engine cost: kept from an earlier load, or measured for so many seconds. Sums over the ranks are included."""
+        drafters, config = engine.chain.drafters, engine.config
+        peers = self.peers
+        if peers is None:
+            return kept_costs(engine.model, drafters, config, name, seconds)
+        file = CostFile.of(engine.model, drafters, config, name, peers.ranks.size) if peers.leads else None
+        with clock.of(peers.read_clock):
+            return shared_costs(
+                engine.model, drafters, config, file, lambda value: peers.share(value)[0], seconds
+            )

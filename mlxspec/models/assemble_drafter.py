@@ -1,0 +1,148 @@
+"""Builds the modules of drafters that lie in a folder of their own: an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter.
+
+Each is assembled lazily, for a target that is assembled already: what does not fit is refused before a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.qwen_weights import head_of
+from mlxspec.loading.weights import Weights
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled
+from mlxspec.models.dflash import DFlash, sanitize_dflash
+from mlxspec.models.dflash_config import DFlashConfig
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3, sanitize_eagle3
+from mlxspec.models.fill import fill, foreign_format, is_packed, quantize_floats
+from mlxspec.models.gemma import Gemma
+from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
+from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.ranks import is_divided
+from mlxspec.models.registry import Trunk, architecture
+
+NO_ASSISTANT = "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
+
+
+def assemble_head_lazily(
+    read: Callable[[], Weights],
+    target: Assembled,
+    dtype: mx.Dtype | None = None,
+    *,
+    draft_bits: int = 16,
+) -> Qwen35Mtp:
+    """An MTP head out of another folder than its target's: one of its own, or the original model's. Its weights are not read yet.
+    draft_bits: as SpecConfig has it. Raises ModelError."""
+    if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
+        raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
+    if target.unsupported_head is not None:
+        raise ModelError(f"There is no drafting with this model's MTP head: {target.unsupported_head}.")
+    head = head_of(read(), dict(tree_flatten(target.model.parameters())))
+    if not head:
+        raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
+    mtp = Qwen35Mtp(target.config, target.model)
+    head_is_packed = bool(fill(mtp, head, dtype, "The MTP head"))
+    if is_packed(target.model) and not head_is_packed:
+        quantize_floats(mtp, draft_bits)
+    mtp.fuse()
+    return mtp
+
+
+def check_head(config: Mapping[str, Any], head: Weights) -> None:
+    """Raise ModelError unless these tensors, under our names, are an MTP head of the model that config.json describes. Reads no value."""
+    kind = architecture(config)
+    if kind.head is None:
+        raise ModelError("Models of this family have no MTP head.")
+    parsed = kind.parse(config)
+    fill(kind.head(parsed, kind.build(parsed)), head, None, "The MTP head")
+
+
+def assemble_assistant_lazily(
+    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
+) -> Gemma4Assistant:
+    """A Gemma 4 assistant, which drafts for `target`. Its weights are not read yet. Raises ModelError, also if it is for another model."""
+    if not isinstance(target, Gemma):
+        raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
+    if is_divided(target):
+        raise ModelError(NO_ASSISTANT)
+    assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
+    fill(assistant, sanitize_assistant(read()), dtype, "The assistant", foreign_format(config))
+    assistant.fuse()
+    return assistant
+
+
+def assemble_eagle3_lazily(
+    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
+) -> Eagle3Head:
+    """An EAGLE-3 drafter for `target`, without its weights but for the table of its vocabulary. Raises ModelError, also if it is for
+    another model."""
+    parsed = Eagle3Config.from_dict(config)
+    weights = sanitize_eagle3(read())
+    head = Eagle3Head(parsed, target, weights)
+    fill(head, weights, dtype, "The EAGLE-3 drafter", foreign_format(config))
+    head.fuse()
+    return head
+
+
+def assemble_dflash_lazily(
+    config: Mapping[str, Any],
+    read: Callable[[], Weights],
+    target: Trunk,
+    dtype: mx.Dtype | None = None,
+    *,
+    draft_bits: int = 16,
+) -> DFlash:
+    """A block drafter for `target`, not evaluated. draft_bits: as SpecConfig has it. Raises ModelError, also if it is for another model."""
+    weights = sanitize_dflash(read())
+    parsed = DFlashConfig.from_dict(config, weights.keys())
+    made = DFlash(parsed, target)
+    dtype = mx.bfloat16 if dtype is not None and dtype == mx.float16 else dtype
+    own_is_packed = bool(fill(made, weights, dtype, f"The {parsed.kind} drafter", foreign_format(config)))
+    if is_packed(target) and not own_is_packed:
+        quantize_floats(made, draft_bits)
+    made.fuse()
+    return made
+
+
+class _AbsentTarget(NamedTuple):
+    """What drafters ask of their target when they are built. config: has its softcap."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    config: Any
+
+
+def assemble_alone(config: Mapping[str, Any], read: Callable[[], Weights]) -> tuple[nn.Module, Weights]:
+    """An EAGLE-3 or block drafter without its target, which is taken to be the one that it was made for: the module, not filled and not
+    fused, and the folder's tensors under its names. Raises ModelError where `assemble_eagle3_lazily` or `assemble_dflash_lazily` would."""
+    weights = read()
+    if is_eagle3(weights, config):
+        weights, eagle = sanitize_eagle3(weights), Eagle3Config.from_dict(config)
+        target: Any = _AbsentTarget(
+            hidden_size=eagle.target_size,
+            vocab_size=eagle.vocab_size,
+            num_layers=1 + max(eagle.layers, default=63),
+            config=eagle,
+        )
+        made: list[Eagle3Head | DFlash] = [Eagle3Head(eagle, target, weights) for _ in range(2)]
+    else:
+        weights = sanitize_dflash(weights)
+        block = DFlashConfig.from_dict(config, weights.keys())
+        target = _AbsentTarget(
+            hidden_size=block.text.hidden_size,
+            vocab_size=block.text.vocab_size,
+            num_layers=block.num_target_layers or 1 + max(block.layer_ids),
+            config=block,
+        )
+        made = [DFlash(block, target) for _ in range(2)]
+    filled, empty = made
+    fill(filled, weights, None, f"The {filled.title}", foreign_format(config))
+    return empty, weights

@@ -1,0 +1,174 @@
+"""Puts a folder's arrays into a module tree, packed or unpacked, in the wanted dtype; and evaluates what was filled lazily.
+
+Knows arrays, formats and modules; knows no folder layout and no architecture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxspec.errors import ModelError
+from mlxspec.kernels.packed import seconds_a_weight
+from mlxspec.loading import progress
+from mlxspec.loading.names import printable
+from mlxspec.loading.progress import amount
+from mlxspec.loading.vision_weights import in_dtype
+from mlxspec.loading.weights import Packed, Weights, cast, dequantize, formats, missing_and_extra
+from mlxspec.models.registry import Config, Trunk
+from mlxspec.platform import device
+
+Stays = dict[str, tuple[Packed, int]]  # module path -> format and number of weights, of what stays packed
+
+HEAD_GROUP = 64  # of an MTP head that is quantized when it is loaded
+
+ROUTERS = ("mlp.gate", "shared_expert_gate", "router.proj")  # who decides between experts
+
+
+def fill(
+    module: nn.Module,
+    weights: Weights,
+    dtype: mx.Dtype | None,
+    what: str,
+    foreign: str | None = None,
+    beside: int = 0,
+    *,
+    whole: bool = False,
+    stays: Stays | None = None,
+) -> Stays:
+    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. beside: as
+    in `assemble_lazily`. whole: vectors get `dtype` as well, for modules whose operations want one dtype. stays: what stays packed, where
+    that has been decided.
+
+    Returns what stays packed.
+    """
+    dtype = _dtype_or_default(dtype)
+    shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
+    packed = formats(weights, shapes)
+    if packed and not device.has_gpu():
+        # there MLX multiplies with all formats but the one with a scale for each expert
+        fits = device.floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()), beside)
+        unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
+        if stays is not None:  # how much memory is free has changed since
+            unpacked = {path: how for path, how in packed.items() if path not in stays}
+        weights = dequantize(weights, unpacked, dtype or mx.float32)
+        packed = {path: how for path, how in packed.items() if path not in unpacked}
+    if packed:
+        _quantize_like(module, packed)
+    norms = {f"{path}.weight": m for path, m in module.named_modules() if isinstance(m, nn.RMSNorm)}
+    weights = in_dtype(weights, dtype) if whole and dtype is not None else cast(weights, dtype, norms)
+    expected = dict(tree_flatten(module.parameters()))
+    difference = missing_and_extra(expected, weights)
+    if difference:
+        because = (
+            f"; it is quantized in the way of {printable(foreign)}, which is not supported" if foreign else ""
+        )
+        raise ModelError(f"{what} cannot be loaded: {difference}{because}.")
+    for name, value in weights.items():
+        place = expected[name]
+        if value.shape != place.shape:
+            raise ModelError(
+                f"{what} cannot be loaded: {name} has shape {value.shape}, expected {place.shape}."
+            )
+        floats = mx.issubdtype(value.dtype, mx.floating) and mx.issubdtype(place.dtype, mx.floating)
+        if not floats and value.dtype != place.dtype:
+            raise ModelError(
+                f"{what} cannot be loaded: {name} holds {_dtype(value)}, expected {_dtype(place)}."
+            )
+    module.load_weights(list(weights.items()), strict=True)
+    for norm in norms.values() if not whole else ():
+        if norm.weight.dtype != module.dtype:
+            norm.weight = norm.weight.astype(mx.float32)
+    module.eval()
+    return {path: (how, math.prod(shapes[f"{path}.weight"])) for path, how in packed.items()}
+
+
+def evaluate(modules: Sequence[nn.Module]) -> None:
+    """Read the weights of modules that were assembled lazily, array by array, the next one while the last is cast or unpacked; of a
+    divided model a rank's parts only."""
+    for module in modules:
+        if isinstance(module, Trunk):
+            module.read_parts()
+    # layers draw initial values: unless their keys are evaluated, the draws of all loads stay as one growing graph
+    mx.eval(mx.random.state)
+    arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
+    with progress.steps("loading", sum(a.nbytes for a in arrays)) as step:
+        for array, following in zip_longest(arrays, arrays[1:]):
+            if following is not None:
+                mx.async_eval(array, following)
+            mx.eval(array)
+            step(array.nbytes)
+
+
+def check_finite(module: nn.Module, what: str) -> None:
+    """Raise ModelError where a weight of a module that has been evaluated is no number."""
+    for name, value in tree_flatten(module.parameters()):
+        if mx.issubdtype(value.dtype, mx.floating) and not mx.isfinite(value).all().item():
+            raise ModelError(f"{what} cannot be used: {printable(name)} holds values that are no numbers.")
+
+
+def is_packed(module: nn.Module) -> bool:
+    """Whether matrices of a model are quantized in memory."""
+    return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))
+
+
+def quantize_floats(head: nn.Module, bits: int) -> None:
+    """Quantize the matrices of a drafter that was read as floats, before it is fused; routers of experts stay as they are."""
+
+    def is_packable(path: str, part: nn.Module) -> bool:
+        is_matrix = hasattr(part, "to_quantized") and not path.endswith(ROUTERS)
+        return is_matrix and part.weight.shape[-1] % HEAD_GROUP == 0
+
+    if bits < 16:
+        nn.quantize(head, HEAD_GROUP, bits, class_predicate=is_packable)
+        head.bits_at_load = bits
+
+
+def slowness_notice(packed: Stays, config: Config) -> str:
+    """A sentence on what a token takes where packed weights are multiplied slowly; a sample of one matrix is timed."""
+    tied = "language_model.lm_head" not in packed
+    used = 0.0
+    for path, (_, num) in packed.items():
+        if "embed_tokens" in path and not (tied and path.endswith("model.embed_tokens")):
+            continue  # looked up, not multiplied
+        used += num * (config.num_experts_per_token / config.num_experts if ".switch_" in path else 1)
+    how = max(packed.values(), key=lambda found: found[1])[0]
+    seconds = used * seconds_a_weight(how.group_size, how.bits, how.mode)
+    return (
+        f"The quantized weights stay packed, since unpacked they would take more than {amount(device.UNPACKED_AT_MOST)} or than three "
+        f"quarters of the memory that is free. They are multiplied slowly here: a token takes about {seconds:.2g} s."
+    )
+
+
+def foreign_format(config: Mapping[str, Any]) -> str | None:
+    """The name of a quantization that is not MLX's, for a sentence on why tensors are not what they should be."""
+    found = config.get("quantization_config")
+    method = found.get("quant_method") if isinstance(found, Mapping) else None
+    return method if isinstance(method, str) else None
+
+
+def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:
+    """Quantize those submodules; their values are replaced afterwards."""
+
+    def how(path: str, m: nn.Module) -> dict[str, Any] | bool:
+        if path not in packed or not hasattr(m, "to_quantized"):
+            return False
+        group_size, bits, mode, scaled = packed[path]
+        form = {"group_size": group_size, "bits": bits, "mode": mode}
+        return form | {"global_scale": True} if scaled else form
+
+    nn.quantize(module, class_predicate=how)
+
+
+def _dtype_or_default(dtype: mx.Dtype | None) -> mx.Dtype | None:
+    return mx.float32 if dtype is None and not device.has_gpu() else dtype
+
+
+def _dtype(x: mx.array) -> str:
+    return str(x.dtype).removeprefix("mlx.core.")

@@ -1,0 +1,13 @@
+"""Bytes that modules hold in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlx.utils import tree_flatten
+
+
+def bytes_of(*modules: Any) -> int:
+    """Of the parameters, evaluated or not; a model without any (a table, a rule) holds none."""
+    held = [module.parameters() for module in modules if hasattr(module, "parameters")]
+    return sum(value.nbytes for parameters in held for _, value in tree_flatten(parameters))

@@ -1,0 +1,42 @@
+"""How much memory this machine gives to MLX."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlxspec.platform import device
+
+_CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
+
+
+def machine_memory() -> int:
+    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have. Ranks on one machine have equal parts."""
+    return _whole_machine() // ranks_here()
+
+
+def ranks_here() -> int:
+    """How many ranks of this process's group run on this machine, itself included, as far as mlx.launch's file of hosts tells: those that
+    have the same address. 1 for a process alone, and where there is no such file."""
+    try:
+        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
+        addresses = [{str(place).rpartition(":")[0] for place in host} for host in hosts]
+        own = addresses[int(os.environ["MLX_RANK"])]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 1
+    return sum(bool(own & found) for found in addresses) or 1
+
+
+def _whole_machine() -> int:
+    info = mx.device_info() if device.has_gpu() else {}
+    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+        if isinstance(info.get(key), int) and info[key] > 0:
+            return int(info[key])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no such limit
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return int(_CPU_SHARE * total)
