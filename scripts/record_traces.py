@@ -12,7 +12,7 @@ said to them; what these say is put beside it. Says nothing about time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +26,10 @@ from simulation.traces import Answer, Said, Workload, distinct_share, matched, r
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.demo import WORKLOADS
-from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.plan import RoundPlan
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.errors import ConfigError
@@ -68,19 +69,16 @@ class Recorder:
         drafting.propose = self._propose  # type: ignore[method-assign]
         drafting.propose_behind = lambda *_: {}  # type: ignore[method-assign]
 
-    def _propose(
-        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
-    ) -> dict[int, Proposal]:
-        for row in rooms:
-            state = self._chain.state(row)
-            sampler = BatchSampler([state.sampler], vocab_size)
+    def _propose(self, plan: RoundPlan) -> dict[int, Proposal]:
+        for state in plan.rows:
+            sampler = BatchSampler([state.sampler], plan.vocab_size)
             place: dict[str, Words] = {}
             for drafter in self._chain.drafters_of(state):
                 depth = MODEL_DEPTH if isinstance(drafter, ModelDrafter) else LOOKUP_DEPTH
                 depth = min(depth, drafter.max_draft or depth)
-                draft = drafter.propose([Ask(row, histories[row], depth, state.sampler)], sampler)[0]
+                draft = drafter.propose([plan.ask(state, depth)], sampler)[0]
                 place[drafter.name] = _read(draft)
-            self.said.setdefault(row, []).append(place)
+            self.said.setdefault(state.row, []).append(place)
         return {}
 
 

@@ -19,12 +19,13 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard, Unread
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.checked import checked
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.guarded import Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.plan import RoundPlan
 from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.models.image_rows import SeenImages
@@ -230,33 +231,23 @@ class Chain:
         """The longest draft the row takes of this drafter."""
         return _limit(drafter, state.spec)
 
-    def ask(
-        self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int, unread: Unread | None = None
-    ) -> dict[int, Proposal]:
-        """Proposals of one drafter, for the rows for which it has any, cut to what their limits allow. unread: the round behind which it
-        drafts, see `Drafter.propose_behind`."""
-        found = self._found(drafter, asks, vocab_size, submitted, unread)
+    def ask(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan) -> dict[int, Proposal]:
+        """Proposals of one drafter for the round being planned, for the rows for which it has any, cut to what their limits allow."""
+        found = self._found(drafter, asks, plan, submitted)
         return {
             ask.row: Proposal(drafter=drafter.name, draft=draft, submission=submission)
             for ask, (draft, submission) in zip(asks, found, strict=bool(found))
             if draft.length
         }
 
-    def ask_all(self, drafter: Drafter, asks: Sequence[Ask], vocab_size: int) -> list[Draft]:
+    def ask_all(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan) -> list[Draft]:
         """One draft an ask, evaluated and on the host, within the row's own limits and with its confidences; empty where there is none."""
-        found = self._found(drafter, asks, vocab_size, submitted_on_host)
+        found = self._found(drafter, asks, plan, submitted_on_host)
         return [draft for draft, _ in found] or [NO_DRAFT] * len(asks)
 
-    def _found(
-        self,
-        drafter: Drafter,
-        asks: Sequence[Ask],
-        vocab_size: int,
-        submit: _Submit,
-        unread: Unread | None = None,
-    ) -> Submitted:
+    def _found(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, submit: _Submit) -> Submitted:
         """What one drafter proposes and what of it is submitted; nothing if it fails."""
-        started = time.perf_counter()
+        started, unread, vocab_size = time.perf_counter(), plan.unread, plan.vocab_size
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
 

@@ -81,7 +81,8 @@ def launch(
         limit = min(limit, (widest - len(requests)) // len(requests))
     rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
     drafting.chain.attach(cache, [r.number for r in requests])
-    won = drafting.propose(rooms, {r.number: r.history for r in requests}, model.vocab_size) if rooms else {}
+    histories = {r.number: r.history for r in requests}
+    won = drafting.propose(drafting.plan(rooms, histories, model.vocab_size, longest=limit)) if rooms else {}
     proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
@@ -128,7 +129,8 @@ def launch_behind(
     rests = not may or drafting.stays_plain(may)
     if not rests:
         rooms = {r.number: r.room for r in requests if r.spec.drafters}
-        rests = drafting.plain(rooms, {r.number: r.history for r in requests}, model.vocab_size)
+        histories = {r.number: r.history for r in requests}
+        rests = drafting.plain(drafting.plan(rooms, histories, model.vocab_size))
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not rests:
@@ -154,7 +156,8 @@ def _drafted_behind(
         return None
     unread = last.unread
     histories = {r.number: r.history for r in requests}
-    won = drafting.propose_behind(rooms, histories, unread, model.vocab_size, limit)
+    plan = drafting.plan(rooms, histories, model.vocab_size, longest=limit, unread=unread)
+    won = drafting.propose_behind(plan)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not won:

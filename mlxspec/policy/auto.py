@@ -16,6 +16,7 @@ from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.model_based import QUEUE_AT_MOST, ModelDrafter
+from mlxspec.drafters.plan import RoundPlan
 from mlxspec.policy.auto_row import AutoRow, Picked, Said
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import PLAIN, Controller, Offer
@@ -130,20 +131,14 @@ class Auto(Policy):
         if tokens:
             self._rows[state.row].observe(tokens, self.control, QUEUE_AT_MOST)
 
-    def propose(
-        self,
-        states: Sequence[ChainRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
-    ) -> dict[int, Proposal]:
-        started = time.perf_counter()
+    def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
+        started, states = time.perf_counter(), plan.rows
         self._times.settle()
         rows = [self._rows[s.row] for s in states]
-        offered = self._look_up(states, rooms, histories, vocab_size)
-        picked = self._pick(states, rows, rooms, histories, offered)
+        offered = self._look_up(states, plan)
+        picked = self._pick(plan, rows, offered)
         self._rest_or_wake(states, picked)
-        self._ask_models(states, rows, picked, histories, vocab_size)
+        self._ask_models(plan, rows, picked)
         offers = [p.offer for p in picked]
         lookahead = [not s.rejects or p.choice.model is None for s, p in zip(states, picked, strict=True)]
         widths = self.control.trim([r.control for r in rows], offers, lookahead=lookahead)
@@ -160,7 +155,7 @@ class Auto(Policy):
                     submission=_submission(state, pick.offer, width),
                 )
             if self.log is not None:
-                self.log(_line(state.row, len(histories[state.row]), pick, width))
+                self.log(_line(state.row, len(plan.histories[state.row]), pick, width))
         self._drafting = time.perf_counter() - started
         return out
 
@@ -185,35 +180,29 @@ class Auto(Policy):
         """For which of these rows."""
         return self._still // 2 % len(states)
 
-    def plain(
-        self,
-        states: Sequence[ChainRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
-    ) -> bool:
+    def plain(self, plan: RoundPlan) -> bool:
         """See `Policy.plain`.
 
         Between two weighings of what models promise lookups are asked for a row alone each round, for one of several every second round, in
         turns: asking for all of them would cost the host as many times what it costs one row alone, and a text that begins to repeat itself
         does so for longer than a turn takes.
         """
-        rows = [self._rows[s.row] for s in states]
+        states, rows = plan.rows, [self._rows[s.row] for s in plan.rows]
         if any(r.calm < CALM for r in rows):
             return False
         for row in rows:
             row.ask_anew()
         turn = self._turn(states)
         asked = states[turn : turn + 1] if self._still else states
-        offered = self._look_up(asked, rooms, histories, vocab_size)
+        offered = self._look_up(asked, plan)
         if self._still and not self._is_taken(states, rows, offered):
             self._still -= 1
             return True
         if self._still:
             others = [*states[:turn], *states[turn + 1 :]]
-            offered |= self._look_up(others, rooms, histories, vocab_size)
+            offered |= self._look_up(others, plan)
         self._times.settle()
-        picked = self._pick(states, rows, rooms, histories, offered)
+        picked = self._pick(plan, rows, offered)
         if self._rest_or_wake(states, picked):
             return True
         for row in rows:
@@ -289,23 +278,21 @@ class Auto(Policy):
     def _look_up(
         self,
         states: Sequence[ChainRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
+        plan: RoundPlan,
     ) -> dict[int, list[tuple[Offer, Draft]]]:
         """What lookups offer, by row, for rows that are offered anything; judged when the text has come, taken or not."""
         asks: dict[Drafter, list[Ask]] = {}
         for state in states:
             row = state.row
             self.tell(state)
-            room, history = rooms[row], histories[row]
+            room = plan.rooms[row]
             for drafter, longest in self.chain.lookups_of(state):
                 limit = min(room, longest)
                 if limit > 0:
-                    asks.setdefault(drafter, []).append(Ask(row, history, limit, state.sampler))
+                    asks.setdefault(drafter, []).append(plan.ask(state, limit))
         offered: dict[int, list[tuple[Offer, Draft]]] = {}
         for drafter, wanted in asks.items():
-            for ask, draft in zip(wanted, self.chain.ask_all(drafter, wanted, vocab_size), strict=True):
+            for ask, draft in zip(wanted, self.chain.ask_all(drafter, wanted, plan), strict=True):
                 if draft.length:
                     offer = _offer(drafter.name, draft)
                     if draft.scores is not None and self.chain.state(ask.row).rejects:
@@ -329,21 +316,20 @@ class Auto(Policy):
 
     def _pick(
         self,
-        states: Sequence[ChainRow],
+        plan: RoundPlan,
         rows: Sequence[AutoRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
         offered: Mapping[int, Sequence[tuple[Offer, Draft]]],
     ) -> list[Picked]:
         """Choose between what lookups offer and models promise."""
+        states = plan.rows
         given = [offered.get(s.row, ()) for s in states]
         models: list[dict[str, tuple[int, int]]] = [{} for _ in states]
         controls = [r.control for r in rows]
         for state, row, found in zip(states, rows, models, strict=True):
-            self.control.move(row.control, bucket(len(histories[state.row])))
+            self.control.move(row.control, bucket(len(plan.histories[state.row])))
             for name, queued in row.queued.items():
                 drafter = self.chain.drafters[name]
-                limit = min(rooms[state.row], self.chain.limit(drafter, state))
+                limit = min(plan.rooms[state.row], self.chain.limit(drafter, state))
                 if limit < 1 or name in state.ended or not isinstance(drafter, ModelDrafter):
                     continue
                 if self._may_catch_up(state, drafter, queued, controls):
@@ -358,25 +344,20 @@ class Auto(Policy):
 
     def _ask_models(
         self,
-        states: Sequence[ChainRow],
+        plan: RoundPlan,
         rows: Sequence[AutoRow],
         picked: Sequence[Picked],
-        histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
     ) -> None:
         """Drafts of the models that were chosen, into `picked`."""
         for name in dict.fromkeys(p.choice.model for p in picked if p.choice.model is not None):
             places = [i for i, p in enumerate(picked) if p.choice.model == name]
-            asks = [
-                Ask(states[i].row, histories[states[i].row], picked[i].choice.depth, states[i].sampler)
-                for i in places
-            ]
+            asks = [plan.ask(plan.rows[i], picked[i].choice.depth) for i in places]
             depth, queued = max(a.limit for a in asks), sum(rows[i].queued[name] for i in places)
             drafter = self.chain.drafters[name]
             if isinstance(drafter, ModelDrafter):
                 drafter.is_warm = True
             started = time.perf_counter()
-            drafts = self.chain.ask_all(drafter, asks, vocab_size)
+            drafts = self.chain.ask_all(drafter, asks, plan)
             seconds = time.perf_counter() - started
             is_warm = not isinstance(drafter, ModelDrafter) or drafter.is_warm
             has_run = any(d.length for d in drafts)

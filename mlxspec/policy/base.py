@@ -13,11 +13,12 @@ called once for every token of a row, prompt included, in order. A policy may de
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from mlxspec.drafters.base import Drafter, Unread
+from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.plan import RoundPlan
 
 
 class Policy(ABC):
@@ -50,41 +51,19 @@ class Policy(ABC):
         return True
 
     @abstractmethod
-    def propose(
-        self,
-        rows: Sequence[ChainRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
-    ) -> dict[int, Proposal]:
-        """What each row submits to the round, by the row's number; rows that submit nothing are absent. rooms: how many drafted tokens
-        each row may verify."""
+    def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
+        """What each row submits to the round, by the row's number; rows that submit nothing are absent."""
 
-    def propose_behind(
-        self,
-        rows: Sequence[ChainRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        unread: Unread,
-        vocab_size: int,
-        longest: int,
-    ) -> dict[int, Proposal]:
-        """Drafts of one length (the drafter's own, or `longest`) behind tokens that only the device knows, for all rows of an unread
-        round in its order; empty where somebody must see those tokens first. rooms: what each may verify, however many tokens of
-        the unread round are accepted."""
+    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal]:
+        """Drafts of one length (the drafter's own, or the plan's longest) behind tokens that only the device knows (`plan.unread`), for
+        all rows of that round in its order; empty where somebody must see those tokens first."""
         return {}
 
     def stays_plain(self, rows: Sequence[ChainRow]) -> bool:
         """Whether the next round is plain again, as far as that is known without looking at texts. If not, ask `plain`."""
         return False
 
-    def plain(
-        self,
-        rows: Sequence[ChainRow],
-        rooms: Mapping[int, int],
-        histories: Mapping[int, Sequence[int]],
-        vocab_size: int,
-    ) -> bool:
+    def plain(self, plan: RoundPlan) -> bool:
         """Whether the next round is plain, so that it may be launched before this one is read."""
         return False
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import Snapshot
-from mlxspec.config import SpecConfig
+from mlxspec.config import MAX_DRAFT, SpecConfig
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.plan import RoundPlan
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
@@ -77,41 +78,47 @@ class Drafting:
         state, policy = self.chain.state(row), self._policies[row]
         self.chain.resume(state, tokens, kept, hiddens, lambda d, num: policy.resumes(state, d, num))
 
-    def propose(
-        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
-    ) -> dict[int, Proposal]:
-        """rooms: row -> how many drafted tokens it may verify. Rows without a proposal are absent."""
-        won: dict[int, Proposal] = {}
-        for policy, rows in self._by_policy(rooms):
-            won |= policy.propose(rows, rooms, histories, vocab_size)
-        return won
-
-    def propose_behind(
+    def plan(
         self,
         rooms: Mapping[int, int],
         histories: Mapping[int, Sequence[int]],
-        unread: Unread,
         vocab_size: int,
-        longest: int,
-    ) -> dict[int, Proposal]:
+        *,
+        longest: int = MAX_DRAFT,
+        unread: Unread | None = None,
+    ) -> RoundPlan:
+        """A round of the rows in `rooms`, in that order; see `RoundPlan`."""
+        rows = tuple(map(self.chain.state, rooms))
+        return RoundPlan(
+            rows=rows,
+            rooms=rooms,
+            histories=histories,
+            vocab_size=vocab_size,
+            longest=longest,
+            unread=unread,
+        )
+
+    def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
+        """What each row submits; rows without a proposal are absent."""
+        won: dict[int, Proposal] = {}
+        for policy, rows in self._by_policy(plan.rooms):
+            won |= policy.propose(plan.of(rows))
+        return won
+
+    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal]:
         """Drafts behind a round that has not been read, see `Policy.propose_behind`; empty for rows of several policies."""
-        found = self._by_policy(rooms)
-        if len(found) != 1:
-            return {}
-        policy, rows = found[0]
-        return policy.propose_behind(rows, rooms, histories, unread, vocab_size, longest)
+        found = self._by_policy(plan.rooms)
+        return found[0][0].propose_behind(plan) if len(found) == 1 else {}
 
     def stays_plain(self, rows: Sequence[int]) -> bool:
         """Whether the next round of all these rows is plain again, as far as that can be told at a glance. If not, ask `plain`."""
         found = self._by_policy(rows)
         return len(found) == 1 and found[0][0].stays_plain(found[0][1])
 
-    def plain(
-        self, rooms: Mapping[int, int], histories: Mapping[int, Sequence[int]], vocab_size: int
-    ) -> bool:
+    def plain(self, plan: RoundPlan) -> bool:
         """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one."""
-        found = self._by_policy(rooms)
-        return len(found) == 1 and found[0][0].plain(found[0][1], rooms, histories, vocab_size)
+        found = self._by_policy(plan.rooms)
+        return len(found) == 1 and found[0][0].plain(plan)
 
     def took(
         self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool

@@ -80,7 +80,8 @@ def begun(drafting: Drafting, specs: Sequence[SpecConfig]) -> list:
 
 
 def propose(drafting: Drafting, num_rows: int, room: int = 20) -> dict[int, tuple[str | None, list[int]]]:
-    won = drafting.propose(dict.fromkeys(range(num_rows), room), {r: [1, 2] for r in range(num_rows)}, VOCAB)
+    rooms, histories = dict.fromkeys(range(num_rows), room), {r: [1, 2] for r in range(num_rows)}
+    won = drafting.propose(drafting.plan(rooms, histories, VOCAB))
     return {r: (p.drafter, list(p.draft.tokens)) for r, p in won.items()}
 
 

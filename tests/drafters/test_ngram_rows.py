@@ -194,7 +194,7 @@ def test_p_min_trims_what_knows_probabilities() -> None:
         spec = SpecConfig(drafters=("ngram-map-k4v",), ngram_m=4, p_min=p_min)
         drafting.begin(0, spec, RowSampler(SamplingParams(), text, 8))
         drafting.observe(0, text, None)
-        won = drafting.propose({0: 9}, {0: text}, 8)
+        won = drafting.propose(drafting.plan({0: 9}, {0: text}, 8))
         assert (won[0].draft.tokens if won else None) == expected, p_min
 
 

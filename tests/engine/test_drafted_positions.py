@@ -279,7 +279,7 @@ def test_under_rejection_p_min_goes_by_the_likeliest_token(p_min: float) -> None
         first = row % size
         drafting.begin(row, spec, sampler)
         drafting.observe(row, [first], None)
-        proposal = drafting.propose({row: depth}, {row: [first]}, size).get(row, Proposal())
+        proposal = drafting.propose(drafting.plan({row: depth}, {row: [first]}, size)).get(row, Proposal())
         drafting.close(row)
         tokens = np.asarray(proposal.draft.tokens).astype(int).tolist()
         before = [first, *tokens]
@@ -335,7 +335,7 @@ def width_of(curve: dict[int, float], confidences: Sequence[float], acceptance: 
     )
     drafting.begin(0, spec, sampler)
     drafting.observe(0, [1], None)
-    found = drafting.propose({0: 8}, {0: [1]}, SIZE)
+    found = drafting.propose(drafting.plan({0: 8}, {0: [1]}, SIZE))
     return found[0].submission.length if found else 0
 
 

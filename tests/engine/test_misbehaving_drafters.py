@@ -676,7 +676,7 @@ def submitted(drafter: Drafter, policy: str, **limits) -> int:
     sampler = RowSampler(SamplingParams(temperature=1.0, seed=0), [1], 4, keeps_drafts=True)
     drafting.begin(0, spec, sampler)
     drafting.observe(0, [1], None)
-    found = drafting.propose({0: 6}, {0: [1]}, 4)
+    found = drafting.propose(drafting.plan({0: 6}, {0: [1]}, 4))
     return found[0].submission.length if found else 0
 
 

@@ -1,0 +1,34 @@
+"""The round being planned, as policies and the chain of drafters see it: its rows, how much each may verify, and their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlxspec.drafters.base import Ask, Unread
+from mlxspec.drafters.chain_row import ChainRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """Every row has a room and a history.
+
+    rows: those that may draft, in the order of the round. rooms: by row, how many drafted tokens it may verify. histories: by row, all its
+    known tokens. unread: the round behind which this one is planned, where the host has not read it; rooms hold then however many of its
+    tokens are accepted. longest: drafted tokens of a row that can be taken back.
+    """
+
+    rows: tuple[ChainRow, ...]
+    rooms: Mapping[int, int]
+    histories: Mapping[int, Sequence[int]]
+    vocab_size: int
+    longest: int
+    unread: Unread | None = None
+
+    def of(self, rows: Sequence[ChainRow]) -> RoundPlan:
+        """The same round with some of its rows."""
+        return self if tuple(rows) == self.rows else replace(self, rows=tuple(rows))
+
+    def ask(self, row: ChainRow, limit: int) -> Ask:
+        """What a drafter is asked for a row: at most `limit` tokens."""
+        return Ask(row.row, self.histories[row.row], limit, row.sampler)
