@@ -11,6 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from planting import catches
 
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.engine.load import load
@@ -143,6 +144,11 @@ def test_what_is_wrong_with_a_draft_model_is_said_before_the_targets_weights_are
     refused(error, match, copied(tmp_path / "model"), draft_model=str(draft), draft="draft-model")
 
 
+@catches(
+    "the memory budget is not compared with the weights",
+    "mlxspec.engine.memory:check_weights",
+    lambda right: lambda weights, budget: right(0, budget),
+)
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_budget_below_the_weights_is_refused_before_they_are_read(exact: bool, tmp_path: Path) -> None:
     folder, config = copied(tmp_path / "model"), EngineConfig(memory_budget=1 << 20, exact=exact)

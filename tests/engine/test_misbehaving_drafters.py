@@ -14,6 +14,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
+from planting import catches
 
 import mlxspec
 from mlxspec.cache.model_cache import Snapshot
@@ -414,6 +415,24 @@ CASES = [
 ]
 
 
+@catches(
+    "confidences are not checked",
+    "mlxspec.drafters.checked:_confidences",
+    lambda right: lambda given, length: given,
+    case="confidences that are NaN, auto",
+)
+@catches(
+    "drafted ids are not checked",
+    "mlxspec.drafters.checked:_check_host",
+    lambda right: lambda *_: None,
+    case="drafts negative ids on the device, fixed",
+)
+@catches(
+    "a third-party drafter gets the engine's own list and sampler",
+    "mlxspec.drafters.guarded:_views",
+    lambda right: list,
+    case="appends to the history, fixed",
+)
 @pytest.mark.parametrize(("name", "policy"), CASES)
 def test_every_row_says_what_plain_decoding_says(name: str, policy: str) -> None:
     at, do = WAYS[name]
@@ -449,6 +468,11 @@ def test_there_are_thirty_ways_to_misbehave() -> None:
 # ---- what no notice is due for, because it does nothing or nobody is left to be told
 
 
+@catches(
+    "a third-party drafter gets the hidden states that others get",
+    "mlxspec.drafters.guarded:_copy",
+    lambda right: lambda x: x,
+)
 def test_what_a_drafter_does_with_its_copies_reaches_nobody() -> None:
     """It assigns to the hiddens it is given, keeps them, and sorts the tokens; a drafter beside it and the store see the right ones."""
 
@@ -817,6 +841,11 @@ def test_what_a_drafter_is_given_costs_nothing_by_the_length_of_the_text() -> No
     assert not isinstance(engine.chain.drafters["ngram-simple"], Guarded)
 
 
+@catches(
+    "drafts on the device may have any shape",
+    "mlxspec.drafters.checked:_check_device",
+    lambda right: lambda *_: None,
+)
 def test_shape_and_type_of_a_models_device_drafts_are_checked_without_evaluating_them() -> None:
     asks = [Ask(0, [1], 3, RowSampler(SamplingParams(), [1], VOCAB))] * 4
     lazy = mx.array([1, 2, 3]) + 1

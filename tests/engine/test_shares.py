@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from planting import catches
 
 from mlxspec.config import SamplingParams
 from mlxspec.engine.api import Result
@@ -71,6 +72,16 @@ def answered(engine: Engine, *asked: Request) -> None:
     raise AssertionError("it does not end")
 
 
+@catches(
+    "rows go to whoever came first",
+    "mlxspec.engine.schedule:next_of",
+    lambda right: lambda waiting, places: min(waiting, key=lambda r: r.number, default=None),
+)
+@catches(
+    "no row makes room for another client",
+    "mlxspec.engine.schedule:makes_room",
+    lambda right: lambda *_: None,
+)
 @pytest.mark.parametrize(
     ("drafters", "options"),
     [

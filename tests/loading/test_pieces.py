@@ -6,10 +6,12 @@ import random
 import threading
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import catches
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Inner
 
@@ -24,6 +26,14 @@ QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}
 CORPUS = [
     "def main(arg):\n    return  arg + 1\n\n\n# 12345 caf\u00e9 \u4f60\u597d isn't it?\n\tx = 'ab  c'\r\n"
 ] * 4
+
+
+def _without_margin(right: Any) -> Any:
+    def init(self: Pieces, *arguments: Any, **more: Any) -> None:
+        right(self, *arguments, **more)
+        self._margin = 0
+
+    return init
 
 
 def words(pattern: str = QWEN, added: AddedToken | str = "<|im_end|>") -> Inner:
@@ -74,6 +84,12 @@ TEXTS = st.lists(
 ).map("".join)  # fmt: skip
 
 
+@catches(
+    "texts are cut right at the end of a piece",
+    "mlxspec.loading.pieces:Pieces.__init__",
+    _without_margin,
+    case="words-words",
+)
 @pytest.mark.parametrize(
     ("make", "cuts"), [(words, "words"), (groups, "words"), (lines, "lines"), (demo, "words")]
 )

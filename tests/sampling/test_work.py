@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.config import SamplingParams
 from mlxspec.errors import GrammarError
@@ -18,6 +20,19 @@ from mlxspec.sampling.constraints import ConstraintMaker
 from mlxspec.sampling.grammar import RoundClock
 from tests import tiny_models
 from tests.tiny_models import VOCAB
+
+
+def _without_links(right: Any) -> Any:
+    """A mask that knows the longest end of the text only."""
+
+    def mask(self: BadWords, state: int) -> Any:
+        links, self._links = self._links, [0] * len(self._links)
+        try:
+            return right(self, state)
+        finally:
+            self._links = links
+
+    return mask
 
 
 class Pieces(TokenBytes):
@@ -33,6 +48,11 @@ def forbidden(text: bytes, words: Sequence[bytes], token: bytes) -> bool:
     return any(whole.find(w, max(0, len(text) - len(w) + 1)) >= 0 for w in words)
 
 
+@catches(
+    "forbidden words that are shorter ends of the text are forgotten",
+    "mlxspec.sampling.bad_words:BadWords.mask",
+    _without_links,
+)
 @settings(deadline=None)
 @given(
     pieces=st.lists(st.text("ab\xff", min_size=1, max_size=4), min_size=2, max_size=12, unique=True),
@@ -88,6 +108,11 @@ def test_what_words_take_is_bounded_by_their_bytes(words: list[str]) -> None:
     assert taken <= found.nbytes
 
 
+@catches(
+    "a grammar's time has no limit",
+    "mlxspec.sampling.grammar:RoundClock.check",
+    lambda right: lambda self, grammar: None,
+)
 def test_a_grammar_that_takes_too_long_in_a_round_ends_and_no_other() -> None:
     clock, maker = RoundClock(seconds=1.0), ConstraintMaker(tiny_models.tokenizer(), VOCAB)
     compiled = maker.compile(SamplingParams(regex="[ab]+"))

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from planting import catches
 
 from mlxspec.errors import CancelledError, ConfigError
 from mlxspec.server.body import parse
@@ -31,6 +33,18 @@ CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
 # ---- bodies
 
 
+def _first_come(right: Any) -> Any:
+    """Whoever stands first stays first while it has work."""
+
+    def next_of(self: Any) -> Any:
+        client, found = right(self)
+        if client in self._waiting:
+            self._waiting.move_to_end(client, last=False)
+        return client, found
+
+    return next_of
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be", "utf-16", "utf-32-le"])
 @pytest.mark.parametrize("inside", ["[" * 101 + "]" * 101, '{"a":' * 101 + "1" + "}" * 101])
 def test_levels_are_counted_in_every_encoding(encoding: str, inside: str) -> None:
@@ -43,6 +57,11 @@ def test_levels_are_counted_in_every_encoding(encoding: str, inside: str) -> Non
     assert parse(f'{{"pad":"\u0122","x":{fits}}}'.encode(encoding), limits)
 
 
+@catches(
+    "values of a body are not counted",
+    "mlxspec.server.body:check_shape",
+    lambda right: lambda raw, limits: None,
+)
 @pytest.mark.parametrize("items", ["[]", "{}", '""', "1", '{"a":1}', '"\\\\"'])
 def test_values_are_counted_before_they_are_made(items: str) -> None:
     limits = ServerLimits(max_values=1000)
@@ -104,6 +123,7 @@ def test_large_bodies_share_room_that_small_ones_always_find() -> None:
     assert gate.num_bytes == 0
 
 
+@catches("log lines have no rate", "mlxspec.server.log:Allowance.take", lambda right: lambda self: 0)
 def test_log_lines_have_a_rate() -> None:
     now = [0.0]
     allowance = Allowance(3, 2.0, lambda: now[0])
@@ -112,6 +132,7 @@ def test_log_lines_have_a_rate() -> None:
     assert [allowance.take() for _ in range(3)] == [3, 0, None]
 
 
+@catches("clients do not take turns", "mlxspec.server.fairness:Lane._next", _first_come)
 def test_clients_take_turns_in_a_lane() -> None:
     import asyncio
 
@@ -141,6 +162,11 @@ def test_clients_take_turns_in_a_lane() -> None:
     assert order.index("a3") == 3
 
 
+@catches(
+    "work goes on though its client has gone",
+    "mlxspec.server.fairness:Ticket.check",
+    lambda right: lambda self: None,
+)
 def test_work_that_nobody_waits_for_ends() -> None:
     import asyncio
 

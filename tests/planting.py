@@ -1,0 +1,131 @@
+"""Planted faults: a test names a fault that it must find, and `pytest --plant` runs it with that fault in place.
+
+    @catches("clients do not take turns", "mlxspec.server.fairness:Lane._next", lambda right: first_come)
+    def test_clients_take_turns_in_a_lane() -> None: ...
+
+A fault is found by name, `module:attribute` or `module:Class.attribute`, and replaces that attribute by what its function makes of the
+right one. A function is replaced in every module that has imported it. Without --plant the mark does nothing. With it, only marked tests
+run, once for each of their faults, and pass if the test fails: by an assertion, by pytest, or by an error that the mark allows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Fault:
+    """name: a sentence. target: see the module. wrong: the right attribute -> the faulty one. case: text that the id of a case must hold;
+    empty: every case must find it. errors: what else counts as found, beside failed assertions."""
+
+    name: str
+    target: str
+    wrong: Callable[[Any], Any]
+    case: str = ""
+    errors: tuple[type[BaseException], ...] = ()
+
+    def place(self) -> tuple[Any, str, Any]:
+        """The object that has the attribute, the attribute's name, and what is there. Raises AttributeError where nothing is."""
+        module, _, path = self.target.partition(":")
+        *owners, name = path.split(".")
+        owner: Any = import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        return owner, name, inspect.getattr_static(owner, name)
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        owner, name, right = self.place()
+        wrong = self.wrong(right)
+        places = [(owner, name)]
+        if inspect.ismodule(owner) and callable(right):
+            for module in list(sys.modules.values()):
+                if module is not None and module is not owner and vars(module).get(name) is right:
+                    places.append((module, name))
+        with pytest.MonkeyPatch.context() as patch:
+            for place, attribute in places:
+                patch.setattr(place, attribute, wrong)
+            yield
+
+
+def catches(
+    name: str,
+    target: str,
+    wrong: Callable[[Any], Any],
+    *,
+    case: str = "",
+    errors: tuple[type[BaseException], ...] = (),
+) -> pytest.MarkDecorator:
+    return pytest.mark.catches(Fault(name, target, wrong, case, errors))
+
+
+def faults_of(item: pytest.Item) -> list[Fault]:
+    return [mark.args[0] for mark in item.iter_markers("catches")]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--plant", action="store_true", help="run tests with the faults that they must find")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--plant"):
+        config.pluginmanager.register(Planting(), "faults")
+
+
+class Planting:
+    """What --plant does."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        faults = [mark.args[0] for mark in metafunc.definition.iter_markers("catches")]
+        if faults:
+            metafunc.fixturenames.insert(0, "planted_fault")
+            metafunc.parametrize("planted_fault", faults, ids=lambda f: f.name, indirect=True)
+
+    @pytest.fixture
+    def planted_fault(self, request: pytest.FixtureRequest) -> Fault:
+        return request.param
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        fault = _of(item)
+        if fault is None:
+            return (yield)
+        with fault.planted():  # before any fixture of the test
+            return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        chosen = [item for item in items if (fault := _of(item)) is not None and fault.case in item.name]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Any:
+        fault = _of(pyfuncitem)
+        if fault is None:
+            return (yield)
+        try:
+            yield
+        except BaseException as error:
+            if not _shows(error, fault.errors):
+                raise
+            return True
+        raise AssertionError(f"the fault was not found: {fault.name}")
+
+
+def _of(item: pytest.Item) -> Fault | None:
+    return item.callspec.params.get("planted_fault") if hasattr(item, "callspec") else None
+
+
+def _shows(error: BaseException, errors: tuple[type[BaseException], ...]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_shows(e, errors) for e in error.exceptions)
+    return isinstance(error, (AssertionError, pytest.fail.Exception, *errors))
