@@ -269,11 +269,10 @@ class Qwen35DecoderLayer(nn.Module):
         mixer.fuse()
         self.mlp.fuse()
 
-    def enter(self, x: mx.array) -> mx.array:
-        """What the mixer sees."""
+    def normed(self, x: mx.array) -> mx.array:
+        """(N, H) as the token mixer sees it."""
         return rms_norm(x, self.input_layernorm.weight, self._eps)
 
-    def leave(self, x: mx.array, mixed: mx.array) -> mx.array:
-        """Residual stream after this layer, given the mixer's output."""
-        x = x + mixed
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight, self._eps))
+    def normed_again(self, x: mx.array) -> mx.array:
+        """(N, H) as the MLP sees it."""
+        return rms_norm(x, self.post_attention_layernorm.weight, self._eps)

@@ -21,7 +21,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import FusedLinear, rms_norm
-from mlxspec.models.qwen3_5 import Qwen35, qwen_rotary, turns_of
+from mlxspec.models.qwen3_5 import Qwen35, after_attention, before_attention, qwen_rotary, turns_of
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
 from mlxspec.models.runners import Runners
@@ -102,13 +102,12 @@ class Qwen35Mtp(nn.Module):
     def _before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, Any]:
-        eps, layer = self._config.rms_eps, self.layers[0]
+        eps = self._config.rms_eps
         e = rms_norm(embedded, self.pre_fc_norm_embedding.weight, eps)
         h = rms_norm(hidden, self.pre_fc_norm_hidden.weight, eps)
         x = self.fc(mx.concatenate([e, h], axis=-1))
-        return x, layer.self_attn.project(layer.enter(x), cos, sin)
+        return x, before_attention(self.layers[0], x, cos, sin)
 
     def _after(self, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
-        layer = self.layers[0]
-        x = layer.leave(x, layer.self_attn.finish(attended, gate))
+        x = after_attention(self.layers[0], x, attended, gate)
         return rms_norm(x, self.norm.weight, self._config.rms_eps)

@@ -10,7 +10,8 @@ import numpy as np
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_attention import attend_rows
-from mlxspec.models.qwen3_5 import Qwen35, _pack_layout, _unpack_layout
+from mlxspec.models.qwen3_5 import Qwen35, with_mlp
+from mlxspec.models.qwen3_5_segments import _pack_layout, _unpack_layout
 from mlxspec.platform.host import numbers
 
 
@@ -34,13 +35,13 @@ def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
     layout = _unpack_layout(rows, True, cache.rollback, _pack_layout(rows, cache, indexed=True), None)
     x, found = model.embed(tokens), []
     for i, layer in enumerate(model.language_model.model.layers):
-        entered = layer.enter(x)
+        entered = layer.normed(x)
         if cache.layers[i].is_recurrent:
             mixed, _ = layer.linear_attn(entered, cache.recurrent(i).current, layout)
         else:
             q, k, v, gate = layer.self_attn.project(entered, cos, sin)
             mixed = layer.self_attn.finish(layer.self_attn.core(q, k, v, places, cache.attention(i)), gate)
-        x = layer.leave(x, mixed)
+        x = with_mlp(layer, x + mixed)
         found.append(x)
     return found
 

@@ -46,7 +46,7 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     monkeypatch.setattr(device, "compile_enabled", lambda: True)
     engine = make()
     runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine.model, "_runners", runners)  # others have used this model
+    monkeypatch.setattr(engine.model._segments, "runners", runners)  # others have used this model
     engine.drafting.follow(
         Controller(CostModel({0: {1: 0.01, 2: 0.01}}, {}))
     )  # drafting and verifying are free
@@ -151,7 +151,7 @@ def test_an_m1_races_products_of_few_rows_once(
     monkeypatch.setattr(device, "compile_enabled", lambda: True)
     engine = make("fixed")
     runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine.model, "_runners", runners)
+    monkeypatch.setattr(engine.model._segments, "runners", runners)
     runners.get("key", lambda x: x, FlatRows((1,)))
     pieces = rehearse(engine)
     next(pieces)

@@ -31,7 +31,8 @@ def kept(value: Any, name: str) -> Iterator[tuple[str, mx.array]]:
     elif isinstance(value, (list, tuple)):
         for i, part in enumerate(value):
             yield from kept(part, f"{name}[{i}]")
-    if isinstance(value, nn.Module) or type(value).__module__.startswith("mlxspec.models"):
+    is_ours = hasattr(value, "__dict__") and type(value).__module__.startswith("mlxspec.models")
+    if isinstance(value, nn.Module) or is_ours:
         yield from kept(vars(value), name)
 
 
