@@ -25,7 +25,7 @@ from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config, interleaved_axes
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
-from mlxspec.models.qwen3_5_segments import Pieces, Segments
+from mlxspec.models.qwen3_5_segments import LayerPieces, Segments
 from mlxspec.models.text_model import TextModel
 
 # --- a layer: x (N, H) is the residual stream of the tokens of all rows
@@ -78,7 +78,7 @@ class Qwen35(TextModel):
         super().__init__(Qwen35TextStack(config), config)
         self._config = config
         self._rotary = qwen_rotary(config)
-        pieces = Pieces(linear=linear_layer, before=before_attention, after=after_attention)
+        pieces = LayerPieces(linear=linear_layer, before=before_attention, after=after_attention)
         self._segments = Segments(config, self.language_model.model.layers, pieces)
 
     @property

@@ -29,7 +29,7 @@ from mlxspec.platform import device
 _OF_A_LAYER, _OF_A_CORE = 14, 4
 
 
-class Pieces(NamedTuple):
+class LayerPieces(NamedTuple):
     """The pure functions of arrays that layers are made of; the first argument is the layer's module. linear: (layer, x, state, layout) ->
     (x, state). before: (layer, x, cos, sin) -> queries, keys, values, gate. after: (layer, x, attended, gate) -> x."""
 
@@ -69,7 +69,7 @@ class Segment:
 class Segments:
     """The segments of one model, and what was compiled of them."""
 
-    def __init__(self, config: Qwen35Config, layers: Sequence[Any], pieces: Pieces) -> None:
+    def __init__(self, config: Qwen35Config, layers: Sequence[Any], pieces: LayerPieces) -> None:
         self._config, self._layers, self._pieces = config, layers, pieces
         self._segments = Segment.cut(config.is_linear)
         self.runners = Runners(layers)
