@@ -44,10 +44,8 @@ from mlxspec.kernels.flat import FlatRows  # noqa: E402
 from mlxspec.models.assemble import assemble  # noqa: E402
 
 STORED = ROOT / "scripts" / "bench_gate.json"
-TOLERANCE = {
-    "timed": 0.15,
-    "counted": 0.02,
-}  # of the stored value; two runs of an idle machine differ by up to a tenth
+# Of the stored value; two runs of an idle machine differ by up to a tenth.
+TOLERANCE = {"timed": 0.15, "counted": 0.02}
 SMALLER_IS_BETTER = ("verify_", "nodes_", "waits_")
 WORKLOADS = ("edit", "explain", "continue", "ask")
 PROMPTS = 3
@@ -85,9 +83,8 @@ def main() -> int:
         return 2
     stored = json.loads(STORED.read_text())
     if machine and stored["timed"] and machine not in stored["timed"]:
-        print(
-            f"Of {machine} nothing is stored: timed ratios against the least of {', '.join(stored['timed'])}."
-        )
+        known = ", ".join(stored["timed"])
+        print(f"Of {machine} nothing is stored: timed ratios against the least of {known}.")
     lines = compare({"counted": stored["counted"], "timed": timed_of(stored["timed"], machine)}, found)
     for line, _ in lines:
         print(line)
@@ -128,9 +125,7 @@ def compare(
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--counts", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
@@ -151,9 +146,8 @@ def _counted() -> dict[str, float]:
             before = engine.stats.num_synchronised
             stats = [engine.generate(list(p), params, spec=spec).stats for p in work.prompts[:PROMPTS]]
             rounds = sum(s.num_rounds for s in stats)
-            found[f"tokens_a_round_{work.name}_{'+'.join(names)}"] = (
-                sum(s.num_decoded for s in stats) / rounds
-            )
+            tokens = sum(s.num_decoded for s in stats)
+            found[f"tokens_a_round_{work.name}_{'+'.join(names)}"] = tokens / rounds
             if names == ("mtp",):
                 waited, rounds_mtp = waited + engine.stats.num_synchronised - before, rounds_mtp + rounds
     found["waits_a_round_mtp"] = waited / rounds_mtp
@@ -170,9 +164,8 @@ def _nodes(engine: Engine, width: int) -> int:
         for _ in range(2):
             mx.eval(cache.arrays)
             cache.abort()
-            out = engine.model.forward(
-                mx.array([5] * width, mx.int32), FlatRows((width,)), cache, facts=width == 1
-            )
+            tokens, rows = mx.array([5] * width, mx.int32), FlatRows((width,))
+            out = engine.model.forward(tokens, rows, cache, facts=width == 1)
         return count_nodes(mx.argmax(out.logits, -1), *cache.arrays)
 
 
@@ -223,9 +216,8 @@ def _decode(peer: Any, engine: Engine, rounds: int) -> float:
         return sum(1 for _ in stream) / (time.perf_counter() - started)
 
     def ours() -> float:
-        return float(
-            engine.generate(PROMPT, SamplingParams(max_tokens=NEW, ignore_eos=True)).stats.decode_speed
-        )
+        params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+        return float(engine.generate(PROMPT, params).stats.decode_speed)
 
     ratios = []
     for turn in range(rounds + 1):
@@ -280,9 +272,8 @@ def _prefill(peer: Any, engine: Engine, rounds: int) -> dict[str, float]:
             cache, chunk = engine.model.make_cache(1), engine.memory.full_chunk
             for begin in range(0, prompt.size, chunk):
                 piece = prompt[begin : begin + chunk]
-                out = engine.model.forward(
-                    piece, FlatRows((piece.size,)), cache, facts=True, logits_at="last"
-                )
+                rows = FlatRows((piece.size,))
+                out = engine.model.forward(piece, rows, cache, facts=True, logits_at="last")
                 cache.commit()
                 mx.eval(out.logits, cache.arrays)
 

@@ -94,9 +94,8 @@ class Recorded(Mtp):
         right = self.stood[place % len(self.stood)]
         said = [t if i < right else (t + 1) % self._vocab_size for i, t in enumerate(true)]
         said += [0] * (draft.length - len(said))
-        tokens = mx.array(said, mx.int32) + 0 * mx.array(draft.tokens).astype(
-            mx.int32
-        )  # its own are computed all the same
+        own = mx.array(draft.tokens).astype(mx.int32)  # computed all the same
+        tokens = mx.array(said, mx.int32) + 0 * own
         return draft._replace(tokens=tokens)
 
 
@@ -121,9 +120,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["0.8B", "9B"])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
@@ -227,11 +224,8 @@ def _decode(engine: Engine, drafter: Recorded, tokens: int, rounds: int) -> dict
                 f"{name:10s} {depth:6d} {middle[False]:13.1f} {middle[True]:10.1f} {over:>10s}"
                 f" {100 * stats.num_accepted / max(1, stats.num_drafted):8.0f} % {stats.tokens_per_round:16.2f}"
             )
-            found["decode"][f"{name} {depth}"] = {
-                "plain": middle[False],
-                "drafting": middle[True],
-                "same": same,
-            }
+            speeds = {"plain": middle[False], "drafting": middle[True], "same": same}
+            found["decode"][f"{name} {depth}"] = speeds
     return found
 
 

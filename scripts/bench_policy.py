@@ -66,9 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for tokens in options.tokens or ([96] if bench.is_demo else [32, 96])
             for cell in bench.measure(temperature, tokens, options.pairs, options.limit)
         ]
-    print(
-        f"first answers of the process: auto {first['auto']:.2f} s, off {first['off']:.2f} s, not counted below"
-    )
+    auto, off = first["auto"], first["off"]
+    print(f"first answers of the process: auto {auto:.2f} s, off {off:.2f} s, not counted below")
     for group in groups(cells):
         print("\n" + report(group))
     if options.json:
@@ -85,9 +84,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a model that continues text")
-    parser.add_argument(
-        "--temperatures", type=_numbers(float), default=None, help="default 0,0.8; of a folder 0"
-    )
+    parser.add_argument("--temperatures", type=_numbers(float), help="default 0,0.8; of a folder 0")
     parser.add_argument("--tokens", type=_numbers(int), default=None, help="default 96; of a folder 32,96")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--limit", type=int, help="the first so many prompts only")

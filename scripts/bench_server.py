@@ -39,29 +39,25 @@ class Server:
         if not self.port:
             raise SystemExit("The server did not start.")
 
-    def ask(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> dict[str, Any]:
+    def _sent(self, body: dict[str, Any], path: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
-        connection.close()
+        return connection.getresponse()
+
+    def ask(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> dict[str, Any]:
+        answer = json.loads(self._sent(body, path).read())
         if "error" in answer:
             raise SystemExit(answer["error"]["message"])
-        return answer
+        return dict(answer)
 
-    def first_token(self, body: dict[str, Any], path: str = "/v1/completions") -> float:
+    def first_token(self, body: dict[str, Any]) -> float:
         """Seconds to the first text of a stream."""
         started = time.perf_counter()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        connection.request(
-            "POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"}
-        )
-        response = connection.getresponse()
+        response = self._sent({**body, "stream": True}, "/v1/completions")
         while line := response.readline():
             if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0].get("text"):
                 break
-        seconds = time.perf_counter() - started
-        connection.close()
-        return seconds
+        return time.perf_counter() - started
 
     def stop(self) -> None:
         self.process.terminate()
@@ -69,12 +65,8 @@ class Server:
 
 
 def question(text: str, draft: str, max_tokens: int) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": max_tokens,
-        "draft": draft,
-        "ignore_eos": True,
-    }
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "max_tokens": max_tokens, "draft": draft, "ignore_eos": True}
 
 
 def run(server: Server, draft: str, max_tokens: int, clients: int) -> tuple[float, list[str]]:
@@ -97,9 +89,7 @@ def run(server: Server, draft: str, max_tokens: int, clients: int) -> tuple[floa
 
 def throughput(server: Server, max_tokens: int, clients: int, repeat: int) -> None:
     num_tokens = max_tokens * len(QUESTIONS)
-    print(
-        f"{'drafting':10} {'one by one':>12} {f'{clients} clients':>12}   ratio   (tokens a second, median of {repeat})"
-    )
+    print(f"tokens a second, median of {repeat}; one client after another, {clients} beside each other")
     for draft in ("auto", "off"):
         run(server, draft, max_tokens, clients)
         alone, beside = [], []
@@ -111,9 +101,8 @@ def throughput(server: Server, max_tokens: int, clients: int, repeat: int) -> No
             if texts != same:
                 raise SystemExit("The texts differ, so their times say nothing.")
         one, many = statistics.median(alone), statistics.median(beside)
-        print(
-            f"{'on' if draft == 'auto' else 'off':10} {num_tokens / one:12.0f} {num_tokens / many:12.0f}   {one / many:.2f}x"
-        )
+        on = "on" if draft == "auto" else "off"
+        print(f"drafting {on:4} {num_tokens / one:8.0f} {num_tokens / many:8.0f}   {one / many:.2f}x")
 
 
 def waiting(server: Server, chunk: int, num_prompt: int, repeat: int) -> None:

@@ -42,24 +42,10 @@ STANDARDS = ("metal3.1", "metal3.2", "metal4.0")  # MLX asks for these on macOS 
 INCLUDE = Path(mx.__file__).parent / "include"
 HEADER = "mlx/backend/metal/kernels/utils.h"  # MLX puts its text in front of every custom kernel
 FLAGS = ("-fno-fast-math", "-Wall", "-Wno-unused")
-ROWS = (
-    (1,),
-    (4,),
-    (17,),
-    (64,),
-    (3, 1, 6),
-    (1,) * 9,
-)  # widths of rows of rounds: narrow, wide, ragged, and nine rows
+ROWS = ((1,), (4,), (17,), (64,), (3, 1, 6), (1,) * 9)  # widths of rows: narrow, wide, ragged, and nine rows
 PIECES = ((512,), (2048,), (1000,), (600, 8))  # of prompts
-DEPTHS = (
-    2,
-    3,
-    4,
-    5,
-)  # states kept by rollback with snapshots; any other number of states is a variant of its own
-SNAPSHOTS = tuple(
-    pair for n in DEPTHS for pair in ((1, n), (n, n), (n, 1))
-)  # states before and after a round
+DEPTHS = (2, 3, 4, 5)  # states kept by rollback with snapshots; any other number is a variant of its own
+SNAPSHOTS = tuple(p for n in DEPTHS for p in ((1, n), (n, n), (n, 1)))  # states before and after a round
 # heads that share a key, and tokens: in room for 8, 16, 32 and 64 queries, tokens fewer than 8 and not
 QUERIES = ((1, 1), (8, 1), (1, 8), (16, 1), (2, 8), (8, 4), (4, 8), (16, 4), (8, 8))
 _metal_kernel = mx.fast.metal_kernel
@@ -262,9 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-only", action="store_true", help="write the files and compile nothing")
     options = parser.parse_args(arguments)
     if not options.write_only and shutil.which("xcrun") is None:
-        print(
-            "scripts/compile_kernels: there is no xcrun; Apple's compiler comes with Xcode.", file=sys.stderr
-        )
+        print("scripts/compile_kernels: no xcrun; Apple's compiler comes with Xcode.", file=sys.stderr)
         return 2
     try:
         with device.private_kernels():
@@ -272,10 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"scripts/compile_kernels: {error}", file=sys.stderr)
         return 2
-    counts = {
-        kernel: sum(v.kernel == kernel for v in named.values())
-        for kernel in sorted({v.kernel for v in named.values()})
-    }
+    kernels = [v.kernel for v in named.values()]
+    counts = {kernel: kernels.count(kernel) for kernel in sorted(set(kernels))}
     print(f"{len(named)} variants in {options.out}: " + ", ".join(f"{n} of {k}" for k, n in counts.items()))
     if options.write_only:
         return 0

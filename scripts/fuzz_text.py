@@ -30,9 +30,7 @@ COLUMNS = ("requests", "tokens", "drafted", "accepted", "cached", "cancelled", "
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--requests", type=int, default=3000, help="at least so many are run")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument(

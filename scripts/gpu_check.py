@@ -32,11 +32,7 @@ from gpu.cases import Launch, Product, Round
 
 WIDTHS = tuple(range(1, 9))
 ROWS = (1, 16)  # of a batch, in timed rounds: one layer of one row is too little work to fill a large GPU
-LIMITS = {
-    "float": 2e-6,
-    "half": 1e-3,
-    "bfloat": 8e-3,
-}  # outputs in T are rounded to it; gdn_round's are float32
+LIMITS = {"float": 2e-6, "half": 1e-3, "bfloat": 8e-3}  # outputs in T are rounded; gdn_round's are float32
 MICROSCALING = (4, 16, "nvfp4"), (8, 32, "mxfp8"), (4, 32, "mxfp4")  # bits, group, mode
 FORMATS = (4, 32, "affine"), (4, 128, "affine"), (8, 64, "affine"), *MICROSCALING
 CHECKED_PRODUCT = Product(num_rows=1, out_features=64, in_features=1024)
@@ -48,9 +44,7 @@ Run = Callable[[Launch], dict[str, Any]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds of each time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there as well")
     parser.add_argument("--arch", help="what nvcc compiles for; this machine's GPU if left out")
@@ -215,12 +209,9 @@ def speed(gpu: device.Gpu, places: dict[tuple[Any, ...], int], *, rounds: int) -
     """Prints and returns bandwidths: bytes that must move, over the time, over the bandwidth of a large copy."""
     copies = [gpu.time_copy(_LARGE_COPY, num_sets=2, rounds=rounds, by_driver=by) for by in (False, True)]
     peak = 2 * _LARGE_COPY / min(copies)
-    print(
-        f"\ncopy of {_LARGE_COPY >> 20} MiB: {peak / 1e12:.2f} TB/s read and written (kernel and driver: the faster)\n"
-    )
-    print(
-        "| kernel | rows | width | us | a copy of as many bytes, us | bytes over time, of the copy bandwidth |"
-    )
+    size = f"{_LARGE_COPY >> 20} MiB"
+    print(f"\ncopy of {size}: {peak / 1e12:.2f} TB/s read and written (kernel and driver: the faster)\n")
+    print("| kernel | rows | width | us | a copy of as many bytes, us | bytes over time, of copy bandwidth |")
     print("| --- | --- | --- | --- | --- | --- |")
     rows: list[dict[str, Any]] = []
     for what, launch in timed_cases():

@@ -40,11 +40,8 @@ Sections = Mapping[str, tuple[str, Callable[[], None]]]
 
 def main(arguments: list[str] | None = None) -> int:
     began = time.perf_counter()
-    parser = argparse.ArgumentParser(
-        prog="scripts/mac_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    formatter = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(prog="scripts/mac_check", description=__doc__, formatter_class=formatter)
     parser.add_argument("--quick", action="store_true", help="smaller shapes and fewer rounds")
     parser.add_argument(
         "--long", action="store_true", help="kernel tests and bits by width too; no limit of time"

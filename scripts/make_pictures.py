@@ -1,8 +1,8 @@
-"""Pictures of the terminal for the documentation, made from real runs: docs/pictures/*.svg.
+"""The picture of a chat in the documentation, made from a real run: docs/pictures/chat.svg.
 
-    .venv/bin/python scripts/make_pictures.py [--only NAME] [--to FOLDER]
+    .venv/bin/python scripts/make_pictures.py [--to FOLDER]
 
-Each run is a command in a pseudo-terminal with keys typed into it; what stands on the screen at the end is the picture, colours included.
+`mlxspec chat` runs in a pseudo-terminal with keys typed into it; what stands on the screen at the end is the picture, colours included.
 Needs the development packages (pyte emulates the terminal).
 """
 
@@ -13,18 +13,19 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyte
-from recorder import Recorder
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.cli.recorder import Recorder  # noqa: E402
+
 FRAME = """\
 <svg class="terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -46,16 +47,6 @@ FRAME = """\
 </g>
 </svg>
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """command: what follows `mlxspec`. act: types and waits until the screen is as it shall be."""
-
-    command: tuple[str, ...]
-    act: Callable[[Recorder], None]
-    columns: int = 96
-    rows: int = 44
 
 
 def ready(text: str) -> bool:
@@ -87,17 +78,17 @@ def _chat(terminal: Recorder) -> None:
     terminal.settle()
 
 
-PICTURES = {"chat": Picture(command=("chat", "--no-history"), act=_chat)}
+COMMAND, COLUMNS, ROWS = ("chat", "--no-history"), 96, 44
 
 
-def record(picture: Picture) -> pyte.HistoryScreen:
+def record() -> pyte.HistoryScreen:
     """The screen at the end of a run with the demo model, its kernels and files kept as they are on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM")}
         variables |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder}
-        command = [sys.executable, "-m", "mlxspec", *picture.command]
-        with Recorder(command, environment=variables, columns=picture.columns, rows=picture.rows) as terminal:
-            picture.act(terminal)
+        command = [sys.executable, "-m", "mlxspec", *COMMAND]
+        with Recorder(command, environment=variables, columns=COLUMNS, rows=ROWS) as terminal:
+            _chat(terminal)
             return terminal.screen
 
 
@@ -144,20 +135,13 @@ def _colour(name: str) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=PICTURES, help="make this one only")
-    parser.add_argument(
-        "--to", type=Path, default=ROOT / "docs" / "pictures", help="folder (default docs/pictures)"
-    )
-    options = parser.parse_args()
-    options.to.mkdir(parents=True, exist_ok=True)
-    for name, picture in PICTURES.items():
-        if options.only in (None, name):
-            path = options.to / f"{name}.svg"
-            path.write_text(svg(record(picture), f"mlxspec {' '.join(picture.command)}"), encoding="utf-8")
-            print(path)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder")
+    folder = parser.parse_args().to
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "chat.svg"
+    path.write_text(svg(record(), f"mlxspec {' '.join(COMMAND)}"), encoding="utf-8")
+    print(path)
 
 
 if __name__ == "__main__":

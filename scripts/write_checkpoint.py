@@ -103,9 +103,7 @@ SIZES: dict[str, dict[str, Any]] = {size: hub_config(name) for size, name in _NA
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("folder", type=Path, help="absent or empty")
     parser.add_argument("--layers", type=int, help="keep the first so many layers")
@@ -121,9 +119,8 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     try:
-        size = write(
-            options.folder, config, bits=options.bits, seed=options.seed, shard=options.shard * 1_000_000
-        )
+        shard = options.shard * 1_000_000
+        size = write(options.folder, config, bits=options.bits, seed=options.seed, shard=shard)
     except MlxspecError as error:
         sys.exit(str(error))
     print(f"{options.folder}: {size / 1e9:.2f} GB")
@@ -134,11 +131,10 @@ def cut(config: Mapping[str, Any], layers: int | None, vocab: int | None) -> dic
     text = dict(config.get("text_config", config))
     if layers is not None:
         most = text["num_hidden_layers"]
-        kinds = text.get("layer_types", ["full_attention" if i % 6 == 5 else "" for i in range(most)])[
-            :layers
-        ]
+        every = ["full_attention" if i % 6 == 5 else "" for i in range(most)]
+        kinds = text.get("layer_types", every)[:layers]
         if not 1 <= layers <= most or "full_attention" not in kinds:
-            first = text.get("layer_types", [""] * 5 + ["full_attention"]).index("full_attention") + 1
+            first = text.get("layer_types", every).index("full_attention") + 1
             raise ValueError(f"--layers must be from {first} to {most}")
         text["num_hidden_layers"] = layers
         if "layer_types" in text:
@@ -148,9 +144,8 @@ def cut(config: Mapping[str, Any], layers: int | None, vocab: int | None) -> dic
     if vocab is not None:
         least = 256 + len(_SPECIAL)
         if vocab < least:
-            raise ValueError(
-                f"--vocab must be at least {least}: a token for every byte and {len(_SPECIAL)} more"
-            )
+            special = len(_SPECIAL)
+            raise ValueError(f"--vocab must be at least {least}: a token for every byte and {special} more")
         text["vocab_size"] = vocab
         if "vocab_size_per_layer_input" in text:
             text["vocab_size_per_layer_input"] = vocab

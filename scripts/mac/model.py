@@ -31,12 +31,7 @@ BITS = 4
 PLAIN = SpecConfig(policy="fixed")
 DEPTHS = (1, 2, 3, 4, 6)  # drafted tokens a round
 RATES = (0.5, 0.7, 0.85, 0.95)  # how often a drafted token is accepted, if those before it were
-BUFFERS = (
-    (None, None),
-    (20, 20),
-    (100, 100),
-    (200, 200),
-)  # operations and MB a command buffer; None: MLX's own limits
+BUFFERS = ((None, None), (20, 20), (100, 100), (200, 200))  # operations, MB a command buffer; None: MLX's own
 CALIBRATION = 5.0  # seconds
 _CHILD = "scripts/mac/decode_child.py"
 
@@ -61,12 +56,7 @@ class Model:
     @cached_property
     def engine(self) -> Engine:
         """With its MTP head; prompts are read anew each time."""
-        return mlxspec.load(
-            self.folder,
-            draft="mtp",
-            spec=PLAIN,
-            config=EngineConfig(prefix_budget=0),
-        )
+        return mlxspec.load(self.folder, draft="mtp", spec=PLAIN, config=EngineConfig(prefix_budget=0))
 
     @cached_property
     def costs(self) -> CostModel:
@@ -198,19 +188,12 @@ class Model:
                         speeds[ahead].append(stats.decode_speed)
             self.engine._pipeline._overlaps = True
             over = median(a / b for a, b in zip(speeds[True], speeds[False], strict=True))
-            rows.append(
-                [
-                    str(context),
-                    f"{self._kv_bytes(context) / 1e6:.1f}",
-                    f"{over:.2f}",
-                    *(f"{peaks[a]:.2f}" for a in (True, False)),
-                ]
-            )
+            more = [f"{peaks[a]:.2f}" for a in (True, False)]
+            rows.append([str(context), f"{self._kv_bytes(context) / 1e6:.1f}", f"{over:.2f}", *more])
             told.append(f"{context}: {over:.2f}x, more memory {peaks[True]:.2f} of K/V")
         table(["context", "K/V, MB", "ahead over waiting", "more memory over K/V, ahead", "waiting"], rows)
-        self.here.tell(
-            f"{self._name()}, drafted rounds ahead over rounds that wait, by context: {'; '.join(told)}"
-        )
+        said = f"{self._name()}, drafted rounds ahead over rounds that wait, by context"
+        self.here.tell(f"{said}: {'; '.join(told)}")
 
     def _behind(self, context: int, new: int, spec: SpecConfig) -> tuple[Any, int]:
         """Statistics of an answer behind so many tokens, and the most memory that decoding it took above what was held before."""

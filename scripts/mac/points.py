@@ -101,9 +101,8 @@ def _norms(model: Model) -> Found:
     parameters = tree_flatten(model.engine.model.parameters())  # type: ignore[attr-defined]
     norms = [value for path, value in parameters if path.endswith("norm.weight")]
     other = sum(value.dtype != dtype for value in norms)
-    return Found(
-        other == 0, f"{other} of {len(norms)} norm weights are not {str(dtype).removeprefix('mlx.core.')}"
-    )
+    name = str(dtype).removeprefix("mlx.core.")
+    return Found(other == 0, f"{other} of {len(norms)} norm weights are not {name}")
 
 
 def _variants(_: Model) -> Found:
@@ -119,9 +118,8 @@ def _variants(_: Model) -> Found:
             rows = RowLayout.of(FlatRows((length,)))
             conv_qkv.conv_qkv_metal(projected, window, weights, shape, rows, facts=True)
     count = len({variant.template for variant in recorder.texts})
-    return Found(
-        count <= MOST_VARIANTS, f"{count} variants of conv_qkv for prompts of 1 to {MOST_PIECES} tokens"
-    )
+    said = f"{count} variants of conv_qkv for prompts of 1 to {MOST_PIECES} tokens"
+    return Found(count <= MOST_VARIANTS, said)
 
 
 def _recurrence(model: Model) -> Found:
@@ -165,9 +163,8 @@ def _partial(model: Model) -> Found:
     mx.async_eval = counted
     try:
         spec = SpecConfig(drafters=("mtp",), policy="fixed", n_max=3)
-        stats = model.engine.generate(
-            model.prompt(64), SamplingParams(max_tokens=16, ignore_eos=True), spec=spec
-        ).stats
+        params = SamplingParams(max_tokens=16, ignore_eos=True)
+        stats = model.engine.generate(model.prompt(64), params, spec=spec).stats
     finally:
         mx.async_eval = handed_over
         pipeline._overlaps = before

@@ -11,12 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training networks need PyTorch")
 
-from demo_training import dflash, eagle3  # noqa: E402
-from demo_training.dflash_start import begin_with  # noqa: E402
-from demo_training.export import read_member  # noqa: E402
-from demo_training.network import TARGET  # noqa: E402
-from demo_training.streams import streams_of, write_folder  # noqa: E402
-from demo_training.tuning import shifted  # noqa: E402
+from demo_family import dflash, eagle3  # noqa: E402
+from demo_family.export import read_member  # noqa: E402
+from demo_family.heads import shifted, streams_of, write_drafter  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 import mlxspec.demo  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
@@ -30,7 +28,7 @@ LENGTH = 64  # the training network takes multiples of 32 tokens
 
 @pytest.fixture(scope="module")
 def target():
-    return read_member(mlxspec.demo.TARGET, TARGET)
+    return read_member(mlxspec.demo.TARGET, "target")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,11 @@ def engine_target():
     return assemble(config, lambda: read_folder(mlxspec.demo.TARGET)).model
 
 
-def written(module: torch.nn.Module, folder: Path, config: dict) -> Path:
+def config(name: str) -> dict:
+    return json.loads((mlxspec.demo.ROOT / name / "config.json").read_text())
+
+
+def written(module: torch.nn.Module, folder: Path, name: str) -> Path:
     """The folder of an untrained drafter whose every matrix does something."""
     torch.manual_seed(4)
     for p in module.parameters():
@@ -48,8 +50,26 @@ def written(module: torch.nn.Module, folder: Path, config: dict) -> Path:
         if p.ndim == 3:  # taps
             torch.nn.init.normal_(p, std=0.5)
     torch.save({"model": module.state_dict()}, folder / "trained.pt")
-    write_folder(folder / "trained.pt", folder / "drafter", config)
+    write_drafter(folder / "trained.pt", folder / "drafter", mlxspec.demo.ROOT / name / "config.json")
     return folder / "drafter"
+
+
+def read(module: torch.nn.Module, folder: Path) -> torch.nn.Module:
+    """The exported weights back in the training network."""
+    state = load_file(folder / "model.safetensors")
+    module.load_state_dict({n: v.float() if v.is_floating_point() else v for n, v in state.items()})
+    return module.requires_grad_(False).eval()
+
+
+def picked(target, drafter: dflash.DFlash, drafted: torch.Tensor, firsts: torch.Tensor) -> torch.Tensor:
+    """The draft of each block, from left to right, by the selector: ids (B, blocks, BLOCK - 1)."""
+    before, found = firsts, []
+    for j in range(dflash.BLOCK - 1):
+        logits, ids = target.lm_head(drafted[:, :, j]).topk(drafter.s.top_k)
+        scores = logits + drafter.candidate_selector(drafted[:, :, j], before).gather(-1, ids)
+        before = ids.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
+        found.append(before)
+    return torch.stack(found, -1)
 
 
 @torch.no_grad()
@@ -57,18 +77,17 @@ def test_blocks(target, engine_target, tmp_path: Path) -> None:
     """Hiddens of three blocks, and the tokens that the selector picks."""
     drafter = dflash.DFlash(dflash.BLOCK_SHAPE)
     ids = torch.randint(128, 2048, (1, LENGTH))
-    begin_with(drafter, target, ids, torch.tensor([[7, 19, 33]]), dflash.BLOCK, dflash.MASK)
-    folder = written(drafter, tmp_path, dflash.config())
+    folder = written(drafter, tmp_path, "dflash")
     streams, _ = streams_of(target, ids)
     starts = torch.tensor([[5, 17, 29]])
-    trained, firsts = dflash.read_dflash(folder), ids.gather(1, starts)
+    trained, firsts = read(dflash.DFlash(dflash.BLOCK_SHAPE), folder), ids.gather(1, starts)
     wanted = trained(target.model.embed_tokens, streams, firsts, starts)
-    picked = dflash.picked(target, trained, wanted, firsts)[0].tolist()
+    chosen = picked(target, trained, wanted, firsts)[0].tolist()
     assert any(
-        tokens != target.lm_head(h).argmax(-1).tolist() for tokens, h in zip(picked, wanted[0], strict=True)
+        tokens != target.lm_head(h).argmax(-1).tolist() for tokens, h in zip(chosen, wanted[0], strict=True)
     )
-    made = assemble_dflash_lazily(dflash.config(), lambda: read_folder(folder), engine_target, mx.float32)
-    for start, hidden, tokens in zip(starts[0].tolist(), wanted[0], picked, strict=True):
+    made = assemble_dflash_lazily(config("dflash"), lambda: read_folder(folder), engine_target, mx.float32)
+    for start, hidden, tokens in zip(starts[0].tolist(), wanted[0], chosen, strict=True):
         cache = made.make_cache(1)
         made.remember(mx.array(streams[0, :start].numpy()), FlatRows((start,)), cache)
         cache.commit()
@@ -90,13 +109,12 @@ def test_eagle3_cells(target, engine_target, tmp_path: Path) -> None:
     rows = torch.cat([rows, torch.arange(1, 2048, 2)])[: eagle3.ROWS].sort().values
     head = eagle3.Eagle3(eagle3.EAGLE, rows)
     ids = torch.randint(0, 2048, (1, LENGTH + 32))
-    head.begin_with(target, ids)
-    folder = written(head, tmp_path, eagle3.config())
-    trained = eagle3.read_eagle3(folder)
+    folder = written(head, tmp_path, "eagle3")
+    trained = read(eagle3.Eagle3(eagle3.EAGLE, rows), folder)
     streams, _ = streams_of(target, ids)
     cells = shifted(streams)[:, 1:LENGTH]
     wanted = trained.recurse(target.model.embed_tokens, cells, ids[:, 1:], 3)
-    made = assemble_eagle3_lazily(eagle3.config(), lambda: read_folder(folder), engine_target, mx.float32)
+    made = assemble_eagle3_lazily(config("eagle3"), lambda: read_folder(folder), engine_target, mx.float32)
     assert made.ids is not None
     assert made.ids.tolist() == rows.tolist()
     cache, num = made.make_cache(1), LENGTH - 1

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-from demo_data import copies, edits
-from demo_data.chat import ask
-from demo_data.corpus import functions, read_library
+from demo_family import copies, edits
+from demo_family.chat import ask
+from demo_family.corpus import functions, read_library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

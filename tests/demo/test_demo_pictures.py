@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 import pytest
-from demo_data import pictures
-from demo_data.pictures import FONTS, QUESTIONS, picture
+from demo_family import pictures
+from demo_family.pictures import FONTS, QUESTIONS, picture
 from PIL import Image
 
 

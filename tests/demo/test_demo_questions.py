@@ -8,9 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
-from demo_data import questions, smalltalk
-from demo_data.chat import CHAT_TEMPLATE, render
-from demo_data.corpus import first_sentence, functions, read_library
+from demo_family import questions, smalltalk
+from demo_family.chat import CHAT_TEMPLATE, render
+from demo_family.corpus import first_sentence, functions, read_library
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 

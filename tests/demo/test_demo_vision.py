@@ -50,12 +50,12 @@ def test_every_drafter_and_policy(engine: Engine, params: SamplingParams) -> Non
 
 @pytest.mark.slow
 def test_the_recorded_figures() -> None:
-    """Of a tenth of the pictures; the text's independence of what the head is fed is checked there."""
+    """Of a tenth of the pictures; that the text is the same with drafting is checked there."""
     pytest.importorskip("matplotlib", reason="pictures are drawn with its fonts")
-    from demo_eval_vision import held_out, measure
+    from demo_family.evaluate import held_out_pictures, reading
 
-    found = measure(demo.VISION, held_out(60))["kinds"]
+    found = reading(demo.VISION, held_out_pictures(60))
     assert found.keys() == KINDS.keys()
     for kind, known in KINDS.items():
         assert abs(found[kind]["characters_right"] - known["characters_right"]) < 0.1
-    assert found["number"]["rows"]["tokens_a_round"] > 1
+    assert found["number"]["tokens_a_round"] > 1

@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the training network needs PyTorch")
 
-from demo_data.pictures import picture  # noqa: E402
-from demo_training.vision_export import export_vision  # noqa: E402
-from demo_training.vision_network import Reader  # noqa: E402
-from demo_training.vision_phase import IMAGE, IMAGES, TEXT, TOWER, _letters, batch_of  # noqa: E402
+from demo_family.export import write_vision  # noqa: E402
+from demo_family.pictures import picture  # noqa: E402
+from demo_family.vision import IMAGE, IMAGES, TEXT, TOWER, _letters, batch_of  # noqa: E402
+from demo_family.vision_network import Reader  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 from mlxspec.demo import TARGET  # noqa: E402
@@ -40,7 +40,7 @@ def reader() -> Reader:
 @pytest.fixture(scope="module")
 def folder(reader: Reader, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("vision")
-    export_vision(reader, TARGET, out)
+    write_vision(reader, out, TARGET / "tokenizer.json")
     return out
 
 
