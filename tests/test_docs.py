@@ -30,7 +30,6 @@ USE = (
     "docs/getting-started",
     "docs/drafters",
     "docs/commands",
-    "docs/chat",
     "docs/python",
     "docs/server",
     "docs/checkpoints",
@@ -246,3 +245,18 @@ def test_the_page_on_scripts_names_all_of_them() -> None:
     for path in (ROOT / "scripts").iterdir():
         if path.suffix in ("", ".py") and path.name != "__pycache__":
             assert re.search(rf"`{path.stem}(\.py|/)?`", text), f"scripts/README.md lacks {path.name}"
+
+
+def test_measurements_are_what_their_script_makes() -> None:
+    import measurements
+
+    page = measurements.PAGE.read_text(encoding="utf-8")
+    assert measurements.filled(page) == page
+    places = [m.group(2, 3) for m in measurements.PLACE.finditer(page)]
+    assert len(places) >= 9
+    with pytest.raises(KeyError):
+        measurements.filled("<!-- peers nothing -->\n")
+    assert (
+        measurements.filled("<!-- peers plain -->\n| old |\n")
+        == f"<!-- peers plain -->\n{measurements.table('peers', 'plain')}"
+    )

@@ -67,7 +67,7 @@ def test_drafted_text_is_the_plain_one(engine: Engine, name: str, temperature: f
 
 @pytest.mark.parametrize("kind", ["bfloat16", "4bit"])
 def test_it_drafts_in_16_and_4_bits(real_model: Path, tmp_path: Path, kind: str) -> None:
-    """Texts may differ where two tokens are nearly tied (docs/real-model.md counts that); a draft must be made and accepted."""
+    """Texts may differ where two tokens are nearly tied (docs/measurements.md counts that); a draft must be made and accepted."""
     folder = real_model
     if kind == "4bit":
         folder = tmp_path / "4bit"
