@@ -45,7 +45,7 @@ class PrefillEvent:
 class TokensEvent:
     """Tokens one round committed for one request, with the text that became certain through them.
 
-    `tokens` never holds the end-of-sequence token. `num_drafted` of them were drafted and stood; `drafter` names who drafted them, and
+    `tokens` never holds the end-of-sequence token. `num_drafted` of them were drafted and accepted; `drafter` names who drafted them, and
     the first `num_drafted_chars` characters of the text became certain through them.
     `text` may be empty while a character or a possible stop string is still incomplete. `logprobs`: one a token, where they were asked for.
     """

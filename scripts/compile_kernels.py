@@ -35,7 +35,7 @@ from write_checkpoint import SIZES
 from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_round import Kept, RowLayout, Tape
+from mlxspec.kernels.gdn_round import Replay, RowLayout, Tape
 from mlxspec.kernels.quantized_kv import KV_BITS, QuantizedTokens
 
 STANDARDS = ("metal3.1", "metal3.2", "metal4.0")  # MLX asks for these on macOS 14, 15 and 26
@@ -129,7 +129,7 @@ def _recurrences(shape: GdnShape, dtype: mx.Dtype) -> None:
         layout, tokens = RowLayout.of(rows), _tokens(shape, dtype, rows.num_tokens)
         state = mx.zeros((rows.num_rows, shape.num_v_heads, shape.v_dim, shape.k_dim))
         num = mx.array([1] * rows.num_rows, mx.int32)
-        kept = Kept(Tape(tokens.k, mx.zeros(tokens.v.shape), tokens.log_g), layout, num)
+        kept = Replay(Tape(tokens.k, mx.zeros(tokens.v.shape), tokens.log_g), layout, num)
         projected = mx.zeros(
             (rows.num_tokens, shape.conv_size + shape.num_v_heads * (shape.v_dim + 2)), dtype
         )
@@ -140,7 +140,7 @@ def _recurrences(shape: GdnShape, dtype: mx.Dtype) -> None:
         is_prompt = widths in PIECES
         for last in (None, kept):
             kept_inputs = projected[:, : shape.conv_size]
-            inputs = None if last is None else conv_qkv.KeptInputs(kept_inputs, layout, num)
+            inputs = None if last is None else conv_qkv.LastInputs(kept_inputs, layout, num)
             for facts in (True,) if is_prompt else (False, True):
                 conv_qkv.conv_qkv_metal(projected, window, weights, shape, layout, inputs, facts=facts)
             gdn_round.gdn_facts_metal(tokens, state, layout, last)

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlxspec.cache.attention import KV, AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, Rollback, Stood
+from mlxspec.cache.rollback import TAPE, Committed, Rollback
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
@@ -49,15 +49,16 @@ class ModelCache:
     """B rows of a model's caches.
 
     lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and its
-    index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of facts (prefill: every token will
-    stand) or of drafts (any prefix of each row may stand). `kept` counts tokens of the forward, so the verified last token is one of them.
-    stood: the part of the last forward that recurrent layers have not applied yet; None when nothing is deferred.
+    index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of facts (prefill: every token is
+    certain) or of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token,
+    which every verify runs, and its accepted drafts.
+    deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
 
-    A commit may be unread: how much stands is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
+    A commit may be unread: num_committed is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
     numbers, until the host has read them and `settle`s. In between one forward may begin, and forks may run on; nothing else may happen.
 
-    defers: whether a forward applies what stands of the one before it in passing, at no cost; else `flush` behind each commit, so that
-    a forward's shape is its own and not that of a pair of forwards.
+    defers: whether a forward applies the committed tokens of the one before it in passing, at no cost; else `flush` behind each commit, so
+    that a forward's shape is its own and not that of a pair of forwards.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ModelCache:
         self._unread: tuple[FlatRows, list[int]] | None = None
         self.pending: FlatRows | None = None
         self.pending_facts = False
-        self.stood: Stood | None = None
+        self.deferred: Committed | None = None
         self._family: dict[str, int] = {"writer": id(self)}
         self._is_fork = False
 
@@ -123,9 +124,10 @@ class ModelCache:
         """From the next forward on, text of this row has rotary positions that lie `num` behind its indices."""
         self.shifts[row] = num
 
-    def commit(self, kept: Sequence[int] | mx.array | None = None) -> None:
-        """End the transaction and keep the first kept[r] tokens of each row; None keeps all. kept may be an array (B,) int32 of numbers
-        from 1 to width (0 for a row of width 0) that has not been computed yet. The commit is unread then, and `settle` must follow.
+    def commit(self, num_committed: Sequence[int] | mx.array | None = None) -> None:
+        """End the transaction and keep the first num_committed[r] tokens of each row; None keeps all. num_committed may be an array
+        (B,) int32 of numbers from 1 to width (0 for a row of width 0) that has not been computed yet. The commit is unread then, and
+        `settle` must follow.
 
         Raises CacheError when nothing is pending, before an unread commit is settled, on a count outside 0..width, on a partial commit of
         facts, if more tokens of a row would be rejected than `max_rollback`, and on an array if a layer must know the numbers. The
@@ -136,22 +138,20 @@ class ModelCache:
             raise CacheError("There is nothing to commit.")
         if self._unread is not None:
             raise CacheError("The last commit was unread and has not been settled.")
-        if isinstance(kept, mx.array):
-            self._commit_unread(rows, kept)
+        if isinstance(num_committed, mx.array):
+            self._commit_unread(rows, num_committed)
             return
-        kept = list(rows.widths) if kept is None else list(kept)
-        if len(kept) != rows.num_rows or any(not 0 <= k <= w for k, w in zip(kept, rows.widths, strict=True)):
-            raise CacheError(f"Cannot keep {kept} tokens of a forward of widths {list(rows.widths)}.")
-        if self.pending_facts and kept != list(rows.widths):
+        num_committed = _checked(rows.widths if num_committed is None else num_committed, rows)
+        if self.pending_facts and num_committed != list(rows.widths):
             raise CacheError("A forward of facts is committed whole.")
-        most = max(w - k for k, w in zip(kept, rows.widths, strict=True))
+        most = max(w - k for k, w in zip(num_committed, rows.widths, strict=True))
         if self.max_rollback is not None and most > self.max_rollback:
             raise CacheError(f"Cannot take back {most} tokens: only {self.max_rollback + 1} states are kept.")
-        self._close(None if self.pending_facts else Stood.of(rows, kept), kept)
+        self._close(None if self.pending_facts else Committed.of(rows, num_committed), num_committed)
         if self.exact is not None:
-            self.exact = self.exact + mx.array(kept, mx.int32)
+            self.exact = self.exact + mx.array(num_committed, mx.int32)
 
-    def _commit_unread(self, rows: FlatRows, kept: mx.array) -> None:
+    def _commit_unread(self, rows: FlatRows, num_committed: mx.array) -> None:
         if self.pending_facts or self.exact is not None:
             raise CacheError("A forward of facts, or of a fork of an unread commit, is committed by numbers.")
         if any(isinstance(layer, WindowedLayerCache) for layer in self.layers):
@@ -162,28 +162,26 @@ class ModelCache:
                 f"{most} tokens might be taken back: only {self.max_rollback + 1} states are kept."
             )
         self._unread = rows, self.lengths
-        self.exact = mx.array(self.lengths, mx.int32) + kept
-        self._close(Stood.of_unread(rows, kept), rows.widths)
+        self.exact = mx.array(self.lengths, mx.int32) + num_committed
+        self._close(Committed.of_unread(rows, num_committed), rows.widths)
 
-    def _close(self, stood: Stood | None, most: Sequence[int]) -> None:
+    def _close(self, committed: Committed | None, most: Sequence[int]) -> None:
         for layer in self.layers:
             if isinstance(layer, RecurrentLayerCache):
                 layer.commit()
-        self.stood = stood
+        self.deferred = committed
         self.lengths = [n + k for n, k in zip(self.lengths, most, strict=True)]
         self.pending = None
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def settle(self, num_committed: Sequence[int]) -> None:
         """Give an unread commit its numbers. They may be lower than the device's only if no forward continues from those: an open one must
         be aborted next. Raises CacheError if nothing is unread, or on a count outside 0..width."""
         if self._unread is None:
             raise CacheError("There is nothing to settle.")
         rows, before = self._unread
-        kept = list(kept)
-        if len(kept) != rows.num_rows or any(not 0 <= k <= w for k, w in zip(kept, rows.widths, strict=True)):
-            raise CacheError(f"Cannot keep {kept} tokens of a forward of widths {list(rows.widths)}.")
-        self.lengths = [n + k for n, k in zip(before, kept, strict=True)]
-        self.stood, self.exact, self._unread = Stood.of(rows, kept), None, None
+        num_committed = _checked(num_committed, rows)
+        self.lengths = [n + k for n, k in zip(before, num_committed, strict=True)]
+        self.deferred, self.exact, self._unread = Committed.of(rows, num_committed), None, None
 
     @property
     def is_unread(self) -> bool:
@@ -204,7 +202,7 @@ class ModelCache:
             raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
         twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0, self.rollback)
-        twin.lengths, twin.stood, twin.exact = list(self.lengths), self.stood, self.exact
+        twin.lengths, twin.deferred, twin.exact = list(self.lengths), self.deferred, self.exact
         twin.shifts = list(self.shifts)
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
@@ -213,11 +211,11 @@ class ModelCache:
     def flush(self) -> None:
         """Bring recurrent states up to date by applying the accepted tokens that they have deferred."""
         self._require_idle("flush")
-        if self.stood is not None:
+        if self.deferred is not None:
             for layer in self.layers:
                 if isinstance(layer, RecurrentLayerCache):
-                    layer.flush(self.rollback, self.stood)
-        self.stood = None
+                    layer.flush(self.rollback, self.deferred)
+        self.deferred = None
 
     def join(self, other: ModelCache) -> None:
         """Append the rows of `other` to our own. `other` must not be used again."""
@@ -324,7 +322,7 @@ class ModelCache:
         if self.pending is not None:
             raise CacheError(f"Cannot {what} in the middle of a forward: commit or abort first.")
         if self.exact is not None:
-            raise CacheError(f"Cannot {what} while only the device knows what stands: settle first.")
+            raise CacheError(f"Cannot {what} while only the device knows what was committed: settle first.")
 
     def _require_alive(self) -> None:
         """A dead fork's tokens behind its parent's have been written over."""
@@ -335,3 +333,11 @@ class ModelCache:
         self._require_idle(what)
         if self._is_fork:
             raise CacheError(f"Cannot {what} a fork: it borrows its parent's buffers.")
+
+
+def _checked(num_committed: Sequence[int], rows: FlatRows) -> list[int]:
+    """Raises CacheError on a count outside 0..width."""
+    counts = list(num_committed)
+    if len(counts) != rows.num_rows or any(not 0 <= n <= w for n, w in zip(counts, rows.widths, strict=True)):
+        raise CacheError(f"Cannot keep {counts} tokens of a forward of widths {list(rows.widths)}.")
+    return counts

@@ -1,7 +1,8 @@
 """The state of one Gated DeltaNet layer for all rows, with deferred commit.
 
-A commit moves nothing. The next forward begins with the accepted tokens of the last one; the model cache says how many (`kept`). For the
-recurrence rollback.py does that. The convolution needs no arithmetic: its window and inputs are kept, and `kept` says where to cut.
+A commit moves nothing. The next forward begins with the accepted tokens of the last one; the model cache says how many (`num_committed`).
+For the recurrence rollback.py does that. The convolution needs no arithmetic: its window and inputs are kept, and `num_committed` says
+where to cut.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxspec.cache.attention import copied
-from mlxspec.cache.rollback import RecurrentState, Rollback, Stood, by_tape
+from mlxspec.cache.rollback import Committed, RecurrentState, Rollback, by_tape
 from mlxspec.kernels.conv_ops import conv_window
 from mlxspec.kernels.flat import PANEL
 
@@ -56,14 +57,14 @@ class RecurrentLayerCache:
         twin.current, twin._staged = self.current, None
         return twin
 
-    def flush(self, rollback: Rollback, stood: Stood) -> None:
+    def flush(self, rollback: Rollback, committed: Committed) -> None:
         """Apply the accepted tokens of the last forward without running another."""
         window, inputs = self.current.window, self.current.inputs
         if inputs is None:
             return
         self.current = RecurrentState(
-            rollback.flush(self.current, stood),
-            conv_window(window, inputs[:, : window.shape[2]], stood.kept, stood.rows.starts),
+            rollback.flush(self.current, committed),
+            conv_window(window, inputs[:, : window.shape[2]], committed.num_committed, committed.rows.starts),
         )
 
     def join(self, other: RecurrentLayerCache) -> None:
@@ -94,9 +95,9 @@ class RecurrentLayerCache:
         columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
         way = by_tape()
         inputs = max(widest * columns, way.room(widest) * window.shape[2])
-        kept = window.dtype.size * (window.shape[1] * window.shape[2] + inputs)
+        window_bytes = window.dtype.size * (window.shape[1] * window.shape[2] + inputs)
         size = 4 * num_heads * value_dim * key_dim
-        return size + kept + way.bytes_for(widest, state.shape[1:])
+        return size + window_bytes + way.bytes_for(widest, state.shape[1:])
 
     @property
     def snapshot_bytes(self) -> int:

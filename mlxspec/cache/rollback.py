@@ -6,7 +6,7 @@
     Checkpoint      keeps the state before and the forward's inputs; the next runs the accepted tokens again (the plain twin of the others)
 
 A way is chosen when a cache is made and never changes, so compiled forwards may depend on it. The model cache says how many tokens are
-accepted (`kept`). The convolution in front of the recurrence rolls back by itself (recurrent.py).
+committed (`num_committed`). The convolution in front of the recurrence rolls back by itself (recurrent.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlxspec.kernels.flat import FEW, FlatRows
 from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
-from mlxspec.kernels.gdn_round import Kept, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
+from mlxspec.kernels.gdn_round import Replay, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
 from mlxspec.platform import device
 
 STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
@@ -47,26 +47,26 @@ class RecurrentState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stood:
-    """The accepted tokens of the last forward, the same for all layers. rows: its rows; the first kept (B,) int32 tokens of each row are
-    accepted, the last dropped (B,) int32 are not. known: rows and kept on the host; None where only the device has them."""
+class Committed:
+    """How much of the last forward is committed, the same for all layers. rows: its rows; the first num_committed (B,) int32 tokens of each
+    row are, the last num_rejected (B,) int32 are not. known: rows and num_committed on the host; None where only the device has them."""
 
     rows: RowLayout
-    kept: mx.array
-    dropped: mx.array
+    num_committed: mx.array
+    num_rejected: mx.array
     known: tuple[FlatRows, Sequence[int]] | None = None
 
     @classmethod
-    def of(cls, rows: FlatRows, kept: Sequence[int]) -> Stood:
-        counts = np.asarray(kept, np.int32)
-        dropped = np.asarray(rows.widths, np.int32) - counts
-        return cls(RowLayout.of(rows), mx.array(counts), mx.array(dropped), (rows, kept))
+    def of(cls, rows: FlatRows, num_committed: Sequence[int]) -> Committed:
+        counts = np.asarray(num_committed, np.int32)
+        num_rejected = np.asarray(rows.widths, np.int32) - counts
+        return cls(RowLayout.of(rows), mx.array(counts), mx.array(num_rejected), (rows, num_committed))
 
     @classmethod
-    def of_unread(cls, rows: FlatRows, kept: mx.array) -> Stood:
-        """The same where only the device knows how many tokens are accepted, kept (B,) int32."""
+    def of_unread(cls, rows: FlatRows, num_committed: mx.array) -> Committed:
+        """The same where only the device knows how many tokens are committed, num_committed (B,) int32."""
         widths = mx.array(np.asarray(rows.widths, np.int32))
-        return cls(RowLayout.of(rows), kept, widths - kept)
+        return cls(RowLayout.of(rows), num_committed, widths - num_committed)
 
 
 class Verified(NamedTuple):
@@ -78,7 +78,7 @@ class Verified(NamedTuple):
 
 
 class Rollback(ABC):
-    """One way of rollback. In every method `stood` is None exactly when `past` has nothing deferred. A row may have no tokens.
+    """One way of rollback. In every method `committed` is None exactly when `past` has nothing deferred. A row may have no tokens.
 
     max_rollback: how many of a forward's tokens may be rejected in one row, None for all of them.
     """
@@ -91,27 +91,37 @@ class Rollback(ABC):
 
     @abstractmethod
     def verify(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+        self,
+        inputs: GdnInputs,
+        past: RecurrentState,
+        committed: Committed | None,
+        here: RowLayout,
+        widths: FlatRows,
     ) -> Verified:
         """Run tokens of which any prefix of each row may be accepted (of `widths` only the widest counts)."""
 
     @abstractmethod
-    def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
+    def flush(self, past: RecurrentState, committed: Committed | None) -> mx.array:
         """The state (B, Hv, Dv, Dk) after the accepted tokens."""
 
     @abstractmethod
     def _steps(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
+        self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
         """Run certain tokens one by one."""
 
     def facts(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+        self,
+        inputs: GdnInputs,
+        past: RecurrentState,
+        committed: Committed | None,
+        here: RowLayout,
+        widths: FlatRows,
     ) -> tuple[mx.array, mx.array]:
         """Run certain tokens: y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after them."""
         if widths.max_width <= STEPS_AT_MOST:
-            return self._steps(inputs, past, stood, here)
-        return gdn_prefill(inputs, self.flush(past, stood), widths, here.starts)
+            return self._steps(inputs, past, committed, here)
+        return gdn_prefill(inputs, self.flush(past, committed), widths, here.starts)
 
 
 @dataclass(frozen=True)
@@ -123,19 +133,24 @@ class TapeRollback(Rollback):
         return max(_LEAST_ROOM, 1 << (num_tokens - 1).bit_length())
 
     def verify(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+        self,
+        inputs: GdnInputs,
+        past: RecurrentState,
+        committed: Committed | None,
+        here: RowLayout,
+        widths: FlatRows,
     ) -> Verified:
-        y, state, tape = gdn_round(inputs, past.state, here, _kept(past, stood))
+        y, state, tape = gdn_round(inputs, past.state, here, _replay(past, committed))
         return Verified(y, state, tuple(tape))
 
-    def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        kept = _kept(past, stood)
-        return past.state if kept is None else gdn_flush(past.state, kept)
+    def flush(self, past: RecurrentState, committed: Committed | None) -> mx.array:
+        replay = _replay(past, committed)
+        return past.state if replay is None else gdn_flush(past.state, replay)
 
     def _steps(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
+        self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return gdn_facts(inputs, past.state, here, _kept(past, stood))
+        return gdn_facts(inputs, past.state, here, _replay(past, committed))
 
     def bytes_for(self, width: int, state: Sequence[int]) -> int:
         """Upper bound of the bytes held for a row of up to `width` tokens in a layer of state (Hv, Dv, Dk)."""
@@ -143,9 +158,11 @@ class TapeRollback(Rollback):
         return 4 * self.room(width) * num_heads * (value_dim + key_dim + 1)
 
 
-def _kept(past: RecurrentState, stood: Stood | None) -> Kept | None:
+def _replay(past: RecurrentState, committed: Committed | None) -> Replay | None:
     """The tape and counts to replay onto `past.state`."""
-    return None if stood is None else Kept(TapeArrays(*past.held), stood.rows, stood.kept)
+    return (
+        None if committed is None else Replay(TapeArrays(*past.held), committed.rows, committed.num_committed)
+    )
 
 
 @dataclass(frozen=True)
@@ -160,25 +177,32 @@ class TrailRollback(Rollback):
     one_by_one: int = FEW
 
     def verify(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+        self,
+        inputs: GdnInputs,
+        past: RecurrentState,
+        committed: Committed | None,
+        here: RowLayout,
+        widths: FlatRows,
     ) -> Verified:
-        state = self.flush(past, stood)
+        state = self.flush(past, committed)
         y, held = few_round(inputs, state, here.index, self.one_by_one)
         return Verified(y, state, held)
 
-    def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        if stood is None:
+    def flush(self, past: RecurrentState, committed: Committed | None) -> mx.array:
+        if committed is None:
             return past.state
-        if stood.known is not None:
-            rows, kept = stood.known
-            return go_back_known(past.state, past.held, kept, rows.grouped, self.one_by_one)
+        if committed.known is not None:
+            rows, num_committed = committed.known
+            return go_back_known(past.state, past.held, num_committed, rows.grouped, self.one_by_one)
         width = 0 if past.inputs is None else past.inputs.shape[0] // past.state.shape[0]
-        return go_back(past.state, past.held, stood.kept, stood.rows.groups, width, self.one_by_one)
+        return go_back(
+            past.state, past.held, committed.num_committed, committed.rows.groups, width, self.one_by_one
+        )
 
     def _steps(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
+        self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return few_facts(inputs, self.flush(past, stood), here.index, self.one_by_one)
+        return few_facts(inputs, self.flush(past, committed), here.index, self.one_by_one)
 
     def bytes_for(self, width: int, state: Sequence[int]) -> int:
         """As a tape's."""
@@ -203,27 +227,32 @@ class Snapshots(Rollback):
         return self.num_states - 1
 
     def verify(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+        self,
+        inputs: GdnInputs,
+        past: RecurrentState,
+        committed: Committed | None,
+        here: RowLayout,
+        widths: FlatRows,
     ) -> Verified:
         num_states = min(self.num_states, widths.max_width + 1)
-        y, states = gdn_snapshots(inputs, *self._start(past, stood), here, num_states)
+        y, states = gdn_snapshots(inputs, *self._start(past, committed), here, num_states)
         return Verified(y, states, ())
 
-    def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
-        if stood is None:
+    def flush(self, past: RecurrentState, committed: Committed | None) -> mx.array:
+        if committed is None:
             return past.state
-        return mx.take_along_axis(past.state, stood.dropped[:, None, None, None, None], axis=1)[:, 0]
+        return mx.take_along_axis(past.state, committed.num_rejected[:, None, None, None, None], axis=1)[:, 0]
 
     def _steps(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
+        self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        y, states = gdn_snapshots(inputs, *self._start(past, stood), here, 1)
+        y, states = gdn_snapshots(inputs, *self._start(past, committed), here, 1)
         return y, states[:, 0]
 
-    def _start(self, past: RecurrentState, stood: Stood | None) -> tuple[mx.array, mx.array]:
+    def _start(self, past: RecurrentState, committed: Committed | None) -> tuple[mx.array, mx.array]:
         """States, and the slot (B,) int32 of the one after the accepted tokens."""
-        if stood is not None:
-            return past.state, stood.dropped
+        if committed is not None:
+            return past.state, committed.num_rejected
         return past.state[:, None], mx.array(np.zeros(past.state.shape[0], np.int32))
 
 
@@ -232,29 +261,34 @@ class Checkpoint(Rollback):
     """state: before the last forward; held: what that forward was given (k, v, log_g, beta)."""
 
     def verify(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout, widths: FlatRows
+        self,
+        inputs: GdnInputs,
+        past: RecurrentState,
+        committed: Committed | None,
+        here: RowLayout,
+        widths: FlatRows,
     ) -> Verified:
-        state = self.flush(past, stood)
+        state = self.flush(past, committed)
         y, _ = gdn_facts(inputs, state, here)
         return Verified(y, state, tuple(inputs[1:]))
 
-    def flush(self, past: RecurrentState, stood: Stood | None) -> mx.array:
+    def flush(self, past: RecurrentState, committed: Committed | None) -> mx.array:
         """Runs the inputs again, with decay and writes of rejected tokens off."""
-        if stood is None:
+        if committed is None:
             return past.state
-        (k, v, log_g, beta), rows = past.held, stood.rows
+        (k, v, log_g, beta), rows = past.held, committed.rows
         if rows.index is None:
             places = mx.arange(k.shape[0] // past.state.shape[0])
-            stands = (places < stood.kept[:, None]).reshape(-1, 1)
+            is_committed = (places < committed.num_committed[:, None]).reshape(-1, 1)
         else:
-            stands = (rows.index.places < stood.kept[rows.index.owners])[:, None]
-        log_g, beta = mx.where(stands, log_g, 0.0), mx.where(stands, beta, 0.0)
+            is_committed = (rows.index.places < committed.num_committed[rows.index.owners])[:, None]
+        log_g, beta = mx.where(is_committed, log_g, 0.0), mx.where(is_committed, beta, 0.0)
         return gdn_facts(GdnInputs(k, k, v, log_g, beta), past.state, rows)[1]
 
     def _steps(
-        self, inputs: GdnInputs, past: RecurrentState, stood: Stood | None, here: RowLayout
+        self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return gdn_facts(inputs, self.flush(past, stood), here)
+        return gdn_facts(inputs, self.flush(past, committed), here)
 
 
 TAPE = TapeRollback()

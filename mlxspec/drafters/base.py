@@ -120,11 +120,12 @@ NO_DRAFT = Draft(0, [])
 
 
 class Unread(NamedTuple):
-    """A verified round that the host has not read: tokens (B, W) int32, what each of B rows chose at its W places; num (B,) int32 in
-    1..W: how many of them the row's history goes on with; hidden (B * W, H): what each was sampled from. All lazy."""
+    """A verified round that the host has not read: tokens (B, W) int32, what the target chose for each of B rows at its W
+    places; num_committed (B,) int32 in 1..W: how many of them the row's history goes on with, its accepted drafts and the round's own
+    token; hidden (B * W, H): what each was sampled from. All lazy."""
 
     tokens: mx.array
-    num: mx.array
+    num_committed: mx.array
     hidden: mx.array
 
     @property
@@ -134,7 +135,7 @@ class Unread(NamedTuple):
     @property
     def newest(self) -> mx.array:
         """(B,) int32: each row's last token."""
-        return mx.take_along_axis(self.tokens, self.num[:, None] - 1, axis=1)[:, 0]
+        return mx.take_along_axis(self.tokens, self.num_committed[:, None] - 1, axis=1)[:, 0]
 
     def select(self, rows: Sequence[int]) -> Unread:
         """These rows, in this order."""
@@ -142,7 +143,7 @@ class Unread(NamedTuple):
             return self
         index = mx.array(list(rows), mx.int32)
         hidden = self.hidden.reshape(*self.tokens.shape, -1)[index].reshape(-1, self.hidden.shape[1])
-        return Unread(self.tokens[index], self.num[index], hidden)
+        return Unread(self.tokens[index], self.num_committed[index], hidden)
 
 
 Heard = tuple[Sequence[int], mx.array | None]  # tokens and hiddens, as `Drafter.observe` has them

@@ -49,12 +49,12 @@ class BehindUnread(ModelDrafter):
         """Run the cells of an unread round, commit them with the round's numbers, and draft. names: the rows that ask, in the cache's
         order; unread: of these rows in that order."""
 
-    def _of_all_rows(self, num: mx.array, names: dict[int, int]) -> mx.array:
+    def _of_all_rows(self, num_committed: mx.array, names: dict[int, int]) -> mx.array:
         """Counts of the rows `names` -> counts of the cache's rows, 0 for those that do not ask."""
         if len(names) == len(self._order):
-            return num
+            return num_committed
         index = np.cumsum([name in names for name in self._order]) * [n in names for n in self._order]
-        return mx.concatenate([mx.zeros((1,), mx.int32), num])[mx.array(index.astype(np.int32))]
+        return mx.concatenate([mx.zeros((1,), mx.int32), num_committed])[mx.array(index.astype(np.int32))]
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
         behind = self._behind

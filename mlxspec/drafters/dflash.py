@@ -105,7 +105,7 @@ class DFlashDrafter(BehindUnread):
     ) -> dict[int, Draft]:
         rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
         self._model.remember(unread.hidden, rows, cache, facts=False)
-        cache.commit(self._of_all_rows(unread.num, names))
+        cache.commit(self._of_all_rows(unread.num_committed, names))
         return self._block(cache, asks, sampler, {a.row: i for i, a in enumerate(asks)}, unread)
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
@@ -222,7 +222,7 @@ def _positions(known: Sequence[int], places: Sequence[int], unread: Unread | Non
     """Of places whose rows are at `places` of `unread`. known: where they would be if nothing were unread."""
     if unread is None:
         return known
-    return Shifted(known, unread.num[mx.array(places, mx.int32)], unread.width)
+    return Shifted(known, unread.num_committed[mx.array(places, mx.int32)], unread.width)
 
 
 def _joined(steps: Sequence[tuple[Drawn, int, mx.array]], keeps: bool) -> Draft:

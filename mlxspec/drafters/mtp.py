@@ -72,7 +72,7 @@ class Mtp(BehindUnread):
     ) -> dict[int, Draft]:
         logits, hidden = self._run_behind(cache, names, unread)
         owners = {a.row: i for i, a in enumerate(asks)}
-        return self._go_on(cache, asks, logits, hidden, sampler, owners, (unread.num, unread.width))
+        return self._go_on(cache, asks, logits, hidden, sampler, owners, (unread.num_committed, unread.width))
 
     def _run_behind(
         self, cache: ModelCache, names: dict[int, int], unread: Unread
@@ -83,10 +83,9 @@ class Mtp(BehindUnread):
         out = self._head.forward(
             unread.tokens.reshape(-1), self._taken(unread.hidden), rows, cache, facts=False, logits_at="none"
         )
-        num = self._of_all_rows(unread.num, names)
-        cache.commit(num)
+        cache.commit(self._of_all_rows(unread.num_committed, names))
         before = np.arange(len(names), dtype=np.int32) * unread.width - 1
-        hidden = out.hidden[mx.array(before) + unread.num]
+        hidden = out.hidden[mx.array(before) + unread.num_committed]
         if self.proposals is not None:
             return self.proposals.logits(hidden, list(names)), hidden
         return self._head.head(hidden), hidden

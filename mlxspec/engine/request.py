@@ -180,11 +180,11 @@ class Request:
         self,
         tokens: Sequence[int],
         *,
-        num_drafted: int = 0,
+        num_accepted: int = 0,
         drafter: str | None = None,
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> list[TokensEvent]:
-        """Take a round's tokens (accepted drafts, then the round's own) up to the end of the answer. Returns at most one event.
+        """Take a round's tokens (num_accepted drafts, then the round's own) up to the end of the answer. Returns at most one event.
 
         Tokens after the end are dropped, so the text ends where plain decoding would have ended it.
         """
@@ -206,7 +206,7 @@ class Request:
             self.history.append(token)
             piece, stopped = self.answer.push(token)
             text += piece
-            drafted = len(text) if len(taken) <= num_drafted else drafted
+            drafted = len(text) if len(taken) <= num_accepted else drafted
             if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
             elif self.num_generated >= self.params.max_tokens or len(self.history) >= self.max_context:
@@ -229,15 +229,15 @@ class Request:
                 self.finish_reason = "stop"
         if not taken and not text:
             return []
-        stood = min(num_drafted, len(taken))
+        num_accepted = min(num_accepted, len(taken))
         return [
             TokensEvent(
                 request=self.number,
                 tokens=tuple(taken),
                 text=text,
-                num_drafted=stood,
+                num_drafted=num_accepted,
                 num_drafted_chars=drafted,
-                drafter=drafter if stood else None,
+                drafter=drafter if num_accepted else None,
                 logprobs=given,
             )
         ]
@@ -249,11 +249,11 @@ class Request:
             work = self.stats.drafters.setdefault(name, DrafterStats())
             work.num_calls, work.seconds = calls, seconds
 
-    def count(self, drafter: str | None, drafted: int, accepted: int) -> None:
+    def count(self, drafter: str | None, num_drafted: int, num_accepted: int) -> None:
         """One round's statistics."""
         self.stats.num_rounds += 1
         if drafter is not None:
-            self.stats.drafters.setdefault(drafter, DrafterStats()).add(drafted, accepted)
+            self.stats.drafters.setdefault(drafter, DrafterStats()).add(num_drafted, num_accepted)
 
 
 def described(error: BaseException) -> str:

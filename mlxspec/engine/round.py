@@ -57,8 +57,8 @@ class Round:
         """The tokens that its rows, all of one width, continue with: the accepted drafts and the round's own token."""
         shape = self.rows.num_rows, self.rows.max_width
         given, chosen = self.tokens.reshape(shape), self.choice.sampled.reshape(shape)
-        stands = (given[:, 1:] == chosen[:, :-1]).astype(mx.int32)
-        return Unread(chosen, 1 + mx.cumprod(stands, axis=1).sum(axis=1), self.hidden)
+        accepted = mx.cumprod((given[:, 1:] == chosen[:, :-1]).astype(mx.int32), axis=1)
+        return Unread(chosen, 1 + accepted.sum(axis=1), self.hidden)
 
 
 @device.idle()
@@ -163,7 +163,7 @@ def _drafted_behind(
     if not won:
         return None
     proposals = tuple(won[r.number] for r in requests)
-    cache.commit(unread.num)
+    cache.commit(unread.num_committed)
     tokens = _flatten(unread.newest, proposals)
     device.start(tokens)
     launched = _forward(requests, proposals, tokens, model, cache, drafting.chain.streams, ahead=unread)
@@ -198,29 +198,30 @@ def read(
         raise
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
-    kept = []
+    num_committed = []
     wanted = drafting.chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
     hiddens = _by_row(round_) if wanted else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
-        stood = match(given[start + 1 : end], chosen[start:end])
-        taken = stood + 1
+        num_accepted = match(given[start + 1 : end], chosen[start:end])
         if request.finish_reason is None:
             before = len(request.history)
             try:
-                events += _take(request, round_, place, chosen[start : start + stood + 1], drafting, hiddens)
+                new = chosen[start : start + num_accepted + 1]
+                events += _take(request, round_, place, new, drafting, hiddens)
             except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
                 request.fail(error)
-            taken = len(request.history) - before
-            stats.num_emitted += taken + (request.end_token is not None)
+            num_taken = len(request.history) - before
+            stats.num_emitted += num_taken + (request.end_token is not None)
+            num_accepted = min(num_accepted, num_taken)  # its answer may end within them
             if round_.is_open:
-                request.tail = (round_.hidden, start + min(stood, taken))
-        kept.append(min(stood, taken) + 1)
+                request.tail = (round_.hidden, start + num_accepted)
+        num_committed.append(num_accepted + 1)
     if cache.is_unread:
-        cache.settle(kept)
+        cache.settle(num_committed)
         drafting.chain.settle()
     elif round_.is_open:
-        cache.commit(kept)
+        cache.commit(num_committed)
         if not cache.defers:
             cache.flush()
             device.start(*cache.states)  # while the host is busy with what was read
@@ -247,11 +248,11 @@ def _take(
 ) -> list[TokensEvent]:
     """Give a row its tokens, and the drafters those that the row took. hiddens: each row's, if somebody needs them."""
     proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
-    stood = len(chosen) - 1
+    num_accepted = len(chosen) - 1
     new, failure = round_.choice.take(place, chosen)
-    request.count(proposal.drafter, proposal.draft.length, stood)
+    request.count(proposal.drafter, proposal.draft.length, num_accepted)
     logprobs = request.read_logprobs(round_.choice.logprobs, new, start)
-    events = request.accept(new, num_drafted=stood, drafter=proposal.drafter, logprobs=logprobs)
+    events = request.accept(new, num_accepted=num_accepted, drafter=proposal.drafter, logprobs=logprobs)
     if failure is not None:
         request.fail(failure)
     heard = new[: len(request.history) - before + (request.end_token is not None)]

@@ -105,7 +105,11 @@ def _positions(
     behind = 0 if isinstance(ahead, Unread) else ahead
     lengths = [len(r.history) + behind for r in requests]
     found = [n + i for n, width in zip(lengths, rows.widths, strict=True) for i in range(width)]
-    return Shifted(found, ahead.num[mx.array(owners)], ahead.width) if isinstance(ahead, Unread) else found
+    return (
+        Shifted(found, ahead.num_committed[mx.array(owners)], ahead.width)
+        if isinstance(ahead, Unread)
+        else found
+    )
 
 
 def _processed(

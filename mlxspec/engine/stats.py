@@ -10,7 +10,7 @@ from mlxspec.engine.verdict import ProbeReport
 
 @dataclass
 class DrafterStats:
-    """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it stood.
+    """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it was accepted.
 
     num_calls: how often it was asked, also for drafts of which nothing was verified; seconds: what that took, of all rows asked together.
     """
@@ -22,15 +22,15 @@ class DrafterStats:
     num_accepted: int = 0
     by_position: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, drafted: int, accepted: int) -> None:
+    def add(self, num_drafted: int, num_accepted: int) -> None:
         self.num_rounds += 1
-        self.num_drafted += drafted
-        self.num_accepted += accepted
-        while len(self.by_position) < drafted:
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        while len(self.by_position) < num_drafted:
             self.by_position.append((0, 0))
-        for i in range(drafted):
-            tried, stood = self.by_position[i]
-            self.by_position[i] = (tried + 1, stood + (i < accepted))
+        for i in range(num_drafted):
+            tried, accepted = self.by_position[i]
+            self.by_position[i] = (tried + 1, accepted + (i < num_accepted))
 
     @property
     def acceptance(self) -> float:

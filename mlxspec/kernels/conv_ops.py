@@ -1,7 +1,7 @@
 """Convolution, norms and gates of a Gated DeltaNet layer in plain MLX: the twin of the `conv_qkv` kernel.
 
 Causal depthwise convolution from the kept window, SiLU, split into q, k, v, L2 norm of q and k, decay and step size.
-The caller says how many inputs of the last forward are kept.
+The caller says how many inputs of the last forward are committed.
 """
 
 from __future__ import annotations
@@ -47,24 +47,26 @@ class GdnInputs(NamedTuple):
     beta: mx.array
 
 
-def conv_window(window: mx.array, inputs: mx.array, kept: mx.array, starts: mx.array) -> mx.array:
-    """The K - 1 convolution inputs that stand before the next token: (B, K - 1, C), numbers kept..kept + K - 2 of each row's window and
-    the inputs behind it.
+def conv_window(window: mx.array, inputs: mx.array, num_committed: mx.array, starts: mx.array) -> mx.array:
+    """The K - 1 convolution inputs that stand before the next token: (B, K - 1, C). Of each row's window and the inputs after it, those
+    from number num_committed on.
 
-    window (B, K - 1, C); inputs (M, C) flat, of the last forward; kept (B,) int32; starts (B + 1,) int32.
+    window (B, K - 1, C); inputs (M, C) flat, of the last forward; num_committed (B,) int32; starts (B + 1,) int32.
     """
     num_rows, count, size = window.shape
     if num_rows == 1:
-        # `kept` has the 4 bytes of which cache/places.py says why
-        return mx.slice(joined_inputs(window, inputs, None), kept, (1,), (1, count, size))
+        # `num_committed` has the 4 bytes of which cache/places.py says why
+        return mx.slice(joined_inputs(window, inputs, None), num_committed, (1,), (1, count, size))
     find = _compiled_find if device.compile_enabled() else _find
-    return _end_to_end(window, inputs)[find(kept, starts, mx.array(np.arange(count, dtype=np.int32)))]
+    return _end_to_end(window, inputs)[
+        find(num_committed, starts, mx.array(np.arange(count, dtype=np.int32)))
+    ]
 
 
-def _find(kept: mx.array, starts: mx.array, column: mx.array) -> mx.array:
+def _find(num_committed: mx.array, starts: mx.array, column: mx.array) -> mx.array:
     """(B, K - 1) int32: where what `conv_window` takes is `_end_to_end`. column (K - 1,) int32: its numbers."""
-    num_rows, count = kept.shape[0], column.shape[0]
-    place = kept[:, None] + column
+    num_rows, count = num_committed.shape[0], column.shape[0]
+    place = num_committed[:, None] + column
     owner = mx.array(np.arange(num_rows, dtype=np.int32)[:, None])
     return _number(num_rows, count, owner, place, starts[:-1, None] + place - count)
 

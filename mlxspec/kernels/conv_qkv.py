@@ -1,6 +1,7 @@
 """Convolution, norms and gates of a Gated DeltaNet layer: from its projection to the inputs of its recurrence.
 
-`conv_qkv` picks the Metal kernel (one launch) or the plain-mx twin. The cache makes sure that `kept` fits the last forward.
+`conv_qkv` picks the Metal kernel (one launch) or the plain-mx twin. The cache makes sure that num_committed
+(the kernel's `kept`) fits the last forward.
 The projection's columns are q | k | v | z | b | a; C = 2 Hk Dk + Hv Dv stand before z.
 """
 
@@ -56,21 +57,21 @@ class ConvWeights:
 
 
 class Convolved(NamedTuple):
-    """inputs: of the recurrence. window (B, 3, C): what stands before these tokens, or after them where they are facts. kept (M, C or more
-    columns, M >= N): what a later forward needs to go back to any of these tokens; None for facts."""
+    """inputs: of the recurrence. window (B, 3, C): what stands before these tokens, or after them where they are facts. conv_inputs (M, C
+    or more columns, M >= N): what a later forward needs to go back to any of these tokens; None for facts."""
 
     inputs: GdnInputs
     window: mx.array
-    kept: mx.array | None
+    conv_inputs: mx.array | None
 
 
 @dataclass(frozen=True)
-class KeptInputs:
-    """The last forward's `Convolved.kept`, its rows, and how many of each row's tokens are accepted, num (B,) int32."""
+class LastInputs:
+    """The last forward's `Convolved.conv_inputs`, its rows, and how many of each row's tokens are committed, num_committed (B,) int32."""
 
     inputs: mx.array
     rows: RowLayout
-    num: mx.array
+    num_committed: mx.array
 
 
 def on_kernel(dtype: mx.Dtype, shape: GdnShape, num_taps: int) -> bool:
@@ -84,15 +85,15 @@ def conv_qkv(
     weights: ConvWeights,
     shape: GdnShape,
     rows: RowLayout,
-    last: KeptInputs | None = None,
+    last: LastInputs | None = None,
     *,
     facts: bool = False,
     room: int | None = None,
 ) -> Convolved:
     """projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) in one dtype; `last` None: the window stands right before these tokens.
 
-    facts: all of these tokens are certain. room: for how many tokens, at least N, the kernel makes `kept`, k and log_g, with zeros behind
-    the last one: what a later forward is given then has one of few shapes. The twin makes them for N tokens.
+    facts: all of these tokens are certain. room: for how many tokens, at least N, the kernel makes conv_inputs, k and log_g, with zeros
+    behind the last one: what a later forward is given then has one of few shapes. The twin makes them for N tokens.
     """
     run = conv_qkv_metal if on_kernel(projected.dtype, shape, window.shape[1] + 1) else conv_qkv_twin
     return run(projected, window, weights, shape, rows, last, facts=facts, room=room)
@@ -104,7 +105,7 @@ def conv_qkv_twin(
     weights: ConvWeights,
     shape: GdnShape,
     rows: RowLayout,
-    last: KeptInputs | None = None,
+    last: LastInputs | None = None,
     *,
     facts: bool = False,
     room: int | None = None,
@@ -112,7 +113,7 @@ def conv_qkv_twin(
     """Plain mx."""
     qkv, _, b, a = columns(projected, shape)
     if last is not None:
-        window = conv_window(window, last.inputs[:, : shape.conv_size], last.num, last.rows.starts)
+        window = conv_window(window, last.inputs[:, : shape.conv_size], last.num_committed, last.rows.starts)
     taps = mx.split(weights.weight, len(weights.weight)) if weights.taps is None else weights.taps
     joined = joined_inputs(window, qkv, rows.index)
     inputs = conv_qkv_ops(joined, b, a, taps, weights.neg_a, weights.dt_bias, shape, rows.index)
@@ -134,7 +135,7 @@ def conv_qkv_metal(
     weights: ConvWeights,
     shape: GdnShape,
     rows: RowLayout,
-    last: KeptInputs | None = None,
+    last: LastInputs | None = None,
     *,
     facts: bool = False,
     room: int | None = None,
@@ -145,10 +146,10 @@ def conv_qkv_metal(
     units = 2 * shape.num_k_heads + shape.num_v_heads
     room = num_tokens if facts else max(num_tokens, room or 0)
     keys, values = (shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
-    last_inputs, last_starts, kept = (
-        (last.inputs, last.rows.starts, last.num) if last else (projected, rows.starts, rows.starts)
+    last_inputs, last_starts, num_committed = (
+        (last.inputs, last.rows.starts, last.num_committed) if last else (projected, rows.starts, rows.starts)
     )
-    *inputs, window, kept_inputs = _kernel(
+    *inputs, window, conv_inputs = _kernel(
         [
             projected,
             window,
@@ -158,7 +159,7 @@ def conv_qkv_metal(
             weights.dt_bias,
             rows.starts,
             last_starts,
-            kept,
+            num_committed,
             mx.array(np.asarray([num_tokens, room], np.int32)),
         ],
         outputs=[
@@ -185,7 +186,7 @@ def conv_qkv_metal(
         grid=(32 * num_segments(rows.widest), units, num_rows),
         threadgroup=(32, min(4, units), 1),
     )
-    return Convolved(GdnInputs(*inputs), window, None if facts else kept_inputs)
+    return Convolved(GdnInputs(*inputs), window, None if facts else conv_inputs)
 
 
 def num_segments(widest: int) -> int:
@@ -195,7 +196,7 @@ def num_segments(widest: int) -> int:
 
 @launch.self_check("conv_qkv")
 def _self_check() -> launch.Check:
-    """Two ragged forwards, the second with parts of the first kept, tape and facts; float32 only, as the twin rounds between operations."""
+    """Two ragged forwards, the second with parts of the first committed, tape and facts. float32: the twin rounds between operations."""
     rng = np.random.default_rng(0)
     shape = GdnShape(2, 4, 64, 32)
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 20), (2, 4, 1))]
@@ -207,7 +208,7 @@ def _self_check() -> launch.Check:
     weights = ConvWeights(draw(4, shape.conv_size), -mx.abs(draw(4)), draw(4))
     window, last = (
         draw(3, 3, shape.conv_size),
-        KeptInputs(draw(24, columns), rows[0], mx.array([2, 0, 20], mx.int32)),
+        LastInputs(draw(24, columns), rows[0], mx.array([2, 0, 20], mx.int32)),
     )
     projected, found = draw(7, columns), []
     for run in (conv_qkv_metal, conv_qkv_twin):

@@ -101,17 +101,19 @@ def _join_tokens(ys: list[mx.array], index: RaggedIndex | None) -> mx.array:
 def go_back(
     state: mx.array,
     held: Sequence[mx.array],
-    kept: mx.array,
+    num_committed: mx.array,
     groups: RowGroups | None,
     width: int,
     one_by_one: int,
 ) -> mx.array:
-    """The state (B, Hv, Dv, Dk) behind the first kept (B,) int32 tokens of each row. groups: None where all rows are `width` wide."""
+    """The state (B, Hv, Dv, Dk) behind the first num_committed (B,) int32 tokens of each row. groups: None where all rows have `width`."""
     if groups is None:
-        return _back(state, held, kept, width, one_by_one)
+        return _back(state, held, num_committed, width, one_by_one)
     parts, widths = [], [tokens.shape[1] for tokens, *_ in groups.tokens]
     trails = _each_trail(held, widths, _bytes_of(state), one_by_one)
-    for s, count, w, trail in zip(groups.split(state), groups.split(kept), widths, trails, strict=True):
+    for s, count, w, trail in zip(
+        groups.split(state), groups.split(num_committed), widths, trails, strict=True
+    ):
         parts.append(_back(s, trail, count, w, one_by_one))
     return groups.join(parts)
 
@@ -119,7 +121,7 @@ def go_back(
 def go_back_known(
     state: mx.array,
     held: Sequence[mx.array],
-    kept: Sequence[int],
+    num_committed: Sequence[int],
     grouped: Sequence[tuple[list[int], int]],
     one_by_one: int,
 ) -> mx.array:
@@ -128,9 +130,9 @@ def go_back_known(
     parts: list[mx.array] = []
     trails = _each_trail(held, [width for _, width in grouped], _bytes_of(state), one_by_one)
     for (rows, width), trail in zip(grouped, trails, strict=True):
-        counts = [kept[r] for r in rows]
+        counts = [num_committed[r] for r in rows]
         if not passes(width, _bytes_of(state), one_by_one):
-            own = state if len(rows) == len(kept) else state[_array(rows)]
+            own = state if len(rows) == len(num_committed) else state[_array(rows)]
             parts.append(_back(own, trail, _array(counts), width, one_by_one))
         elif len(set(counts)) == 1 and counts[0]:
             parts.append(trail[counts[0] - 1])
@@ -160,17 +162,19 @@ def _each_trail(
 
 
 def _back(
-    state: mx.array, trail: Sequence[mx.array], kept: mx.array, width: int, one_by_one: int
+    state: mx.array, trail: Sequence[mx.array], num_committed: mx.array, width: int, one_by_one: int
 ) -> mx.array:
     """Of one group."""
     if passes(width, _bytes_of(state), one_by_one):
-        return pick_rows(state, trail, kept)
-    return _back_written(state, trail, kept)
+        return pick_rows(state, trail, num_committed)
+    return _back_written(state, trail, num_committed)
 
 
-def _back_written(state: mx.array, trail: Sequence[mx.array], kept: mx.array) -> mx.array:
+def _back_written(state: mx.array, trail: Sequence[mx.array], num_committed: mx.array) -> mx.array:
     delta, keys, decays = trail
-    return (_compiled_written if device.compile_enabled() else _written)(state, delta, keys, decays, kept)
+    return (_compiled_written if device.compile_enabled() else _written)(
+        state, delta, keys, decays, num_committed
+    )
 
 
 def _array(x: Sequence[int]) -> mx.array:
@@ -213,9 +217,11 @@ def _decays(decay: mx.array, counts: mx.array, reached: mx.array) -> mx.array:
     return mx.cumprod(mx.where(counts, decay, 1.0), axis=-1) * reached
 
 
-def _written(state: mx.array, delta: mx.array, keys: mx.array, decays: mx.array, kept: mx.array) -> mx.array:
-    """The state behind the first kept (B,) tokens of what `_solved` ran. What does not stand may hold anything."""
-    count = kept.reshape(-1, 1, 1, 1)
+def _written(
+    state: mx.array, delta: mx.array, keys: mx.array, decays: mx.array, num_committed: mx.array
+) -> mx.array:
+    """The state behind the first num_committed (B,) tokens of what `_solved` ran. Those of rejected tokens may hold anything."""
+    count = num_committed.reshape(-1, 1, 1, 1)
     until = mx.take_along_axis(decays, mx.maximum(count - 1, 0), axis=-1)  # (B, Hv, W + 1, 1)
     begun, since = mx.split(until.swapaxes(-1, -2), [1], axis=-1)
     stands = mx.array(np.arange(delta.shape[-1], dtype=np.int32)) < count

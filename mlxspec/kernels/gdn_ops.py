@@ -6,7 +6,7 @@ What one forward did to the state is its tape (k, delta, log_g): applying a tape
 Two forms of the same rule: steps, whose replay is bitwise the forward, for decode and verify; chunks (the WY form of Yang et al. 2024,
 "Parallelizing Linear Transformers with the Delta Rule", with decay as in "Gated Delta Networks"), all matmuls, for prefill.
 Shapes: q, k (N, Hk, Dk); v (N, Hv, Dv); log_g, beta (N, Hv) float32; state (B, Hv, Dv, Dk) float32. v-head h uses k-head h // (Hv / Hk).
-The caller says how many tape entries are kept.
+The caller says how many tape entries are committed.
 """
 
 from __future__ import annotations
@@ -46,29 +46,33 @@ class Steps(NamedTuple):
     passed: list[mx.array]
 
 
-def replay(state: mx.array, tape: Tape, kept: mx.array, groups: RowGroups | None) -> mx.array:
-    """State after the first `kept[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
+def replay(state: mx.array, tape: Tape, num_committed: mx.array, groups: RowGroups | None) -> mx.array:
+    """State after the first `num_committed[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
 
     groups: None where rows are of one width.
     """
     num_rows = state.shape[0]
     if groups is None:
         log_g = tape.log_g.reshape(num_rows, -1, tape.log_g.shape[1])
-        return _looped(_replay, log_g.shape[1])(state, tape.k, tape.delta, log_g, kept)
+        return _looped(_replay, log_g.shape[1])(state, tape.k, tape.delta, log_g, num_committed)
     parts = []
-    for (places, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
+    for (places, *_), s, count in zip(
+        groups.tokens, groups.split(state), groups.split(num_committed), strict=True
+    ):
         k, delta, log_g = (x[places] for x in tape)
         parts.append(_looped(_replay, log_g.shape[1])(s, k, delta, log_g, count))
     return groups.join(parts)
 
 
-def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept: mx.array) -> mx.array:
+def _replay(
+    state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, num_committed: mx.array
+) -> mx.array:
     """The same on rows of equal width: log_g (B, W, Hv); k and delta (B W, ...) or with an axis each."""
     num_rows, num_heads, v_dim, k_dim = state.shape
     k = per_value_head(k.astype(mx.float32), num_heads)
     width = log_g.shape[1]
     places = mx.array(np.arange(width, dtype=np.int32).reshape(1, width, 1, 1, 1))
-    keep = places < kept.reshape(num_rows, 1, 1, 1, 1)
+    keep = places < num_committed.reshape(num_rows, 1, 1, 1, 1)
     decay = mx.where(keep, mx.exp(log_g).reshape(num_rows, width, num_heads, 1, 1), 1.0)
     delta = mx.where(keep, delta.reshape(num_rows, width, num_heads, v_dim, 1), 0.0)
     k = k.reshape(num_rows, width, num_heads, 1, k_dim)
@@ -78,25 +82,30 @@ def _replay(state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, kept
     return s.reshape(state.shape)
 
 
-def pick(state: mx.array, passed: Sequence[mx.array], kept: mx.array, groups: RowGroups | None) -> mx.array:
-    """`replay` where the states that `steps` passed were kept: of each row the one behind its first `kept[b]` (B,) tokens."""
+def pick(
+    state: mx.array, passed: Sequence[mx.array], num_committed: mx.array, groups: RowGroups | None
+) -> mx.array:
+    """`replay` where the states that `steps` passed were kept: of each row the one behind its first `num_committed[b]` (B,) tokens."""
     if groups is None:
-        return pick_rows(state, passed, kept)
+        return pick_rows(state, passed, num_committed)
     parts, place = [], 0
-    for (tokens, *_), s, count in zip(groups.tokens, groups.split(state), groups.split(kept), strict=True):
+    for (tokens, *_), s, count in zip(
+        groups.tokens, groups.split(state), groups.split(num_committed), strict=True
+    ):
         width = tokens.shape[1]
         parts.append(pick_rows(s, passed[place : place + width], count))
         place += width
     return groups.join(parts)
 
 
-def pick_rows(state: mx.array, passed: Sequence[mx.array], kept: mx.array) -> mx.array:
+def pick_rows(state: mx.array, passed: Sequence[mx.array], num_committed: mx.array) -> mx.array:
     """Of rows of equal width. One row's count is a single number, beside which whole states lie one behind the other in memory."""
     shape = passed[0].shape
     s = state.reshape(shape)
-    kept = kept if kept.shape[0] == 1 else kept.reshape(-1, *(1 for _ in shape[1:]))
+    if num_committed.shape[0] != 1:
+        num_committed = num_committed.reshape(-1, *(1 for _ in shape[1:]))
     for t, state_t in enumerate(passed):
-        s = mx.where(kept > t, state_t, s)
+        s = mx.where(num_committed > t, state_t, s)
     return s.reshape(state.shape)
 
 

@@ -2,7 +2,7 @@
 
 `gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_facts` the state after them (all are certain),
 `gdn_snapshots` the last few states, `gdn_flush` the state without any new tokens. Each picks the Metal kernel, the same for all, or the
-plain-mx twin. The cache makes sure that `kept` fits the tape.
+plain-mx twin. The cache makes sure that num_committed (the kernel's `kept`) fits the tape.
 
 Shapes: inputs as in `GdnInputs`, float32, float16 or bfloat16; state (B, Hv, Dv, Dk) float32; y (N, Hv, Dv) float32. v-head h uses k-head
 h // (Hv / Hk). A row may have no tokens.
@@ -60,20 +60,20 @@ class RowLayout:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The accepted part of the last forward: its tape, its rows, and how many entries of each row, num (B,) int32."""
+class Replay:
+    """The committed part of the last forward: its tape, its rows, and how many entries of each row, num_committed (B,) int32."""
 
     tape: Tape
     rows: RowLayout
-    num: mx.array
+    num_committed: mx.array
 
-    def replay(self, state: mx.array) -> mx.array:
-        """Plain mx."""
-        return replay(state, self.tape, self.num, self.rows.groups)
+    def onto(self, state: mx.array) -> mx.array:
+        """The state after these entries, in plain mx."""
+        return replay(state, self.tape, self.num_committed, self.rows.groups)
 
 
 class GdnRoundResult(NamedTuple):
-    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the kept tokens in it and the new ones not; the new ones' tape."""
+    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the committed tokens in it and the new ones not; the new ones' tape."""
 
     y: mx.array
     state: mx.array
@@ -95,14 +95,14 @@ def _use_metal(inputs: GdnInputs) -> bool:
 
 
 def gdn_round(
-    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
     """Tokens that may be rejected: replay `last` (None: nothing is deferred) onto `state`, run them, give their tape."""
     return (gdn_round_metal if _use_metal(inputs) else gdn_round_ops)(inputs, state, rows, last)
 
 
 def gdn_facts(
-    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """Certain tokens: y and the state after them."""
     return (gdn_facts_metal if _use_metal(inputs) else gdn_facts_ops)(inputs, state, rows, last)
@@ -118,7 +118,7 @@ def gdn_snapshots(
     )
 
 
-def gdn_flush(state: mx.array, last: Kept) -> mx.array:
+def gdn_flush(state: mx.array, last: Replay) -> mx.array:
     """The state after the accepted tokens of the last forward."""
     by_kernel = on_kernel(last.tape.k.dtype, state.shape[-1], state.shape[-2])
     return (gdn_flush_metal if by_kernel else gdn_flush_ops)(state, last)
@@ -128,21 +128,21 @@ def gdn_flush(state: mx.array, last: Kept) -> mx.array:
 
 
 def gdn_round_ops(
-    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
     """Plain mx."""
     if last is not None:
-        state = last.replay(state)
+        state = last.onto(state)
     ran = steps(*inputs, state, rows.index)
     return GdnRoundResult(ran.y, state, ran.tape)
 
 
 def gdn_facts_ops(
-    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """Plain mx."""
     if last is not None:
-        state = last.replay(state)
+        state = last.onto(state)
     ran = steps(*inputs, state, rows.index)
     return ran.y, ran.after
 
@@ -158,16 +158,16 @@ def gdn_snapshots_ops(
     return ran.y, mx.stack([ran.after, *older], axis=1)
 
 
-def gdn_flush_ops(state: mx.array, last: Kept) -> mx.array:
+def gdn_flush_ops(state: mx.array, last: Replay) -> mx.array:
     """Plain mx."""
-    return last.replay(state)
+    return last.onto(state)
 
 
 # ---- the kernel
 
 
 def gdn_round_metal(
-    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
     """One launch, the state read and written once."""
     y, after, delta = _launch(inputs, state, rows, last, None, 0)
@@ -175,7 +175,7 @@ def gdn_round_metal(
 
 
 def gdn_facts_metal(
-    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Kept | None = None
+    inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """One launch, the state read and written once, no tape."""
     y, after, _ = _launch(inputs, state, rows, last, None, 1)
@@ -190,7 +190,7 @@ def gdn_snapshots_metal(
     return y, found
 
 
-def gdn_flush_metal(state: mx.array, last: Kept) -> mx.array:
+def gdn_flush_metal(state: mx.array, last: Replay) -> mx.array:
     """One launch."""
     tape, none = last.tape, np.zeros(state.shape[0] + 1, np.int32)
     unread = GdnInputs(tape.k, tape.k, tape.delta, tape.log_g, tape.log_g)
@@ -202,7 +202,7 @@ def _launch(
     inputs: GdnInputs,
     states: mx.array,
     rows: RowLayout,
-    last: Kept | None,
+    last: Replay | None,
     slot: mx.array | None,
     num_states: int,
     *,
@@ -218,7 +218,7 @@ def _launch(
         [
             *(*inputs, states, *tape, rows.starts),
             *(
-                (last.rows.starts, unread, last.num)
+                (last.rows.starts, unread, last.num_committed)
                 if last
                 else (unread, unread if slot is None else slot, unread)
             ),
@@ -278,7 +278,7 @@ def _check_wide(dtype: mx.Dtype) -> float:
     q, k, v = (draw(num, 1, size).astype(dtype) for _ in range(3))
     inputs = GdnInputs(q, k, v, -mx.abs(draw(num, 1)), mx.sigmoid(draw(num, 1)))
     rows, state = RowLayout.of(FlatRows((num,))), draw(1, 1, size, size)
-    last = Kept(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([num - 1], mx.int32))
+    last = Replay(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([num - 1], mx.int32))
     ours, twin = gdn_round_metal(inputs, state, rows, last), gdn_round_ops(inputs, state, rows, last)
     return launch.largest_error([ours.y, ours.state, ours.tape.delta], [twin.y, twin.state, twin.tape.delta])
 
@@ -299,7 +299,7 @@ def _check_dtype(dtype: mx.Dtype) -> float:
 
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 5), (2, 4, 1))]
     first, second, state = tokens(9), tokens(7), draw(3, 4, 64, 128)
-    last = Kept(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
+    last = Replay(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
     slot = mx.array([1, 0, 1], mx.int32)
     found = []
     for run, facts, snapshots, flush in (

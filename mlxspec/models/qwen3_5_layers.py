@@ -16,10 +16,10 @@ import numpy as np
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
-from mlxspec.cache.rollback import RecurrentState, Rollback, Stood
+from mlxspec.cache.rollback import Committed, RecurrentState, Rollback
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
 from mlxspec.kernels.conv_ops import GdnShape
-from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs, columns, conv_qkv
+from mlxspec.kernels.conv_qkv import ConvWeights, LastInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.full_attention import attend_in_places
@@ -29,17 +29,17 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 
 
 class RoundLayout(NamedTuple):
-    """Where rows lie in this forward (widths, and as arrays `here`), what stands of the last one, and the way back to it.
+    """Where rows lie in this forward (widths, and as arrays `here`), how much of the last one is committed, and the way of rollback.
 
-    stood None: the states that come in have nothing deferred. room: of how many tokens kernels make what is held until it is known which
-    of these stand; None: of as many as there are.
+    committed None: the states that come in have nothing deferred. room: of how many tokens kernels make what is held until it is known
+    which of these are committed; None: of as many as there are.
     """
 
     widths: FlatRows
     facts: bool
     rollback: Rollback
     here: RowLayout
-    stood: Stood | None = None
+    committed: Committed | None = None
     room: int | None = None
 
 
@@ -180,12 +180,12 @@ class GatedDeltaNet(nn.Module):
         self, x: mx.array, past: RecurrentState, layout: RoundLayout
     ) -> tuple[mx.array, RecurrentState]:
         """x (N, H) -> (N, H), and what the cache is to hold."""
-        stood, last_inputs = layout.stood, None
-        if stood is not None and past.inputs is not None:
-            last_inputs = KeptInputs(past.inputs, stood.rows, stood.kept)
+        committed, last_inputs = layout.committed, None
+        if committed is not None and past.inputs is not None:
+            last_inputs = LastInputs(past.inputs, committed.rows, committed.num_committed)
         projected = self.in_proj(x)
         weights = ConvWeights(self.conv_weight, self.neg_a, self.dt_bias, self.taps)
-        inputs, window, kept = conv_qkv(
+        inputs, window, conv_inputs = conv_qkv(
             projected,
             past.window,
             weights,
@@ -197,11 +197,11 @@ class GatedDeltaNet(nn.Module):
         )
         where = layout.here, layout.widths
         if layout.facts:
-            y, state = layout.rollback.facts(inputs, past, stood, *where)
+            y, state = layout.rollback.facts(inputs, past, committed, *where)
             future = RecurrentState(state, window)
         else:
-            y, state, held = layout.rollback.verify(inputs, past, stood, *where)
-            future = RecurrentState(state, window, kept, held)
+            y, state, held = layout.rollback.verify(inputs, past, committed, *where)
+            future = RecurrentState(state, window, conv_inputs, held)
         return self._output(y, columns(projected, self._shape)[1]), future
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.rollback import STEPS_AT_MOST, RecurrentState, Rollback, Stood, TapeRollback
+from mlxspec.cache.rollback import STEPS_AT_MOST, Committed, RecurrentState, Rollback, TapeRollback
 from mlxspec.kernels import conv_qkv, gdn_round
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
@@ -221,7 +221,7 @@ def _run(apply, segment, taps, x, attended, gate, cos, sin, past, layout):  # ty
 def _num_deferred(segment: Segment, cache: ModelCache) -> int:
     """Tokens of the last forward whose inputs its recurrent layers still hold."""
     held = [cache.recurrent(i).current.inputs for i in segment.linear[:1]]
-    return 0 if cache.stood is None else max([1, *(x.shape[0] for x in held if x is not None)])
+    return 0 if cache.deferred is None else max([1, *(x.shape[0] for x in held if x is not None)])
 
 
 # Compiled functions take and give plain lists and tuples of arrays; these translate.
@@ -241,11 +241,15 @@ def _pack_layout(rows: FlatRows, cache: ModelCache, *, indexed: bool) -> dict[st
     packed: dict[str, Any] = {"starts": rows.starts_array}
     if indexed and rows.index is not None:
         packed["index"] = rows.index.arrays
-    stood = cache.stood
-    if stood is not None:
-        packed |= {"kept": stood.kept, "dropped": stood.dropped, "last_starts": stood.rows.starts}
-        if indexed and stood.rows.index is not None:
-            packed["last_index"] = stood.rows.index.arrays
+    committed = cache.deferred
+    if committed is not None:
+        packed |= {
+            "num_committed": committed.num_committed,
+            "num_rejected": committed.num_rejected,
+            "last_starts": committed.rows.starts,
+        }
+        if indexed and committed.rows.index is not None:
+            packed["last_index"] = committed.rows.index.arrays
     return packed
 
 
@@ -256,7 +260,9 @@ def _unpack_layout(
         found = RaggedIndex.of(packed[index]) if index in packed else None
         return RowLayout(packed[starts], found, rows.max_width)
 
-    stood = None
-    if "kept" in packed:
-        stood = Stood(layout("last_starts", "last_index"), packed["kept"], packed["dropped"])
-    return RoundLayout(rows, facts, rollback, layout("starts", "index"), stood, room)
+    committed = None
+    if "num_committed" in packed:
+        committed = Committed(
+            layout("last_starts", "last_index"), packed["num_committed"], packed["num_rejected"]
+        )
+    return RoundLayout(rows, facts, rollback, layout("starts", "index"), committed, room)

@@ -19,7 +19,7 @@ _HELP = {
     "generated_tokens_total": ("counter", "Tokens of answers."),
     "rounds_total": ("counter", "Verify rounds that rows of answers took part in."),
     "drafted_tokens_total": ("counter", "Drafted tokens that were verified, by drafter."),
-    "accepted_tokens_total": ("counter", "Drafted tokens that stood, by drafter."),
+    "accepted_tokens_total": ("counter", "Drafted tokens that were accepted, by drafter."),
     "prefill_seconds_total": ("counter", "Seconds until first tokens."),
     "decode_seconds_total": ("counter", "Seconds behind first tokens; answers side by side count each."),
     "model_loads_total": ("counter", "How often a model was loaded."),

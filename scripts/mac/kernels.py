@@ -18,7 +18,7 @@ from alternating import median
 from mlxspec.kernels import attention, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_round import Kept, RowLayout
+from mlxspec.kernels.gdn_round import Replay, RowLayout
 from mlxspec.kernels.quantized_kv import KV_BITS
 from mlxspec.platform import device
 
@@ -190,7 +190,7 @@ def model_races(name: str, here: Here) -> None:
 # ---- data
 
 
-def round_data(here: Here, heads: int, width: int) -> tuple[GdnInputs, mx.array, RowLayout, Kept]:
+def round_data(here: Here, heads: int, width: int) -> tuple[GdnInputs, mx.array, RowLayout, Replay]:
     """A layer's inputs for one row, and a tape of the same width, all kept."""
     rng = np.random.default_rng(0)
     layout = RowLayout.of(FlatRows((width,)))
@@ -201,7 +201,7 @@ def round_data(here: Here, heads: int, width: int) -> tuple[GdnInputs, mx.array,
     tape = gdn_round.Tape(key, normal(width, heads, 128, dtype=mx.float32), log_g)
     state = normal(1, heads, 128, 128, dtype=mx.float32)
     mx.eval(inputs, tape, state)
-    return inputs, state, layout, Kept(tape, layout, mx.array([width], mx.int32))
+    return inputs, state, layout, Replay(tape, layout, mx.array([width], mx.int32))
 
 
 def _version(package: str) -> str:

@@ -66,7 +66,7 @@ class Mixer:
     def forward(self, tokens: mx.array, rows: FlatRows, cache: ModelCache, *, facts: bool) -> mx.array:
         """Leaves the transaction open."""
         cache.begin(rows, facts=facts)
-        layout = RoundLayout(rows, facts, cache.rollback, RowLayout.of(rows), cache.stood)
+        layout = RoundLayout(rows, facts, cache.rollback, RowLayout.of(rows), cache.deferred)
         layer = cache.recurrent(0)
         out, state = self.net(tokens, layer.current, layout)
         layer.append(state)

@@ -55,7 +55,7 @@ class Watched(DFlashDrafter):
         self._seen.clear()
         drafts = super().propose_behind(asks, sampler, unread)
         for i, (ask, draft) in enumerate(zip(asks, drafts or (), strict=bool(drafts))):
-            known = [*ask.history, *unread.tokens[i, : unread.num[i].item()].tolist()]
+            known = [*ask.history, *unread.tokens[i, : unread.num_committed[i].item()].tolist()]
             self._keep(ask.row, known, draft)
             self.num_behind += 1
         return drafts

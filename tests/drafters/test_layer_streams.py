@@ -76,7 +76,7 @@ class Watch(equality.Oracle):
         if not self.behind:
             return None
         seen = numbers(unread.hidden.astype(mx.float32)).reshape(len(asks), unread.width, -1)
-        for ask, rows, num in zip(asks, seen, unread.num.tolist(), strict=True):
+        for ask, rows, num in zip(asks, seen, unread.num_committed.tolist(), strict=True):
             self.unread.append((ask.row, len(ask.history), rows[:num].copy()))
         return [Draft(a.limit, mx.broadcast_to(unread.newest[i], (a.limit,))) for i, a in enumerate(asks)]
 

@@ -56,12 +56,16 @@ def moved(run: Callable[[], object]) -> int:
     return sum(r.num_bytes for r in emulator.runs)
 
 
-def data(heads: int, width: int) -> tuple[Tokens, mx.array, gdn_round.Kept]:
+def data(heads: int, width: int) -> tuple[Tokens, mx.array, gdn_round.Replay]:
     shape = Shape(key_heads=16, value_heads=heads, key_dim=128, value_dim=128, dtype=mx.bfloat16)
     rng = np.random.default_rng(0)
     t, state = shape.tokens(rng, (width,)), shape.state(rng, 1)
     delta = mx.array(rng.standard_normal(t.inputs.v.shape).astype(np.float32))
-    return t, state, gdn_round.Kept(gdn_round.Tape(t.inputs.k, delta, t.inputs.log_g), t.rows, ints([width]))
+    return (
+        t,
+        state,
+        gdn_round.Replay(gdn_round.Tape(t.inputs.k, delta, t.inputs.log_g), t.rows, ints([width])),
+    )
 
 
 def round_line(name: str, heads: int, width: int) -> str:
@@ -81,7 +85,7 @@ def conv_line(width: int) -> str:
     weights = draw_weights(rng, shape, mx.bfloat16)
     projected = draw(rng, width, num_columns(shape), dtype=mx.bfloat16)
     window = draw(rng, 1, 3, shape.conv_size, dtype=mx.bfloat16)
-    last = conv_qkv.KeptInputs(projected, layout(width), ints([1]))
+    last = conv_qkv.LastInputs(projected, layout(width), ints([1]))
     outputs = 2 * width * shape.conv_size + 8 * width * 48 + window.nbytes
     least = 2 * width * (shape.conv_size + 96) + weights.weight.nbytes + window.nbytes + outputs
     ours = moved(lambda: conv_qkv.conv_qkv_metal(projected, window, weights, shape, layout(width), last))

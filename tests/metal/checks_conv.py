@@ -11,7 +11,7 @@ from checks_gdn import assert_close, ints, layout, numpy_of
 
 from mlxspec.kernels import conv_qkv as kernel
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
-from mlxspec.kernels.conv_qkv import ConvWeights, KeptInputs
+from mlxspec.kernels.conv_qkv import ConvWeights, LastInputs
 
 SHAPE = GdnShape(num_k_heads=2, num_v_heads=4, k_dim=64, v_dim=32)
 ROUNDING = {
@@ -55,7 +55,7 @@ def check_two_forwards(
     arrays = [numpy_of(x) for x in (weights.weight, weights.neg_a, weights.dt_bias)]
     window = draw(rng, len(first), 3, size, dtype=dtype)
     old, new = (draw(rng, sum(widths), columns, dtype=dtype) for widths in (first, second))
-    last = KeptInputs(old if whole else old[:, :size], layout(*first), ints(kept))
+    last = LastInputs(old if whole else old[:, :size], layout(*first), ints(kept))
     begins, wanted, before, after = [np.cumsum([0, *w]) for w in (first, second)], [], [], []
     for row, n in enumerate(kept):
         begin = begins[0][row]

@@ -14,7 +14,7 @@ from mlxspec.kernels import gdn_prefill
 from mlxspec.kernels import gdn_round as kernel
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_round import GdnRoundResult, Kept, RowLayout
+from mlxspec.kernels.gdn_round import GdnRoundResult, Replay, RowLayout
 
 TOLERANCE = 2e-6  # of the largest value: float32 accumulation against float64
 
@@ -120,7 +120,7 @@ def check_two_rounds(
     assert same_bits(one.state, state), "a forward with nothing deferred changed the state"
     assert_close(one.y, np.concatenate([y for y, _, _ in rows1]), "y of the first round")
     assert_close(one.tape.delta[:num], np.concatenate([d for _, d, _ in rows1]), "delta of the first round")
-    last = Kept(one.tape, t1.rows, ints(kept))
+    last = Replay(one.tape, t1.rows, ints(kept))
     begun = np.stack([states[n] for (_, _, states), n in zip(rows1, kept, strict=True)])
     two = kernel.gdn_round_metal(t2.inputs, one.state, t2.rows, last)
     assert same_bits(kernel.gdn_flush_metal(one.state, last), two.state), (
@@ -162,7 +162,7 @@ def check_replay_bits(shape: Shape, width: int, seed: int = 0) -> None:
     _, passed = kernel.gdn_snapshots_metal(t.inputs, state[:, None], ints([0]), t.rows, width + 1)
     other = shape.tokens(rng, [1])
     for kept in range(width + 1):
-        last = Kept(one.tape, t.rows, ints([kept]))
+        last = Replay(one.tape, t.rows, ints([kept]))
         replayed = kernel.gdn_round_metal(other.inputs, one.state, other.rows, last).state
         assert same_bits(replayed[0], passed[0, width - kept]), (
             f"replay of {kept} tokens is not bitwise the forward"

@@ -102,7 +102,7 @@ def test_rounds_are_launched_as_the_launcher_does(script, seen, widths, mode):
     given = {name: to_mx(x) for name, x in made.inputs.items()}
     inputs = GdnInputs(*(given[name] for name in GdnInputs._fields))
     rows, state = layout(*widths), given["state"]
-    last = gdn_round.Kept(
+    last = gdn_round.Replay(
         gdn_round.Tape(given["tape_k"], given["tape_delta"], given["tape_log_g"]), rows, ints(r.kept)
     )
     if mode == "tape":

@@ -95,7 +95,7 @@ def test_bytes_at_27b(emulated, width):
     weights = draw_weights(rng, shape, mx.bfloat16)
     projected = draw(rng, width, num_columns(shape), dtype=mx.bfloat16)
     window = draw(rng, 1, 3, shape.conv_size, dtype=mx.bfloat16)
-    last = kernel.KeptInputs(projected, layout(width), mx.array([1], mx.int32))
+    last = kernel.LastInputs(projected, layout(width), mx.array([1], mx.int32))
     emulator.runs.clear()
     with emulated():
         inputs, *held = kernel.conv_qkv_metal(projected, window, weights, shape, layout(width), last)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from mlxspec.kernels import gdn_round as kernel
 from mlxspec.kernels import launch
-from mlxspec.kernels.gdn_round import Kept
+from mlxspec.kernels.gdn_round import Replay
 
 SMALL = Shape()
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -130,7 +130,7 @@ def test_rows_do_not_touch_each_other(metal):
 def test_the_twins_compute_the_same(metal):
     rng = np.random.default_rng(6)
     t1, t2, state = SMALL.tokens(rng, (3, 5)), SMALL.tokens(rng, (2, 1)), SMALL.state(rng, 2)
-    last = Kept(kernel.gdn_round_ops(t1.inputs, state, t1.rows).tape, t1.rows, ints([3, 2]))
+    last = Replay(kernel.gdn_round_ops(t1.inputs, state, t1.rows).tape, t1.rows, ints([3, 2]))
     begun = np.stack([s[n] for (_, _, s), n in zip(reference_rows(t1, numpy_of(state)), (3, 2), strict=True)])
     twin = kernel.gdn_round_ops(t2.inputs, state, t2.rows, last)
     assert_close(twin.state, begun, "the twin's replayed state")
@@ -162,7 +162,7 @@ def test_bytes_of_a_round_of_27b(emulated, width):
     rng = np.random.default_rng(0)
     t, state = shape.tokens(rng, (width,)), shape.state(rng, 1)
     delta = mx.array(rng.standard_normal(t.inputs.v.shape).astype(np.float32))
-    last = Kept(kernel.Tape(t.inputs.k, delta, t.inputs.log_g), t.rows, ints([width]))
+    last = Replay(kernel.Tape(t.inputs.k, delta, t.inputs.log_g), t.rows, ints([width]))
     emulator.runs.clear()
     with emulated():
         result = kernel.gdn_round_metal(t.inputs, state, t.rows, last)

@@ -35,12 +35,12 @@ def test_convolution_and_recurrence_are_two_launches(facts):
     mx.eval(weights.weight, weights.neg_a, weights.dt_bias)
     projected, window = draw(rng, 3, num_columns(SHAPE)), draw(rng, 2, 3, SHAPE.conv_size)
     state = Shape(key_dim=SHAPE.k_dim).state(rng, 2)
-    last_inputs = conv_qkv.KeptInputs(mx.array(np.array(projected)), rows, ints([1, 1]))
+    last_inputs = conv_qkv.LastInputs(mx.array(np.array(projected)), rows, ints([1, 1]))
 
     def mixer(
         projected: mx.array, window: mx.array, state: mx.array, delta: mx.array, log_g: mx.array
     ) -> list[mx.array]:
-        last = gdn_round.Kept(
+        last = gdn_round.Replay(
             gdn_round.Tape(projected[:, :128].reshape(3, 2, 64), delta, log_g), rows, ints([1, 1])
         )
         inputs, after, _ = conv_qkv.conv_qkv_metal(
@@ -59,7 +59,9 @@ def test_a_flush_and_snapshots_are_one_launch_each():
     rng, shape, rows = np.random.default_rng(0), Shape(), layout(2, 1)
     tokens, state = shape.tokens(rng, (2, 1)), shape.state(rng, 2)
     tape = gdn_round.Tape(tokens.inputs.k, zeros(3, 4, 32), tokens.inputs.log_g)
-    flush = recorded(lambda s: gdn_round.gdn_flush_metal(s, gdn_round.Kept(tape, rows, ints([1, 0]))), state)
+    flush = recorded(
+        lambda s: gdn_round.gdn_flush_metal(s, gdn_round.Replay(tape, rows, ints([1, 0]))), state
+    )
     assert flush == ["CustomKernel"]
     snapshots = recorded(
         lambda s: gdn_round.gdn_snapshots_metal(tokens.inputs, s, ints([0, 1]), rows, 3),

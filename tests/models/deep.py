@@ -101,9 +101,9 @@ def cut(cache: ModelCache) -> None:
         else:
             layer.keys[:] = [fresh(x.shape, x.dtype) for x in layer.keys]
             layer.values[:] = [fresh(x.shape, x.dtype) for x in layer.values]
-    stood = cache.stood
-    if stood is not None:
-        mx.eval(stood.kept, stood.dropped, stood.rows.starts)
+    committed = cache.deferred
+    if committed is not None:
+        mx.eval(committed.num_committed, committed.num_rejected, committed.rows.starts)
 
 
 def filled_like_mlx_lm(model: Any, length: int) -> list[Any]:

@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxspec.cache.rollback import TAPE, RecurrentState, Stood
+from mlxspec.cache.rollback import TAPE, Committed, RecurrentState
 from mlxspec.kernels import launch
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
@@ -126,13 +126,23 @@ def ours(config: Qwen35Config, *, facts: bool) -> list[mx.array]:
         mx.ones((1, VALUE_HEADS, DIM)),
         mx.ones((1, VALUE_HEADS)),
     )
-    stood = Stood.of(rows, [1])
+    committed = Committed.of(rows, [1])
     here = RowLayout.of(rows)
-    mx.eval(x, window, state, projected, held, stood.kept, stood.dropped, stood.rows.starts, here.starts)
+    mx.eval(
+        x,
+        window,
+        state,
+        projected,
+        held,
+        committed.num_committed,
+        committed.num_rejected,
+        committed.rows.starts,
+        here.starts,
+    )
 
     def step(x: mx.array, window: mx.array, state: mx.array, projected: mx.array, *held: mx.array) -> Any:
         past = RecurrentState(state, window, projected, held)
-        y, future = mixer(x, past, RoundLayout(rows, facts, TAPE, here, stood))
+        y, future = mixer(x, past, RoundLayout(rows, facts, TAPE, here, committed))
         return [y, *(a for a in (future.state, future.window, future.inputs) if a is not None), *future.held]
 
     return list(mx.compile(step)(x, window, state, projected, *held))

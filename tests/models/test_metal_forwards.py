@@ -75,7 +75,7 @@ def test_prompts_of_all_lengths_share_four_variants_of_the_convolution(mac: Any)
         blank((4, shape.conv_size), BF16), blank((4,), mx.float32), blank((4,), mx.float32)
     )
     window = blank((1, 3, shape.conv_size), BF16)
-    last = conv_qkv.KeptInputs(
+    last = conv_qkv.LastInputs(
         blank((4, shape.conv_size), BF16), RowLayout.of(FlatRows((3,))), mx.array([1], mx.int32)
     )
     for length in range(1, 601):

@@ -49,7 +49,9 @@ class Watched(Mtp):
         drafts = super().propose_behind(asks, sampler, unread)
         if drafts is not None:
             self.num_behind += 1
-            lengths = [len(a.history) + int(n) for a, n in zip(asks, unread.num.tolist(), strict=True)]
+            lengths = [
+                len(a.history) + int(n) for a, n in zip(asks, unread.num_committed.tolist(), strict=True)
+            ]
             self._keep(asks, lengths, drafts)
         return drafts
 
