@@ -17,8 +17,8 @@ PLACE = re.compile(r"(<!-- ([\w-]+) ([\w-]+) -->\n)(?:\|.*\n)*")
 
 def table(name: str, part: str) -> str:
     found = json.loads((DOCS / "measurements" / f"{name}.json").read_text(encoding="utf-8"))["tables"][part]
-    rows = [found["head"], ["---"] * len(found["head"]), *found["rows"]]
-    return "".join("| " + " | ".join(map(cell, row)) + " |\n" for row in rows)
+    lines = ["| " + " | ".join(map(cell, row)) + " |\n" for row in (found["head"], *found["rows"])]
+    return "".join([lines[0], "|" + "---|" * len(found["head"]) + "\n", *lines[1:]])
 
 
 def cell(value: Any) -> str:
