@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
-from mlxspec.server import fields, log, page, request_parsing, schemas, sse, work
+from mlxspec.server import log, page, request_parsing, sse, work
 from mlxspec.server.chat import ChatProtocol, chat_request
 from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.completions import CompletionProtocol
@@ -24,11 +24,22 @@ from mlxspec.server.endpoint import Asked, Endpoint, Reply, Work, encode
 from mlxspec.server.error_forms import error_body
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fairness import Gate, Lanes, check_wanted
+from mlxspec.server.forms.base import Fields, review
+from mlxspec.server.forms.chat import ChatCompletionRequest
+from mlxspec.server.forms.completions import (
+    CompletionRequest,
+    DetokenizeRequest,
+    NativeRequest,
+    TokenizeRequest,
+)
+from mlxspec.server.forms.messages import CountTokensRequest, MessagesRequest
+from mlxspec.server.forms.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from mlxspec.server.forms.responses import ResponsesRequest
+from mlxspec.server.forms.shared import canonical
 from mlxspec.server.images import holds_images, take_images
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.llama_completion import LlamaProtocol
 from mlxspec.server.messages_api import MessagesProtocol, messages_request, shows_thinking
-from mlxspec.server.messages_fields import COUNT_TOKENS, MESSAGES, MESSAGES_HARMLESS, MESSAGES_REFUSED
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Loaded, Models
 from mlxspec.server.ollama_api import (
@@ -41,21 +52,10 @@ from mlxspec.server.ollama_api import (
     options_of,
     raw_body,
 )
-from mlxspec.server.ollama_fields import (
-    OLLAMA_CHAT,
-    OLLAMA_GENERATE,
-    OLLAMA_HARMLESS,
-    OLLAMA_REFUSED,
-    OLLAMA_SHOW,
-    OPTIONS,
-    OPTIONS_HARMLESS,
-    OPTIONS_REFUSED,
-)
 from mlxspec.server.openapi import document
 from mlxspec.server.prompt_watch import PromptWatch
 from mlxspec.server.protocol import AnswerProtocol
 from mlxspec.server.responses_api import ResponsesProtocol, responses_request
-from mlxspec.server.responses_fields import RESPONSES, RESPONSES_HARMLESS, RESPONSES_REFUSED
 from mlxspec.server.security import PAGE_FOLDER, App, Guard
 from mlxspec.server.settings import ServerConfig
 from mlxspec.server.stored_responses import StoredResponse, StoredResponses
@@ -131,7 +131,7 @@ class Server:
     # --- answers
 
     async def _chat(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        body, notices = await self._checked(asked, ChatCompletionRequest)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._chat_job(asked, loaded, chat_request, body)
             protocol = ChatProtocol(
@@ -144,7 +144,7 @@ class Server:
             await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 
     async def _messages(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked(asked, MESSAGES, MESSAGES_REFUSED, MESSAGES_HARMLESS)
+        body, notices = await self._checked(asked, MessagesRequest)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._chat_job(asked, loaded, messages_request, body)
             protocol = MessagesProtocol(
@@ -156,11 +156,11 @@ class Server:
             await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 
     async def _count_message_tokens(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, COUNT_TOKENS, MESSAGES_REFUSED, MESSAGES_HARMLESS)
+        body, _ = await self._checked(asked, CountTokensRequest)
         await self._tell(asked, reply, lambda e: {"input_tokens": _count(messages_request(body), e)})
 
     async def _responses(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked(asked, RESPONSES, RESPONSES_REFUSED, RESPONSES_HARMLESS)
+        body, notices = await self._checked(asked, ResponsesRequest)
         earlier = self._earlier(body)
         read = partial(responses_request, earlier=() if earlier is None else earlier.items)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
@@ -176,12 +176,12 @@ class Server:
             await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 
     async def _ollama_chat(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked_ollama(asked, OLLAMA_CHAT)
+        body, notices = await self._checked(asked, OllamaChatRequest)
         read = ollama_chat_request if body.get("messages") else None
         await self._ollama(asked, reply, body, notices, read, is_chat=True)
 
     async def _ollama_generate(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked_ollama(asked, OLLAMA_GENERATE)
+        body, notices = await self._checked(asked, OllamaGenerateRequest)
         read = ollama_prompt_request if body.get("prompt") else None
         await self._ollama(asked, reply, body, notices, read, is_chat=False)
 
@@ -214,25 +214,11 @@ class Server:
             )
             await self._answer(asked, loaded, job, protocol, body.get("stream") is not False, reply)
 
-    async def _checked_ollama(
-        self, asked: Asked, schema: schemas.Schema
-    ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """As `_checked`, its options too."""
-
-        def check() -> tuple[dict[str, Any], tuple[str, ...]]:
-            body, notices = _checked(asked.body, schema, OLLAMA_REFUSED, OLLAMA_HARMLESS)
-            options = body.get("options") or {}
-            ignored = fields.review(options, OPTIONS, OPTIONS_REFUSED, OPTIONS_HARMLESS, "options")
-            body["options"] = fields.canonical(options)
-            return body, (*notices, *map(_ignored, ignored))
-
-        return await asked.off_loop(check) if asked.is_large else check()
-
     async def _ollama_tags(self, asked: Asked, reply: Reply) -> None:
         await reply.json({"models": [ollama_model(n, self.models.created) for n in self.models.names]})
 
     async def _ollama_show(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, OLLAMA_SHOW)
+        body, _ = await self._checked(asked, OllamaShowRequest)
         given = {"model": body.get("model") or body.get("name")}
         name = self.models.resolve(ollama_name(given, self.models.names))
         facts = self.models.facts(name)
@@ -264,7 +250,7 @@ class Server:
         return found
 
     async def _count_response_tokens(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, RESPONSES, RESPONSES_REFUSED, RESPONSES_HARMLESS)
+        body, _ = await self._checked(asked, ResponsesRequest)
         earlier = self._earlier(body)
         read = partial(responses_request, body, () if earlier is None else earlier.items)
         await self._tell(asked, reply, lambda engine: _input_tokens(_count(read(), engine)))
@@ -278,7 +264,7 @@ class Server:
         await reply.json({"id": name, "object": "response", "deleted": True})
 
     async def _completions(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked(asked, schemas.COMPLETION)
+        body, notices = await self._checked(asked, CompletionRequest)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._prepare(
                 asked, partial(self._job, request_parsing.completion_job, body, loaded), body
@@ -295,7 +281,7 @@ class Server:
             await self._answer(asked, loaded, job, protocol, bool(body.get("stream")), reply)
 
     async def _native(self, asked: Asked, reply: Reply) -> None:
-        body, notices = await self._checked(asked, schemas.NATIVE)
+        body, notices = await self._checked(asked, NativeRequest)
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             make = partial(self._job, request_parsing.completion_job, body, loaded)
             job = await self._prepare(asked, make, body)
@@ -364,15 +350,9 @@ class Server:
             if update.choice == 0 and answers.first_token is not None:
                 self.metrics.first_token(answers.first_token - answers.started)
 
-    async def _checked(
-        self,
-        asked: Asked,
-        schema: schemas.Schema,
-        refused: Mapping[str, fields.Refused] | None = None,
-        harmless: Mapping[str, str] | None = None,
-    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+    async def _checked(self, asked: Asked, form: type[Fields]) -> tuple[dict[str, Any], tuple[str, ...]]:
         """As `_checked` below, in the event loop where the body is small."""
-        check = partial(_checked, asked.body, schema, refused, harmless)
+        check = partial(_checked, asked.body, form)
         return await asked.off_loop(check) if asked.is_large else check()
 
     async def _chat_job(
@@ -427,19 +407,19 @@ class Server:
     # --- about models and this server
 
     async def _tokenize(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, schemas.TOKENIZE)
+        body, _ = await self._checked(asked, TokenizeRequest)
         await self._tell(asked, reply, partial(_tokenized, body))
 
     async def _detokenize(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, schemas.DETOKENIZE)
+        body, _ = await self._checked(asked, DetokenizeRequest)
         await self._tell(asked, reply, partial(_detokenized, body))
 
     async def _apply_template(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        body, _ = await self._checked(asked, ChatCompletionRequest)
         await self._tell(asked, reply, partial(_applied, body))
 
     async def _count_chat_tokens(self, asked: Asked, reply: Reply) -> None:
-        body, _ = await self._checked(asked, schemas.CHAT, fields.CHAT_REFUSED)
+        body, _ = await self._checked(asked, ChatCompletionRequest)
         await self._tell(asked, reply, lambda engine: _input_tokens(_count(chat_request(body), engine)))
 
     async def _tell(self, asked: Asked, reply: Reply, found: Callable[[Engine], Mapping[str, Any]]) -> None:
@@ -496,7 +476,7 @@ class Server:
         await reply.text(self.metrics.text(self.models.gauges()), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, asked: Asked, reply: Reply) -> None:
-        await reply.json(document())
+        await reply.encoded(await asked.off_loop(lambda: encode(document())))
 
     async def _page(self, asked: Asked, reply: Reply) -> None:
         await page.send(asked.request, reply, asked.request.path_params.get("name", page.INDEX))
@@ -505,22 +485,16 @@ class Server:
         self._lanes.close()
 
 
-def _checked(
-    body: dict[str, Any],
-    schema: schemas.Schema,
-    refused: Mapping[str, fields.Refused] | None = None,
-    harmless: Mapping[str, str] | None = None,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _checked(body: dict[str, Any], form: type[Fields]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The body under the fields' own names, and what there is to say about fields that do nothing. Raises BadField."""
     take_images(body)
-    ignored = fields.review(body, schema, refused or {}, harmless)
+    ignored = review(form, body)
     if body.get("stream_options") is not None and not body.get("stream"):
         raise BadField("stream_options", "stream_options needs stream to be true.")
-    return fields.canonical(body), tuple(map(_ignored, ignored))
-
-
-def _ignored(path: str) -> str:
-    return f"{path} is no field of this request and was ignored"
+    checked = canonical(body)
+    if isinstance(body.get("options"), dict):  # Ollama's
+        checked["options"] = canonical(body["options"])
+    return checked, tuple(f"{path} is no field of this request and was ignored" for path in ignored)
 
 
 def _echo(job: request_parsing.Job, loaded: Loaded) -> list[str]:

@@ -26,7 +26,7 @@ class ChatRequest:
     assistant's may have `reasoning_content` and `tool_calls`. tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
     several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
     opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
-    answer. options: the fields that all APIs share, under the names of schemas.COMMON. notices: sentences about what was left out."""
+    answer. options: the fields of forms.shared.Generation. notices: sentences about what was left out."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()

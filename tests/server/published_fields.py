@@ -6,6 +6,10 @@ models (November 2026), and the `guided_*` fields of its earlier versions. OpenA
 
 from __future__ import annotations
 
+from typing import get_args
+
+from mlxspec.server.forms.base import Fields
+
 LLAMA_CPP = """
     adaptive_decay adaptive_target add_generation_prompt backend_sampling cache_prompt chat_format chat_parser
     chat_template_kwargs continue_final_message dry_allowed_length dry_base dry_multiplier dry_penalty_last_n
@@ -36,3 +40,14 @@ VLLM = """
     structured_outputs.whitespace_pattern temperature thinking_token_budget tool_choice tools top_k top_logprobs top_p
     truncate_prompt_tokens truncation_side use_beam_search user vllm_xargs watermarking
 """.split()
+
+
+def honoured(form: type[Fields]) -> dict[str, type[Fields] | None]:
+    """The names of a form's fields in a body, each with the form of its value, or of its items, where it has one of its own."""
+    out: dict[str, type[Fields] | None] = {}
+    for name, field in form.model_fields.items():
+        kinds = [field.annotation]
+        while kinds and not (isinstance(kinds[0], type) and issubclass(kinds[0], Fields)):
+            kinds = [*get_args(kinds[0]), *kinds[1:]]
+        out[field.alias or name] = kinds[0] if kinds else None
+    return out

@@ -9,24 +9,25 @@ from typing import Any
 import pytest
 
 from mlxspec.errors import GrammarError
-from mlxspec.server import fields, schemas
 from mlxspec.server.answer_format import AnswerFormat, answer_format
-from mlxspec.server.check import unknown
 from mlxspec.server.errors import BadField
-from tests.server.published_fields import LLAMA_CPP, VLLM
+from mlxspec.server.forms.base import Fields, review
+from mlxspec.server.forms.chat import ChatCompletionRequest
+from mlxspec.server.forms.shared import ALIASES, canonical
+from tests.server.published_fields import LLAMA_CPP, VLLM, honoured
 from tests.server.serving import QUESTION, Served, content
 
 USER = {"role": "user", "content": QUESTION}
 BODY: dict[str, Any] = {"messages": [USER], "max_tokens": 12}
 
 
-def described(path: str, schema: dict[str, Any]) -> bool:
-    """Whether the schema describes a field, nested ones by a dotted path; a dotted name of the body itself comes first."""
-    if path in schema.get("properties", {}):
-        return True
+def lists_of(path: str, form: type[Fields] = ChatCompletionRequest) -> list[str]:
+    """Which of the three lists a field is in, nested ones by a dotted path; a dotted name of the body itself comes first."""
+    lists = {"honoured": honoured(form), "refused": form.refused, "harmless": form.harmless}
+    found = [name for name, listed in lists.items() if path in listed]
     head, _, rest = path.partition(".")
-    inner = schema.get("properties", {}).get(head)
-    return bool(rest) and inner is not None and described(rest, inner)
+    inner = honoured(form).get(head)
+    return lists_of(rest, inner) if not found and rest and inner is not None else found
 
 
 def openai_fields() -> list[str]:
@@ -42,13 +43,6 @@ def openai_fields() -> list[str]:
     ]
 
 
-def lists_of(name: str) -> list[str]:
-    """Which of the three lists a field of a chat request is in."""
-    found = ["honoured"] if described(name, schemas.CHAT) else []
-    found += ["refused"] if name in fields.REFUSED or name in fields.CHAT_REFUSED else []
-    return found + (["harmless"] if name in fields.HARMLESS else [])
-
-
 @pytest.mark.parametrize("api", ["openai", "llama.cpp", "vllm"])
 def test_every_published_field_is_in_one_list(api: str) -> None:
     names = {"openai": openai_fields, "llama.cpp": lambda: LLAMA_CPP, "vllm": lambda: VLLM}[api]()
@@ -58,12 +52,14 @@ def test_every_published_field_is_in_one_list(api: str) -> None:
 
 
 def test_lists_do_not_overlap_and_aliases_lead_to_fields() -> None:
-    for name in (*fields.REFUSED, *fields.HARMLESS):
-        assert not described(name.replace("[]", ""), schemas.CHAT), name
-        assert (name in fields.REFUSED) != (name in fields.HARMLESS), name
-    for alias, name in fields.ALIASES.items():
-        assert described(alias, schemas.CHAT) or alias == "max_completion_tokens"
-        assert name in schemas.CHAT["properties"]
+    forms = [ChatCompletionRequest]
+    for form in forms:
+        for name in (*form.refused, *form.harmless):
+            assert len(lists_of(name, form)) == 1, (form, name)
+        forms += [inner for inner in honoured(form).values() if inner is not None and inner not in forms]
+    assert len(forms) > 10
+    for alias, name in ALIASES.items():
+        assert lists_of(alias) == lists_of(name) == ["honoured"]
 
 
 REFUSALS = [
@@ -91,20 +87,18 @@ def test_refused_fields_name_themselves(demo: Served) -> None:
 
 
 def test_values_that_ask_for_nothing_are_taken() -> None:
-    for name, refused in {**fields.REFUSED, **fields.CHAT_REFUSED}.items():
-        if "." in name and not name.startswith("speculative"):
-            continue
+    for name, refused in ChatCompletionRequest.refused.items():
         for value in (None, *refused.neutral):
-            assert fields.review({**BODY, name: value}, schemas.CHAT, fields.CHAT_REFUSED) == []
+            assert review(ChatCompletionRequest, {**BODY, name: value}) == []
         wanted = {**BODY, "repetition_penalty": 1.1, name: "surely not neutral"}
         with pytest.raises(BadField, match=re.escape(name)):
-            fields.review(wanted, schemas.CHAT, fields.CHAT_REFUSED)
-    assert fields.review({**BODY, "repeat_last_n": 64}, schemas.CHAT, {}) == []  # no penalty it could limit
+            review(ChatCompletionRequest, wanted)
+    assert review(ChatCompletionRequest, {**BODY, "repeat_last_n": 64}) == []  # no penalty it could limit
 
 
 def test_harmless_fields_are_taken_without_a_word(demo: Served) -> None:
     plain = demo.chat(**{k: v for k, v in BODY.items() if k != "messages"})
-    more = {name: "x" for name in fields.HARMLESS if "." not in name and "[]" not in name}
+    more = dict.fromkeys(ChatCompletionRequest.harmless, "x")
     found = demo.chat(**{k: v for k, v in BODY.items() if k != "messages"}, **more)
     assert found["mlxspec"]["notices"] == []
     assert found["choices"][0]["message"] == plain["choices"][0]["message"]
@@ -114,14 +108,14 @@ def test_members_that_a_schema_leaves_free_are_not_unknown() -> None:
     body = {
         **BODY,
         "logit_bias": {"5": 1},
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"anything": {"x": 1}}, "odd": 1}, "cache_control": {}}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"anything": {"x": 1}}, "odd": 1}, "odd": {}}],
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "x": 1}, "odd": 1}},
         "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "odd": 1}]}, {**USER, "odd": None}],
     }  # fmt: skip
-    found = {path for path, _ in unknown(body, schemas.CHAT)}
+    found = set(review(ChatCompletionRequest, body))
     assert found == {
         "tools[0].function.odd",
-        "tools[0].cache_control",
+        "tools[0].odd",
         "response_format.json_schema.odd",
         "messages[0].content[0].odd",
         "messages[1].odd",
@@ -129,13 +123,13 @@ def test_members_that_a_schema_leaves_free_are_not_unknown() -> None:
 
 
 def test_other_names_of_a_field() -> None:
-    for alias, name in fields.ALIASES.items():
+    for alias, name in ALIASES.items():
         value = 0.5 if "p_min" in name or "penalty" in name else 3
-        assert fields.canonical({alias: value}) == {name: value}
-        assert fields.canonical({alias: value, name: value}) == {name: value}
-        assert fields.canonical({alias: None, name: value}) == {name: value}
+        assert canonical({alias: value}) == {name: value}
+        assert canonical({alias: value, name: value}) == {name: value}
+        assert canonical({alias: None, name: value}) == {name: value}
         with pytest.raises(BadField, match=re.escape(alias)):
-            fields.canonical({alias: value, name: value + 1})
+            canonical({alias: value, name: value + 1})
 
 
 def test_no_limit_as_others_write_it(demo: Served) -> None:

@@ -14,15 +14,15 @@ import pytest
 from mlxspec.config import SamplingParams
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
-from mlxspec.server import fields, schemas
 from mlxspec.server.chat import ChatProtocol
+from mlxspec.server.forms.chat import ChatCompletionRequest
+from mlxspec.server.forms.messages import MessagesRequest
+from mlxspec.server.forms.ollama import OllamaChatRequest, OllamaOptions
+from mlxspec.server.forms.responses import ResponsesRequest
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages_api import MessagesProtocol
-from mlxspec.server.messages_fields import MESSAGES, MESSAGES_REFUSED
 from mlxspec.server.ollama_api import OllamaProtocol
-from mlxspec.server.ollama_fields import OLLAMA_CHAT, OLLAMA_REFUSED, OPTIONS, OPTIONS_REFUSED
 from mlxspec.server.responses_api import ResponsesProtocol
-from mlxspec.server.responses_fields import RESPONSES, RESPONSES_REFUSED
 from mlxspec.server.usage import Extras
 from tests.server.api_forms import (
     FORMS,
@@ -37,6 +37,7 @@ from tests.server.api_forms import (
     scenario,
     streamed,
 )
+from tests.server.published_fields import honoured
 from tests.server.serving import Served
 
 _TOOLS = [{"type": "function", "function": {"name": name}} for name in TOOL_NAMES]
@@ -213,18 +214,15 @@ def test_eight_clients_of_all_forms_with_25_requests_each(thinker: Served) -> No
 
 
 def test_every_option_of_a_chat_is_honoured_or_refused_by_name_in_every_form() -> None:
-    """Fields of OpenAI's chat that are honoured there: in each other form they are in its schema or in its list of refusals."""
+    """Fields of OpenAI's chat that are honoured there: in each other form they are fields too, or in its table of refusals."""
     own = {"messages", "model"}
-    for schemas_of, refused in (
-        ([MESSAGES], {**fields.REFUSED, **MESSAGES_REFUSED}),
-        ([RESPONSES], {**fields.REFUSED, **RESPONSES_REFUSED}),
-        ([OLLAMA_CHAT], {**fields.REFUSED, **OLLAMA_REFUSED}),
-        ([OPTIONS, OLLAMA_CHAT], {**fields.REFUSED, **OPTIONS_REFUSED, **OLLAMA_REFUSED}),
+    for forms in (
+        [MessagesRequest],
+        [ResponsesRequest],
+        [OllamaChatRequest],
+        [OllamaOptions, OllamaChatRequest],
     ):
-        honoured = {name for schema in schemas_of for name in schema["properties"]}
-        missing = set(schemas.CHAT["properties"]) - own - honoured - set(refused)
-        assert not missing, (schemas_of[0]["properties"].keys(), missing)
-        both = (
-            honoured & set(refused) - set(OLLAMA_REFUSED) if len(schemas_of) > 1 else honoured & set(refused)
-        )
-        assert not both - set(fields.REFUSED), both
+        found = {name for form in forms for name in honoured(form)}
+        refused = {name for form in forms for name in form.refused}
+        missing = set(honoured(ChatCompletionRequest)) - own - found - refused
+        assert not missing, (forms[0], missing)

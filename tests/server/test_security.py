@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from mlxspec.errors import ConfigError
-from mlxspec.server import schemas
+from mlxspec.server.forms.chat import ChatCompletionRequest
+from mlxspec.server.forms.completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from mlxspec.server.security import Guard, host_name
 from mlxspec.server.settings import ServerConfig
+from tests.server.published_fields import honoured
 from tests.server.serving import LONG, Served
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -189,11 +191,11 @@ WRONG: list[Any] = ["x" * 70_000, -1, 10**40, 1.5, [[]], {"a": 1}]
 )
 def test_wrong_types_in_every_field(demo: Served, path: str) -> None:
     """No field, whatever is in it, gives more than a sentence: 4xx, or an answer where the value happens to be valid."""
-    schema = {
-        "/v1/chat/completions": schemas.CHAT,
-        "/v1/completions": schemas.COMPLETION,
-        "/tokenize": schemas.TOKENIZE,
-        "/detokenize": schemas.DETOKENIZE,
+    form = {
+        "/v1/chat/completions": ChatCompletionRequest,
+        "/v1/completions": CompletionRequest,
+        "/tokenize": TokenizeRequest,
+        "/detokenize": DetokenizeRequest,
     }[path]
     good: dict[str, Any] = {
         "/v1/chat/completions": BODY,
@@ -201,7 +203,7 @@ def test_wrong_types_in_every_field(demo: Served, path: str) -> None:
         "/tokenize": {"content": "x"},
         "/detokenize": {"tokens": [5]},
     }[path]
-    for field in schema["properties"]:
+    for field in honoured(form):
         for value in WRONG:
             if field == "model" or (field == "timeout" and value == 1.5):
                 continue

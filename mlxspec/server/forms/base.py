@@ -1,0 +1,265 @@
+"""What request forms are made of: `Fields`, the types of fields, and `review`, which checks a body and says in one sentence what is wrong.
+
+A body stays the object that the client sent; a form checks it and describes it to readers (openapi.py). Each field that a published API
+names is one of:
+
+    honoured   a field of the form; one with `x-another-name-of` is another name of an honoured field
+    refused    in the form's table `refused`: the request is an error that names the field, unless its value asks for nothing
+    harmless   in the form's table `harmless`: it is accepted and changes nothing about the answer, for the reason given there
+
+A field that is none of these is ignored, and the answer's `mlxspec.notices` name it. Nested forms have tables of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    create_model,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from mlxspec.server.errors import BadField
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """why: ends the sentence "FIELD cannot be honoured: ...". neutral: values that ask for nothing and are accepted; null always is.
+    only_with: refused only beside one of these fields."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    only_with: tuple[str, ...] = ()
+
+
+OFF: tuple[Any, ...] = (False, 0, "", [], {})
+
+
+def refuse(names: str, why: str, *neutral: Any) -> dict[str, Refused]:
+    """Part of a table `refused`. names: of fields, with blanks between them."""
+    return dict.fromkeys(names.split(), Refused(why=why, neutral=neutral))
+
+
+def harmless(names: str, why: str) -> dict[str, str]:
+    """Part of a table `harmless`."""
+    return dict.fromkeys(names.split(), why)
+
+
+class Fields(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    refused: ClassVar[Mapping[str, Refused]] = {}
+    harmless: ClassVar[Mapping[str, str]] = {}
+
+
+def optional(about: str | None = None, *, name: str | None = None, same_as: str | None = None) -> Any:
+    """The default of a field that may be left out. name: in the body, where Python has none like it. same_as: the field that this is
+    another name of."""
+    extra: Any = None if same_as is None else {"x-another-name-of": same_as}
+    return Field(None, alias=name, description=about, json_schema_extra=extra)
+
+
+def answer(_name: str, _optional: str = "", **fields: Any) -> Any:
+    """A form of answers. _optional: names of fields that may be left out."""
+    left_out = _optional.split()
+    return create_model(_name, **{n: (kind, None if n in left_out else ...) for n, kind in fields.items()})  # type: ignore[call-overload]
+
+
+def many(kind: Any) -> Any:
+    """The type of a list. What is made when a program runs, type checkers take for no type."""
+    return list[kind]
+
+
+def table(kind: Any) -> Any:
+    """The type of an object with members of this type."""
+    return dict[str, kind]
+
+
+def table_of(kind: Any) -> Any:
+    """The type of an object with members of this type."""
+    return dict[str, kind]
+
+
+def either(*kinds: Any) -> Any:
+    """The type of what is one of these."""
+    return reduce(or_, kinds)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high, and those of `also`. above: without low itself. Integers may be written with a point, as in 5.0."""
+
+    low: float
+    high: float
+    also: tuple[int, ...] = ()
+    above: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        number = handler(source)
+        if source is int:
+            number = core_schema.no_info_before_validator_function(_whole, number)
+        return core_schema.no_info_after_validator_function(self._check, number)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        low = "exclusiveMinimum" if self.above else "minimum"
+        found = {**handler(schema), low: self.low, "maximum": self.high}
+        return {"anyOf": [{"type": "integer", "enum": [*self.also]}, found]} if self.also else found
+
+    def _check(self, value: float) -> float:
+        if value not in self.also and not (
+            self.low <= value <= self.high and not (self.above and value == self.low)
+        ):
+            span = f"above {self.low} and at most" if self.above else f"between {self.low} and"
+            raise PydanticCustomError("range", f"must be {span} {self.high}.")  # type: ignore[arg-type]
+        return value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _pause(value: T) -> T:
+    """Lets other threads run between the items of a long list: Python changes threads only where Python code begins."""
+    return value
+
+
+Object = dict[str, Any]
+Text = Annotated[str, Field(max_length=1 << 24)]
+Id = Annotated[str, Field(max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+Flag = bool | None
+Fraction = Annotated[float, Range(0, 1)]
+Many = Annotated[list[Annotated[T, BeforeValidator(_pause)]], Field(fail_fast=True)]
+Turns = Annotated[Many[T], Field(max_length=20_000)]
+Tools = Annotated[Many[T], Field(max_length=128)]
+
+
+def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:
+    """Check a body. Returns the paths of fields that are ignored. Raises BadField for the first thing that is wrong or cannot be
+    honoured."""
+    try:
+        checked = form.model_validate(body)
+    except ValidationError as error:
+        raise _bad_field(error, body) from None
+    ignored = []
+    for owner, path, name, value in unknown(checked):
+        if name in owner.refused:
+            _refuse(path, value, owner.refused[name], body)
+        elif name not in owner.harmless:
+            ignored.append(path)
+    return ignored
+
+
+def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str, Any]]:
+    """(form, path, name, value) of every member of a checked body that its form does not describe. Objects whose members the form leaves
+    free (a JSON schema, a table of biases) have none."""
+    if isinstance(value, Fields):
+        dot = f"{path}." if path else ""
+        for name, inner in value.__dict__.items():
+            if isinstance(inner, (Fields, list)):
+                yield from unknown(inner, dot + name)
+        for name, inner in (value.__pydantic_extra__ or {}).items():
+            yield type(value), f"{dot}{name[:60]}", name, inner
+    elif value and isinstance(value[0], (Fields, list)):
+        for place, item in enumerate(value):
+            yield from unknown(item, f"{path}[{place}]")
+
+
+def _refuse(path: str, value: Any, refused: Refused, body: Mapping[str, Any]) -> None:
+    """Raises BadField unless the value asks for nothing."""
+    if value is None or value in refused.neutral:
+        return
+    if refused.only_with and not any(body.get(name) is not None for name in refused.only_with):
+        return
+    raise BadField(path, f"{path} cannot be honoured: {refused.why}.")
+
+
+# --- sentences
+
+_NOUNS = {
+    "string": "text", "literal": "text", "int": "an integer", "float": "a number", "finite": "a number", "bool": "true or false",
+    "list": "a list", "dict": "an object", "model": "an object", "union": "an object",
+}  # fmt: skip
+_RULES = {
+    "string_too_short": "must not be empty.",
+    "string_too_long": "must have at most {max_length} characters.",
+    "string_pattern_mismatch": "must match {pattern}.",
+    "too_short": "must have at least {min_length} item{s}.",
+    "too_long": "must have at most {max_length} {what}.",
+    "missing": "is missing.",
+    "literal_error": "must be one of {choices}.",
+    "union_tag_invalid": "must be one of {choices}.",
+    "union_tag_not_found": "is missing.",
+}
+
+
+def _bad_field(error: ValidationError, body: Mapping[str, Any]) -> BadField:
+    """The first thing that is wrong. Of several types that a value may have, its own says what is; without one, all are named."""
+    errors = [(_path(e, body), e) for e in error.errors(include_url=False)]
+    path, found = errors[0]
+    while _is_wrong_type(found):
+        here = [e for p, e in errors if p == path]
+        told = [(path, e) for e in here if not _is_wrong_type(e)]
+        told += [(p, e) for p, e in errors if p.startswith((f"{path}.", f"{path}["))]
+        if not told:
+            *first, last = dict.fromkeys(map(_noun, here))
+            return BadField(path, f"{path} must be {', '.join(first)}{' or ' if first else ''}{last}.")
+        path, found = told[0]
+    kind, known = found["type"], found.get("ctx", {})
+    if kind == "extra_forbidden":
+        path, _, name = path.rpartition(".")
+        return BadField(path, f"{path or 'The body'} must not have {name!r}.")
+    if kind.startswith("union_tag"):
+        path += ".type"
+    chosen = re.findall("'([^']*)'", known.get("expected_tags") or known.get("expected") or "")
+    rule = _RULES.get(kind, found["msg"]).format(
+        **known,
+        s="s" * (known.get("min_length") != 1),
+        what="members" if known.get("field_type") == "Dictionary" else "items",
+        choices=", ".join(chosen),
+    )
+    return BadField(path, f"{path} {rule}")
+
+
+def _is_wrong_type(error: ErrorDetails) -> bool:
+    kind = error["type"]
+    if kind == "literal_error":
+        return not isinstance(error["input"], str)
+    if kind == "union_tag_not_found":
+        return not isinstance(error["input"], dict)
+    return kind.endswith("_type") or kind in ("finite_number", "int_from_float")
+
+
+def _noun(error: ErrorDetails) -> str:
+    return _NOUNS[error["type"].partition("_")[0]]
+
+
+def _path(error: ErrorDetails, body: Any) -> str:
+    """Where an error stands, like `messages[0].role`. pydantic's own path has a name for each type that was tried; what the body has no
+    member for is left out."""
+    path, value, steps = "", body, error["loc"]
+    if steps[-1] == "[key]":
+        return f"a name in {_path({**error, 'loc': steps[:-2]}, body)}"
+    for number, step in enumerate(steps):
+        is_missing = error["type"] == "missing" and number == len(steps) - 1
+        if isinstance(step, int) and isinstance(value, list):
+            path, value = f"{path}[{step}]", value[step]
+        elif isinstance(value, dict) and (is_missing or step in value):
+            path, value = f"{path}{'.' if path else ''}{str(step)[:60]}", value.get(step)
+    return path
