@@ -1,6 +1,8 @@
 """Writes a grammar, in llguidance's Lark, of the tool calls that a request allows.
 
-`tokens` says which tags are special tokens of the vocabulary. A grammar names those by id; all others are text.
+One writer a notation: JSON, Qwen's tags, Gemma's braces. What a value may be is asked of the schema's one reading (schema.py). Values that
+a notation writes as JSON are given to the compiler as the schema itself. `tokens` says which tags are special tokens of the vocabulary. A
+grammar names those by id; all others are text.
 """
 
 from __future__ import annotations
@@ -11,9 +13,18 @@ from typing import Any
 
 from mlxspec.errors import GrammarError
 from mlxspec.parsers.formats import ChatFormat
+from mlxspec.parsers.patterns import FORMATS, slashed, whole
+from mlxspec.parsers.schema import Json, Schema, Shape
+from mlxspec.parsers.tool_schemas import ToolSchemas
+from mlxspec.parsers.values import writes_bare
 
 MAX_CALLS = 8  # of one answer that must call
-_ANYTHING: dict[str, Any] = {"type": "object"}
+_MOST_LENGTH = 100_000  # characters that a length of a bare text is counted to
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_END = "\n</parameter>\n"
+_TAG = "(?s:.*)(<\\/parameter>|<\\/function>|<parameter=)(?s:.*)"  # a parser might see the end there
+_TAG_KEY = r"[^\s<>=\"'][^\s<>=\"']{0,63}"
+_GEMMA_KEY = r"[A-Za-z_][A-Za-z0-9_.-]{0,63}"
 
 
 def calls_grammar(
@@ -24,20 +35,22 @@ def calls_grammar(
     several: bool,
     lead: str = "",
     otherwise: Mapping[str, Any] | None = None,
+    schemas: ToolSchemas | None = None,
 ) -> str:
-    """Lark for one call of these tools, or for up to MAX_CALLS. lead: text in front of the first call. otherwise: a JSON schema that the
-    answer may follow instead.
-
-    tools: in OpenAI's form, at least one. Raises GrammarError for a schema that cannot be written in the format.
-    """
+    """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. otherwise: a JSON
+    schema, as kept by its reading, that the answer may follow instead. schemas: of the tools, where they have been read. Raises
+    GrammarError for a schema that cannot be written in the format."""
+    schemas = ToolSchemas(tools) if schemas is None else schemas
     tags = form.call_tags
     if tags is None:
         raise GrammarError("This model's chat template takes no tools.")
-    writer = _Writer(tokens)
-    one = {"json": writer.json_call, "xml": writer.xml_call}.get(str(form.tools)) or writer.gemma_call(
-        tags.mark or ""
-    )
-    bodies = [one(_name(t), _parameters(t)) for t in tools]
+    writer = _WRITERS["gemma" if tags.mark else str(form.tools)](tokens, tags.mark or "")
+    bodies = []
+    for name in dict.fromkeys(str(t["function"]["name"]) for t in tools):
+        try:
+            bodies.append(writer.call(name, schemas.of(name)))
+        except RecursionError as error:
+            raise GrammarError(f"The parameters of the tool {name} are nested too deeply.") from error
     between = "" if tags.mark else '"\\n"'
     call = writer.rule(f"{writer.text(tags.open)} ({' | '.join(bodies)}) {writer.text(tags.close)}")
     more = f" ({between} {call}){{0,{MAX_CALLS - 1}}}" if several else ""
@@ -47,25 +60,24 @@ def calls_grammar(
     return "\n".join([f"start: {start}", *writer.rules])
 
 
-def _name(tool: Mapping[str, Any]) -> str:
-    return str(tool["function"]["name"])
-
-
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = tool["function"].get("parameters")
-    return found if isinstance(found, Mapping) and found else _ANYTHING
-
-
 class _Writer:
-    """Rules in the making."""
+    """Rules in the making. mark: what encloses strings in Gemma's notation."""
 
-    def __init__(self, tokens: Mapping[str, int]) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Mapping[str, int], mark: str) -> None:
+        self._tokens, self._mark = tokens, mark
         self.rules: list[str] = []
-        self._depth = 0
+        self._num_rules = 0
+        self._known: dict[str, str] = {}  # a value's schema -> its rule
+
+    def call(self, name: str, schema: Schema) -> str:
+        raise NotImplementedError
+
+    def new_name(self) -> str:
+        self._num_rules += 1
+        return f"r{self._num_rules - 1}"
 
     def rule(self, body: str) -> str:
-        name = f"r{len(self.rules)}"
+        name = self.new_name()
         self.rules.append(f"{name}: {body}")
         return name
 
@@ -79,125 +91,296 @@ class _Writer:
         return json.dumps(text, ensure_ascii=False) if text else ""
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        return self.rule(f"%json {json.dumps({'x-guidance': style, **schema})}")
+        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': _STYLE})}")
 
-    def json_call(self, name: str, parameters: Mapping[str, Any]) -> str:
+    def value(self, schema: Schema, part: Json, where: str) -> str:
+        """The rule of a value; recursion ends at a rule's name."""
+        key = f"{id(schema)} {json.dumps(part, sort_keys=True)}"
+        if key not in self._known:
+            name = self._known[key] = self.new_name()
+            self.rules.append(f"{name}: {self._value(schema, part, where)}")
+        return self._known[key]
+
+    def _value(self, schema: Schema, part: Json, where: str) -> str:
+        raise NotImplementedError
+
+
+class _JsonWriter(_Writer):
+    def call(self, name: str, schema: Schema) -> str:
         head = json.dumps({"name": name}, ensure_ascii=False)[:-1] + ', "arguments": '
-        closed = {"additionalProperties": False} if "properties" in parameters else {}
-        return self.rule(f'{self.text(chr(10) + head)} {self.json({**closed, **parameters})} "}}\\n"')
+        _objects(schema, name)
+        kept = schema.json()
+        is_plain = not {"$ref", "allOf", "anyOf"} & kept.keys()
+        if is_plain and "properties" in kept:
+            rest = kept.get("additionalProperties", True)
+            needed = {name: rest for name in kept.get("required", []) if name not in kept["properties"]}
+            kept = {"additionalProperties": False, **kept, "properties": {**kept["properties"], **needed}}
+        kept = {**kept, "type": ["object"]} if is_plain else _only_objects(kept)
+        return self.rule(f'{self.text(chr(10) + head)} {self.json(kept)} "}}\\n"')
 
-    # --- Qwen's tags
 
-    def xml_call(self, name: str, parameters: Mapping[str, Any]) -> str:
-        parts = [self.text(f"\n<function={name}>\n")]
-        for key, schema, required in _members(parameters):
-            value = self._xml_value(schema)
-            end = "" if _is_text(schema) else self.text("\n</parameter>\n")
-            member = self.rule(f"{self.text(f'<parameter={key}>' + chr(10))} {value} {end}")
-            parts.append(member if required else f"{member}?")
-        return self.rule(" ".join([*parts, self.text("</function>\n")]))
+class _TagWriter(_Writer):
+    """Qwen's tags. A value that is text is bare; any other is JSON."""
 
-    def _xml_value(self, schema: Mapping[str, Any]) -> str:
-        if "enum" in schema and all(isinstance(v, str) for v in schema["enum"]):
-            end = self.text("\n</parameter>\n")
-            return self.rule(f"({' | '.join(self.text(v) or chr(34) * 2 for v in schema['enum'])}) {end}")
-        if _is_text(schema):
-            name = f"r{len(self.rules)}"
-            self.rules.append(f'{name}[suffix="\\n</parameter>\\n"]: /(?s:.{_longest(schema)})/')
-            return name
-        return self.json(schema)
+    def call(self, name: str, schema: Schema) -> str:
+        forms = [self._members(schema, shape) for shape in _objects(schema, name)]
+        return self.rule(
+            f'{self.text(f"{chr(10)}<function={name}>{chr(10)}")} ({" | ".join(forms)}) "</function>\\n"'
+        )
 
-    # --- Gemma's notation
-
-    def gemma_call(self, mark: str) -> Any:
-        def call(name: str, parameters: Mapping[str, Any]) -> str:
-            return self.rule(f"{self.text(f'call:{name}')} {self._gemma_object(parameters, mark)}")
-
-        return call
-
-    def _gemma_object(self, schema: Mapping[str, Any], mark: str) -> str:
-        members = _members(schema)
-        if not members:
-            return '"{}"'
-        # a comma stands between those that are there: `first` is a list that has none yet, `rest` one that has
-        first: str | None = None
-        rest = '""'
-        for key, value, required in reversed(members):
-            member = self.rule(f"{self.text(key + ':')} {self._gemma_value(value, mark)}")
-            new_rest = self.rule(f'"," {member} {rest}' if required else f'("," {member})? {rest}')
-            begins = f"{member} {rest}"
-            first = self.rule(begins if required else f"{begins} | {first or chr(34) * 2}")
-            rest = new_rest
-        return self.rule(f'"{{" {first} "}}"')
-
-    def _gemma_value(self, schema: Mapping[str, Any], mark: str) -> str:
-        self._depth += 1
-        try:
-            if self._depth > 32:
-                raise GrammarError("A tool's parameters are nested too deeply.")
-            if "enum" in schema or "const" in schema:
-                listed = schema["enum"] if "enum" in schema else [schema["const"]]
-                return self.rule(" | ".join(self._gemma_literal(v, mark) for v in listed))
-            for key in ("anyOf", "oneOf"):
-                if isinstance(schema.get(key), list):
-                    return self.rule(" | ".join(self._gemma_value(s, mark) for s in schema[key]))
-            kinds = schema.get("type", "string")
-            return self.rule(
-                " | ".join(
-                    self._gemma_type(k, schema, mark) for k in (kinds if isinstance(kinds, list) else [kinds])
+    def _members(self, schema: Schema, shape: Shape) -> str:
+        if shape.values:
+            found = [
+                self.rule(" ".join([*(self._constant(k, v) for k, v in value.items()), '""']))
+                for value in shape.values
+            ]
+            return self.rule(" | ".join(found))
+        parts = []
+        for key, part, required in _members(shape):
+            if part is False and not required:
+                continue
+            opening = f"<parameter={key}>\n"
+            if any(c in key for c in "<>\n"):
+                raise GrammarError(
+                    f"The parameter {key[:80]!r} cannot be written in this model's tool format."
                 )
+            member = self.rule(f"{self.text(opening)} {self.value(schema, part, key)}")
+            parts.append(member if required else f"{member}?")
+        for key_term, part in _free_members(shape, _TAG_KEY):
+            member = self.rule(
+                f'"<parameter=" {self._terminal(key_term)} ">\\n" {self.value(schema, part, "a value")}'
             )
-        finally:
-            self._depth -= 1
+            parts.append(_repeated(member, *_counts(shape)))
+        return self.rule(" ".join([*parts, '""']))
 
-    def _gemma_literal(self, value: Any, mark: str) -> str:
+    def _constant(self, key: str, value: Json) -> str:
+        return self.text(f"<parameter={key}>\n{json.dumps(value, ensure_ascii=False)}{_END}")
+
+    def _terminal(self, terms: Sequence[str]) -> str:
+        name = self.new_name().upper()
+        self.rules.append(f"{name}: {' & '.join(terms)}")
+        return name
+
+    def _value(self, schema: Schema, part: Json, where: str) -> str:
+        shapes = schema.shapes(part)
+        if not shapes:
+            raise GrammarError(f"No value is valid for the parameter {where}.")
+        if not writes_bare(schema.kinds(part)):
+            return f"{self.json(schema.json(part))} {self.text(_END)}"
+        return " | ".join(self._bare(shape, where) for shape in shapes)
+
+    def _bare(self, shape: Shape, where: str) -> str:
+        if shape.values or shape.kind == "null":
+            texts = ["null" if v is None else str(v) for v in shape.values or (None,)]
+            for text in texts:
+                if any(tag in text for tag in ("</parameter>", "</function>", "<parameter=")):
+                    raise GrammarError(
+                        f"A value of the parameter {where} spells a tag of this model's tool format."
+                    )
+            return " | ".join(self.text(text + _END) for text in texts)
+        name = self.new_name()
+        terms = [*_terms(shape), f"~{slashed(_TAG)}"]
+        self.rules.append(f"{name}[suffix={json.dumps(_END)}]: {' & '.join(terms)}")
+        return name
+
+
+class _GemmaWriter(_Writer):
+    """Gemma's braces: keys without quotes, strings between marks, lists and objects as in JSON without spaces."""
+
+    def call(self, name: str, schema: Schema) -> str:
+        forms = [self._object(schema, shape) for shape in _objects(schema, name)]
+        return self.rule(f"{self.text(f'call:{name}')} ({' | '.join(forms)})")
+
+    def _value(self, schema: Schema, part: Json, where: str) -> str:
+        shapes = schema.shapes(part)
+        if not shapes:
+            raise GrammarError(f"No value is valid for the parameter {where}.")
+        return " | ".join(self._shape(schema, shape) for shape in shapes)
+
+    def _shape(self, schema: Schema, shape: Shape) -> str:
+        if shape.values:
+            return " | ".join(self._literal(v) for v in shape.values)
+        if shape.kind == "object":
+            return self._object(schema, shape)
+        if shape.kind == "array":
+            return self._array(schema, shape)
+        if shape.kind == "string":
+            return f"{self.text(self._mark)} {self._inside(shape)}"
+        return self.json(_scalar(shape))
+
+    def _inside(self, shape: Shape) -> str:
+        """A string behind its first mark, with the last one. A mark that is a special token cannot be part of a text."""
+        name = self.new_name()
+        if self._mark in self._tokens:
+            upper = name.upper()
+            self.rules.append(f"{upper}: {' & '.join(_terms(shape))}")
+            often = "?" if _may_be_empty(shape) else ""
+            self.rules.append(f"{name}: {upper}{often} {self.text(self._mark)}")
+        else:
+            self.rules.append(f"{name}[suffix={json.dumps(self._mark)}]: {' & '.join(_terms(shape))}")
+        return name
+
+    def _literal(self, value: Json) -> str:
         if isinstance(value, str):
-            return f"{self.text(mark)} {self.text(value)} {self.text(mark)}".replace("  ", " ")
-        if isinstance(value, (dict, list)):
-            raise GrammarError("Objects and lists in an enum cannot be written in this model's tool format.")
+            return f"{self.text(self._mark)} {self.text(value)} {self.text(self._mark)}".replace("  ", " ")
+        if isinstance(value, list):
+            return (
+                ' "," '.join(['"["', *(self._literal(v) for v in value), '"]"'])
+                .replace('"[" "," ', '"[" ')
+                .replace(' "," "]"', ' "]"')
+            )
+        if isinstance(value, dict):
+            inner = ' "," '.join(f"{self._key(k)} {self._literal(v)}" for k, v in value.items())
+            return f'"{{" {inner} "}}"'
         return self.text(json.dumps(value))
 
-    def _gemma_type(self, kind: str, schema: Mapping[str, Any], mark: str) -> str:
-        if kind == "object":
-            return self._gemma_object(schema, mark)
-        if kind == "array":
-            item = self._gemma_value(schema.get("items") or {}, mark)
-            return self.rule(f'"[" ({item} ("," {item})*)? "]"')
-        if kind == "string":
-            inside = f"/{'[^<]' if mark in self._tokens else '([^<]|<[^e|])'}{_longest(schema)}/"
-            return self.rule(f"{self.text(mark)} {inside} {self.text(mark)}")
-        if kind in ("integer", "number", "boolean", "null"):
-            return self.json({**{k: v for k, v in schema.items() if k in _NUMBERS}, "type": kind})
-        raise GrammarError(f"A tool's parameter has the type {kind!r}, which JSON schema does not know.")
+    def _key(self, key: str) -> str:
+        if not key or any(c in key for c in ':,{}[]\n"') or self._mark in key or key != key.strip():
+            raise GrammarError(f"The parameter {key[:80]!r} cannot be written in this model's tool format.")
+        return self.text(f"{key}:")
+
+    def _object(self, schema: Schema, shape: Shape) -> str:
+        if shape.values:
+            return " | ".join(self._literal(v) for v in shape.values)
+        members = [
+            (f"{self._key(key)} {self.value(schema, part, key)}", required)
+            for key, part, required in _members(shape)
+            if part is not False or required
+        ]
+        free = ""
+        for key_term, part in _free_members(shape, _GEMMA_KEY):
+            name = self.new_name().upper()
+            self.rules.append(f"{name}: {' & '.join(key_term)}")
+            free = self.rule(f'{name} ":" {self.value(schema, part, "a value")}')
+        # a comma stands between members that are there: `first` is a list that has none yet, `rest` one that has
+        least, most = _counts(shape)
+        first = rest = '""'
+        if free:
+            another = f'"," {free}'
+            rest = self.rule(_repeated(another, least, most))
+            some = f"{free} {_repeated(another, max(least - 1, 0), None if most is None else most - 1)}"
+            first = self.rule(some if least else f'{some} | ""')
+        for text, required in reversed(members):
+            member = self.rule(text)
+            begins = f"{member} {rest}"
+            first = self.rule(begins if required else f"{begins} | {first}")
+            rest = self.rule(f'"," {member} {rest}' if required else f'("," {member})? {rest}')
+        return self.rule(f'"{{" {first} "}}"')
+
+    def _array(self, schema: Schema, shape: Shape) -> str:
+        rules = shape.rules
+        fixed = [
+            self.value(schema, s, "a list's item") for s in rules.get("prefixItems", []) if s is not False
+        ]
+        least, most = rules.get("minItems", 0), rules.get("maxItems")
+        item = rules.get("items", True)
+        if item is False or (most is not None and most <= len(fixed)):
+            fixed = fixed[: len(fixed) if most is None else most]
+            last = '""'
+        else:
+            other = self.value(schema, item, "a list's item")
+            need = max(0, least - len(fixed))
+            room = None if most is None else most - len(fixed)
+            if not fixed:
+                if room == 0:
+                    return '"[]"'
+                others = _repeated(f'"," {other}', max(0, need - 1), None if room is None else room - 1)
+                some = f"{other} {others}"
+                return self.rule(f'"[" {some} "]"' if need else f'"[" ({some})? "]"')
+            last = self.rule(_repeated(f'"," {other}', need, room))
+        for i in range(len(fixed) - 1, -1, -1):
+            head = fixed[i] if i == 0 else f'"," {fixed[i]}'
+            last = self.rule(f"{head} {last}" if i < least else f"({head} {last})?")
+        return self.rule(f'"[" {last} "]"')
 
 
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_WRITERS: dict[str, Any] = {"json": _JsonWriter, "xml": _TagWriter, "gemma": _GemmaWriter}
 
 
-def _members(parameters: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """(name, schema, whether it must be there), in the order written."""
-    properties = parameters.get("properties")
-    needed = parameters.get("required")
-    required = set(needed) if isinstance(needed, list) else set()
-    if not isinstance(properties, Mapping):
+def _objects(schema: Schema, name: str) -> list[Shape]:
+    """What the arguments of a call may be. Raises GrammarError where they are no object."""
+    found = [shape for shape in schema.shapes() if shape.kind == "object"]
+    if not found:
+        raise GrammarError(
+            f"The parameters of the tool {name} are no object, and arguments of a call are one."
+        )
+    return found
+
+
+def _only_objects(kept: Mapping[str, Json]) -> dict[str, Json]:
+    """A schema whose valid values are the objects that `kept` allows."""
+    definitions = {"$defs": kept["$defs"]} if "$defs" in kept else {}
+    inner = {k: v for k, v in kept.items() if k != "$defs"}
+    return {"allOf": [inner, {"type": "object"}], **definitions}
+
+
+def _members(shape: Shape) -> list[tuple[str, Json, bool]]:
+    """(name, schema, whether it must be there), in the order written: declared ones, then others that are required."""
+    rules = shape.rules
+    required = rules.get("required", [])
+    declared = rules.get("properties", {})
+    rest = rules.get("additionalProperties", True)
+    found = [(name, part, name in required) for name, part in declared.items()]
+    return found + [(name, rest, True) for name in required if name not in declared]
+
+
+def _free_members(shape: Shape, key: str) -> list[tuple[list[str], Json]]:
+    """Members of a map: (terms of a key, schema). None for an object that declares members and says nothing of others."""
+    rules = shape.rules
+    taken = {*rules.get("properties", {}), *rules.get("required", [])}
+    patterns = rules.get("patternProperties", {})
+    if patterns:
+        found = [
+            ([slashed(key), slashed(whole(p))], part) for p, part in patterns.items() if part is not False
+        ]
+        return found[:1]  # of several patterns a call writes the first
+    rest = rules.get("additionalProperties", not taken)
+    if rest is False or _counts(shape)[1] == 0:
         return []
-    return [
-        (str(key), schema if isinstance(schema, Mapping) else {"type": "string"}, key in required)
-        for key, schema in properties.items()
-    ]
+    others = [f"~{slashed('|'.join(map(_plain, sorted(taken))))}"] if taken else []
+    return [([slashed(key), *others], rest)]
 
 
-def _longest(schema: Mapping[str, Any]) -> str:
-    """How often a character may come, as a regular expression says it."""
-    limit = schema.get("maxLength")
-    return f"{{0,{limit}}}" if type(limit) is int and 0 <= limit < 100_000 else "*"
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "_ " else f"\\{c}" if ord(c) < 128 else c for c in text)
 
 
-def _is_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a value is written as bare text that only its closing tag ends; enums bring their own end too."""
-    if "enum" in schema:
-        return all(isinstance(v, str) for v in schema["enum"])
-    return schema.get("type", "string") == "string" and not any(
-        k in schema for k in ("anyOf", "oneOf", "$ref", "const")
+def _counts(shape: Shape) -> tuple[int, int | None]:
+    """How many members beside the required ones there must be, and may be; None for no limit."""
+    required = len(shape.rules.get("required", []))
+    most = shape.rules.get("maxProperties")
+    return max(0, shape.rules.get("minProperties", 0) - required), None if most is None else max(
+        0, most - required
     )
+
+
+def _repeated(body: str, least: int, most: int | None) -> str:
+    """`body` at least and at most so many times."""
+    if most == 0:
+        return '""'
+    return f"({body}){{{least},{'' if most is None else most}}}"
+
+
+def _terms(shape: Shape) -> list[str]:
+    """Terms, all of which a bare text matches."""
+    rules = shape.rules
+    least, most = rules.get("minLength", 0), rules.get("maxLength")
+    bounds = "" if most is None or most > _MOST_LENGTH else str(most)
+    terms = ["/(?s:.*)/" if not least and not bounds else f"/(?s:.{{{least},{bounds}}})/"]
+    patterns, formats = rules.get("pattern", []), rules.get("format", [])
+    terms += [slashed(whole(p)) for p in ([patterns] if isinstance(patterns, str) else patterns)]
+    terms += [slashed(FORMATS[f]) for f in ([formats] if isinstance(formats, str) else formats)]
+    return terms
+
+
+def _may_be_empty(shape: Shape) -> bool:
+    return not {"pattern", "format"} & shape.rules.keys() and not shape.rules.get("minLength")
+
+
+def _scalar(shape: Shape) -> dict[str, Json]:
+    """A number, truth value or null as a schema."""
+    multiples = shape.rules.get("multipleOf")
+    if isinstance(multiples, list):
+        rest = {k: v for k, v in shape.rules.items() if k != "multipleOf"}
+        return {"allOf": [{"type": shape.kind, **rest}, *({"multipleOf": m} for m in multiples)]}
+    return {"type": shape.kind, **shape.rules}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mlxspec.parsers.pieces import Content, Piece, Reasoning, merged
 from mlxspec.parsers.reasoning import ReasoningParser
-from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser
+from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser, call_heads
 
 ToolStyle = Literal["json", "xml", "gemma4", "function-gemma"]
 THINK = ("<think>", "</think>")
@@ -75,8 +75,11 @@ class AnswerParser:
 
     def __init__(self, form: ChatFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool) -> None:
         """opened: the prompt ends inside thinking."""
-        self._reasoning = ReasoningParser(form.thinking, opened=opened) if form.thinking else None
         tags = form.call_tags
+        calls = None if tags is None or not tools else (tags.open, call_heads(tags, tools))
+        self._reasoning = (
+            ReasoningParser(form.thinking, opened=opened, calls=calls) if form.thinking else None
+        )
         self._tools = ToolParser(tags, tools) if tags is not None and tools else None
 
     @property

@@ -1,121 +1,278 @@
 """Parses tool calls written as one JSON object, {"name": ..., "arguments": {...}}: Qwen 2.5 and 3, Hermes.
 
-The arguments are passed on as the model writes them, character by character. The parser finds where a value ends. Whether the value is
-valid JSON is left to the reader.
+The arguments are passed on as the model writes them, as far as they are JSON: what could still turn out to be none is held back, a few
+characters. Where they end too early, or go on as no JSON does, they are closed, and what follows goes back to the caller.
 """
 
 from __future__ import annotations
 
 import json
+import re
+
+from mlxspec.parsers.call import Call
+from mlxspec.parsers.values import loads
 
 _ARGUMENTS = ("arguments", "parameters")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])')
+_PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_SCALAR = re.compile(r"[-+.\w]+")
+_SPACE = " \n\r\t"
 
 
-class JsonCall:
-    """Feed it text from the opening brace on. `name` is known before `take_arguments` gives anything.
-
-    is_done: the object is complete. is_broken: this is no such object; the caller shows the text as it stands.
-    """
+class JsonText:
+    """One JSON value, checked while it comes. ready: what has come of it and can be closed at any time. is_done: it is complete; is_broken:
+    what came next is no JSON, and `closing` ends it."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.ready: list[str] = []
         self.is_done = self.is_broken = False
-        self._depth = 0
-        self._in_string = self._escaped = False
-        self._key: str | None = None  # of the member being read, at depth 1
-        self._in_value = False
-        self._text: list[str] = []  # of the string or value being read
-        self._is_object: bool | None = None  # whether that value is one; None before anything but white space
-        self._arguments: list[str] = []  # that have not been given out
+        self._stack: list[str] = []
+        self._wants = "value"  # value, first (a value or the end), key, first-key, colon, next (comma or end)
+        self._held = ""  # white space and punctuation that no value has followed yet
+        self._in_string = self._is_key = False
+        self._scalar = ""
+
+    def push(self, text: str) -> str:
+        """Returns what was not taken: behind the value, from where it is broken, or an incomplete escape or word, to be pushed again."""
+        at = 0
+        while at < len(text) and not (self.is_done or self.is_broken):
+            taken = self._in_text(text, at) if self._in_string else self._token(text, at)
+            if taken == at and not (self.is_done or self.is_broken):
+                break
+            at = taken
+        return text[at:]
+
+    def _in_text(self, text: str, at: int) -> int:
+        plain = _PLAIN.match(text, at)
+        if plain is not None:
+            self.ready.append(plain[0])
+            return plain.end()
+        if text[at] == '"':
+            self.ready.append('"')
+            self._in_string = False
+            self._wants = "colon" if self._is_key else "next"
+            self.is_done = not self._stack
+            return at + 1
+        if text[at] != "\\":  # a control character, which JSON wants escaped
+            self.ready.append(json.dumps(text[at])[1:-1])
+            return at + 1
+        escape = _ESCAPE.match(text, at)
+        if escape is not None:
+            self.ready.append(escape[0])
+            return escape.end()
+        part = _PART_OF_ESCAPE.match(text, at)
+        if part is not None and part.end() == len(text):
+            return at  # more of it has to come
+        self.ready.append("\\\\")  # a backslash that escapes nothing
+        return at + 1
+
+    def _token(self, text: str, at: int) -> int:
+        char = text[at]
+        if char in _SPACE:
+            self._held += char
+            return at + 1
+        if (
+            self._wants in ("value", "first")
+            and char not in ",:}"
+            and not (char == "]" and self._wants == "value")
+        ):
+            return self._value(text, at)
+        if (
+            char in "}]"
+            and self._wants in ("next", "first", "first-key")
+            and self._stack
+            and self._stack[-1] == char
+        ):
+            self._give(char)
+            self._stack.pop()
+            self._wants, self.is_done = "next", not self._stack
+        elif char == "," and self._wants == "next" and self._stack:
+            self._held += char
+            self._wants = "key" if self._stack[-1] == "}" else "value"
+        elif (
+            char in "}]"
+            and self._wants in ("key", "value")
+            and self._stack
+            and self._stack[-1] == char
+            and "," in self._held
+        ):
+            self._held = self._held.replace(",", "", 1)  # a comma too many
+            self._wants = "next"
+            return at
+        elif char == ":" and self._wants == "colon":
+            self._held += char
+            self._wants = "value"
+        elif char == '"' and self._wants in ("key", "first-key"):
+            self._give(char)
+            self._in_string = self._is_key = True
+        else:
+            self.is_broken = True
+            return at
+        return at + 1
+
+    def _value(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == '"':
+            self._give(char)
+            self._in_string, self._is_key = True, False
+        elif char in "{[":
+            self._give(char)
+            self._stack.append("}" if char == "{" else "]")
+            self._wants = "first-key" if char == "{" else "first"
+        elif char == "]":
+            self._give(char)
+            self._stack.pop()
+            self._wants, self.is_done = "next", not self._stack
+        else:
+            scalar = _SCALAR.match(text, at)
+            if scalar is None:
+                self.is_broken = True
+                return at
+            if scalar.end() == len(text):
+                return at  # it may go on
+            if not self._is_scalar(scalar[0]):
+                self.is_broken = True
+                return at
+            self._give(scalar[0])
+            self._wants, self.is_done = "next", not self._stack
+            return scalar.end()
+        return at + 1
+
+    @staticmethod
+    def _is_scalar(text: str) -> bool:
+        return text in ("true", "false", "null") or (text[:1] in "-0123456789" and loads(text) is not None)
+
+    def _give(self, text: str) -> None:
+        self.ready.append(self._held + text)
+        self._held = ""
+
+    def closing(self, rest: str = "") -> str:
+        """What makes the value complete. rest: what came last and was not taken."""
+        out = ""
+        if self._in_string:
+            out, self._in_string = '"', False
+            self._wants = "colon" if self._is_key else "next"
+        if self._wants == "colon":
+            out += ": null"
+        elif self._wants in ("value", "first") and ":" in self._held:
+            word = rest.strip()
+            out += self._held + (word if self._is_scalar(word) else "null")
+        elif self._wants in ("value", "first") and self._is_scalar(rest.strip()):
+            out += self._held + rest.strip()
+        elif not self._stack and not self.ready:
+            out = "null"
+        return out + "".join(reversed(self._stack))
+
+
+class JsonCall(Call):
+    """Feed it text from the opening brace on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""  # that waits
+        self._began = False
+        self._key: str | None = None
+        self._wants = "key"  # key, colon, value, next
+        self._value: JsonText | None = None
         self._had_arguments = False
 
     def push(self, text: str) -> str:
-        """Returns what stands behind the object, if it ended."""
-        for place, char in enumerate(text):
-            self._step(char)
-            if self.is_done or self.is_broken:
-                return text[place + 1 :]
+        self._text += text
+        while self._text and not self.is_done and not self.is_broken and self._go_on():
+            pass
+        if self.is_done or self.is_broken:
+            rest, self._text = self._text, ""
+            return rest
         return ""
 
+    def finish(self, *, cut: bool) -> str:
+        if self.name is not None and not self.is_done:
+            self._close()
+        return self.take_arguments()
+
     def take_arguments(self) -> str:
-        """Arguments since the last time. At the end of a call without any: an empty object."""
-        if self.name is None:
-            return ""
-        ready, self._arguments = "".join(self._arguments), []
-        if self.is_done and not self._had_arguments:
-            self._had_arguments = True
-            return "{}"
-        return ready
+        if self.name is not None and self._value is not None and self._is_streamed:
+            self._ready += self._value.ready
+            self._value.ready = []
+        return super().take_arguments()
 
-    def _step(self, char: str) -> None:
-        if self._depth == 0:
-            self._depth = 1
-            self.is_broken = char != "{"
-        elif self._in_string:
-            self._string(char)
-        elif char == '"':
-            self._in_string = True
-            self._take(char)
-        elif char in "{[":
-            self._depth += 1
-            self._take(char)
-        elif char in "}]":
-            if self._depth == 1:
-                self._end_member()
-                self.is_done = True
-                self.is_broken = self.name is None or char != "}"
-                self._depth = 0
-                return
-            self._take(char)
-            self._depth -= 1
-        elif self._depth == 1 and char == ":" and not self._in_value:
-            self._key, self._text, self._in_value = _string("".join(self._text)), [], True
-        elif self._depth == 1 and char == ",":
-            self._end_member()
-        else:
-            self._take(char)
+    @property
+    def _is_streamed(self) -> bool:
+        return self._key in _ARGUMENTS and self._had_arguments
 
-    def _string(self, char: str) -> None:
-        self._take(char)
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._in_string = False
-
-    def _take(self, char: str) -> None:
-        """One more character of a key or value. Arguments that are an object are handed on at once. Any other value waits for its end: text
-        that holds an object, or nothing, is common."""
-        if self._in_value and self._is_object is None and not char.isspace():
-            self._is_object = char == "{"
-        if self._is_object and self._key in _ARGUMENTS:
-            self._had_arguments = True
-            self._arguments.append(char)
-        else:
-            self._text.append(char)
-
-    def _end_member(self) -> None:
-        if self._key == "name":
-            self.name = _string("".join(self._text))
-        elif self._key in _ARGUMENTS and not self._is_object:
-            inner = _string("".join(self._text))
-            if inner is not None and _is_object(inner):
+    def _go_on(self) -> bool:
+        if self._value is not None:
+            return self._go_on_value(self._value)
+        text = self._text.lstrip(_SPACE)
+        self._text = text
+        if not text:
+            return False
+        if not self._began:
+            self._began, self.is_broken = True, text[0] != "{"
+            self._text = text[1:] if not self.is_broken else text
+        elif self._wants == "key" and text[0] == '"':
+            self._value = JsonText()
+        elif self._wants == "colon" and text[0] == ":":
+            self._wants, self._text = "value", text[1:]
+        elif self._wants == "value" and text[0] not in ",}":
+            self._value = JsonText()
+            if self._key in _ARGUMENTS and text[0] == "{" and not self._had_arguments:
                 self._had_arguments = True
-                self._arguments.append(inner)
-        self._key, self._text, self._in_value, self._is_object = None, [], False, None
+        elif self._wants in ("next", "key") and text[0] == ",":
+            self._wants, self._text = "key", text[1:]
+        elif self._wants in ("next", "key") and text[0] == "}":
+            self._text = text[1:]
+            self._close()
+        else:
+            self._break()
+        return True
 
+    def _go_on_value(self, value: JsonText) -> bool:
+        rest = value.push(self._text)
+        is_new = len(rest) < len(self._text)
+        self._text = rest
+        if value.is_broken:
+            self._break()
+            return False
+        if not value.is_done:
+            return is_new and bool(rest)
+        if self._wants == "key":
+            self._key, self._wants = loads("".join(value.ready)), "colon"
+        else:
+            self._take_member("".join(value.ready))
+        self._value = None
+        return True
 
-def _string(text: str) -> str | None:
-    try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, str) else None
+    def _take_member(self, text: str) -> None:
+        if self._is_streamed:
+            self._ready.append(text)
+        elif self._key in _ARGUMENTS and not self._had_arguments:
+            inner = loads(text)
+            inner = loads(inner) if isinstance(inner, str) else inner
+            if isinstance(inner, dict):
+                self._had_arguments = True
+                self._ready.append(json.dumps(inner, ensure_ascii=False))
+        elif self._key == "name":
+            found = loads(text)
+            self.name = found if isinstance(found, str) else self.name
+        self._key, self._wants = None, "next"
 
+    def _break(self) -> None:
+        """What has come is no JSON. Of a call whose name is known the arguments are closed; what follows is the caller's."""
+        if self.name is None:
+            self.is_broken = True
+        else:
+            self._close()
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+    def _close(self) -> None:
+        if self.name is None:
+            self.is_broken = True
+            return
+        if self._value is not None and self._is_streamed:
+            closing = self._value.closing(self._text)
+            self._ready += [*self._value.ready, closing]
+            self._text = "" if self._text.strip() and closing.startswith(self._text.strip()) else self._text
+        elif not self._had_arguments:
+            self._ready.append("{}")
+        self._had_arguments, self._value, self.is_done = True, None, True

@@ -106,6 +106,9 @@ class Scanner:
             return True
         return None if tag.startswith(self._text) else False
 
+    def peek(self, num: int) -> str:
+        return self._text[:num]
+
     def drop(self, num: int) -> None:
         self._text = self._text[num:]
 

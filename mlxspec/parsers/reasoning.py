@@ -1,7 +1,7 @@
 """Splits reasoning from the answer: the text between a model's thinking tags at the beginning of what it writes.
 
 Where the prompt has opened thinking (many templates end in the opening tag), the text begins inside. White space around the reasoning
-belongs to the tags. A tag that comes later is text.
+belongs to the tags. A tag that comes later is text. A call of one of the request's tools ends thinking that the model forgot to close.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from typing import Literal
 
 from mlxspec.parsers.pieces import Content, Piece, Reasoning, Scanner, Trimmer
 
+_LONGEST_HEAD = 400  # characters in which the beginning of a call is looked for
+
 
 class ReasoningParser:
-    """tags: what opens and what closes thinking. opened: the prompt has opened it."""
+    """tags: what opens and what closes thinking. opened: the prompt has opened it. calls: how a call of a known tool begins: the tag, and
+    what may follow it, without white space."""
 
-    def __init__(self, tags: tuple[str, str], *, opened: bool) -> None:
+    def __init__(
+        self, tags: tuple[str, str], *, opened: bool, calls: tuple[str, tuple[str, ...]] | None = None
+    ) -> None:
         self._open, self._close = tags
+        self._calls = calls
         self._state: Literal["start", "thinking", "behind", "content"] = "thinking" if opened else "start"
         self._scanner = Scanner()
         self._space = ""  # before what may be the opening tag
@@ -31,10 +37,7 @@ class ReasoningParser:
         if self._state == "start":
             self._start(pieces)
         if self._state == "thinking":
-            thought, tag = self._scanner.take((self._close,))
-            pieces.append(Reasoning(self._trimmer.push(thought)))
-            if tag:
-                self._state = "behind"
+            self._think(pieces)
         if self._state == "behind":
             self._scanner.skip_space()
             if self._scanner:
@@ -42,6 +45,37 @@ class ReasoningParser:
         if self._state == "content":
             pieces.append(Content(self._scanner.rest()))
         return pieces
+
+    def _think(self, pieces: list[Piece]) -> None:
+        """Thoughts up to what ends them, or to what may yet turn out to."""
+        tags = (self._close,) if self._calls is None else (self._close, self._calls[0])
+        while self._state == "thinking":
+            thought, tag = self._scanner.take(tags)
+            pieces.append(Reasoning(self._trimmer.push(thought)))
+            if tag is None:
+                return
+            if tag == self._close:
+                self._state = "behind"
+                return
+            is_call = self._begins_call()
+            rest = tag + self._scanner.rest()
+            if is_call is None:
+                self._scanner.push(rest)
+                return
+            if is_call:
+                self._scanner.push(rest)
+                self._state = "behind"
+                return
+            pieces.append(Reasoning(self._trimmer.push(tag)))
+            self._scanner.push(rest[len(tag) :])
+
+    def _begins_call(self) -> bool | None:
+        """Whether what follows the tag of calls is a known tool's; None while too little has come to say."""
+        text = "".join(self._scanner.peek(_LONGEST_HEAD).split())
+        heads = () if self._calls is None else self._calls[1]
+        if text.startswith(heads):
+            return True
+        return None if any(head.startswith(text) for head in heads) else False
 
     def _start(self, pieces: list[Piece]) -> None:
         text = self._space + self._scanner.rest()

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxspec.parsers.call import Call
 from mlxspec.parsers.gemma_call import GemmaCall
 from mlxspec.parsers.json_call import JsonCall
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Scanner, Trimmer
-from mlxspec.parsers.values import ToolTypes
+from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.parsers.xml_call import XmlCall
 
 _FUNCTION, _CALL = "<function=", "call:"
@@ -33,17 +34,25 @@ GEMMA4 = CallTags("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = CallTags("<start_function_call>", "<end_function_call>", "<escape>")
 
 
+def call_heads(tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """How calls of these tools begin behind the opening tag, without white space."""
+    names = [t["function"].get("name") for t in tools if isinstance(t.get("function"), Mapping)]
+    if tags.mark:
+        return tuple(f"{_CALL}{name}{{" for name in names)
+    return tuple(head for name in names for head in (f"{_FUNCTION}{name}>", f'{{"name":"{name}"'))
+
+
 class ToolParser:
     """Content and calls. `tools`: the request's, in OpenAI's form; they say what bare values are."""
 
     def __init__(self, tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tags = tags
-        self._types = ToolTypes(tools)
+        self._schemas = ToolSchemas(tools)
         self._scanner = Scanner()
         self._space = Trimmer(leading=False)
         self._num_calls = 0
         self._inside = False  # between the tags that enclose calls
-        self._call: XmlCall | JsonCall | GemmaCall | None = None
+        self._call: Call | None = None
         self._raw: list[str] = []  # text of a call that has no name yet
         self._is_announced = False
         # Qwen's coder models sometimes forget the enclosing tag
@@ -58,10 +67,12 @@ class ToolParser:
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """cut: the answer ended at a limit; a call whose name is not complete, or the beginning of a tag, is left out then."""
+        if self._call is not None and self._is_announced:
+            return [CallArguments(self._num_calls - 1, self._call.finish(cut=cut))]
         if cut and (self._call is not None or self._inside or self._scanner):
             return []
         if self._call is not None:
-            return [] if self._is_announced else [Content(self._taken_back())]
+            return [Content(self._taken_back())]
         if self._inside:
             left = "".join(self._raw) + self._scanner.rest()
             is_closing = not self._is_empty and self._tags.close.startswith(left.strip())
@@ -82,7 +93,7 @@ class ToolParser:
             return False
         self._raw = [tag]
         if tag == _FUNCTION:
-            self._begin(XmlCall(self._types))
+            self._begin(XmlCall(self._schemas))
         else:
             self._inside = True
         return True
@@ -112,7 +123,9 @@ class ToolParser:
         else:
             self._scanner.drop(len(found))
             self._raw.append(found)
-            self._begin(GemmaCall(self._tags.mark) if self._tags.mark else XmlCall(self._types))
+            self._begin(
+                GemmaCall(self._tags.mark, self._schemas) if self._tags.mark else XmlCall(self._schemas)
+            )
         return True
 
     @property
@@ -128,17 +141,17 @@ class ToolParser:
     def _expected(self) -> tuple[str, ...]:
         return (self._tags.close, _CALL) if self._tags.mark else (self._tags.close, _FUNCTION, "{")
 
-    def _begin(self, call: XmlCall | JsonCall | GemmaCall) -> None:
+    def _begin(self, call: Call) -> None:
         self._call, self._is_announced = call, False
 
-    def _go_on_call(self, call: XmlCall | JsonCall | GemmaCall, pieces: list[Piece]) -> bool:
+    def _go_on_call(self, call: Call, pieces: list[Piece]) -> bool:
         text = self._scanner.rest()
         if not text:
             return False
         behind = call.push(text)
         if not self._is_announced:
             self._raw.append(text[: len(text) - len(behind)])
-        if getattr(call, "is_broken", False):
+        if call.is_broken:
             pieces.append(Content(self._taken_back()))
             self._call, self._inside = None, False
             self._scanner.push(behind)

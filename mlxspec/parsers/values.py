@@ -1,99 +1,64 @@
-"""Turns arguments that a model writes as bare text into JSON values, by the tool's schema."""
+"""Turns arguments that a model writes as bare text into JSON values, by the types that the tool's schema allows."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections.abc import Set
 from typing import Any
 
-_ALIASES = {
-    "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
-    "int": "integer", "long": "integer", "short": "integer", "unsigned": "integer", "uint": "integer",
-    "num": "number", "float": "number", "double": "number",
-    "bool": "boolean", "binary": "boolean",
-    "dict": "object", "list": "array", "arr": "array",
-}  # fmt: skip
+from mlxspec.parsers.schema import kind_of
+
+_NULLS = ("null", "none")
 
 
-class ToolTypes:
-    """Types of the parameters of an OpenAI request's tools."""
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._parameters: dict[str, Mapping[str, Any]] = {}
-        for tool in tools:
-            function = tool.get("function")
-            if isinstance(function, Mapping):
-                parameters = function.get("parameters")
-                properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-                name = str(function.get("name"))
-                self._parameters[name] = properties if isinstance(properties, Mapping) else {}
-
-    def of(self, function: str, parameter: str) -> frozenset[str] | None:
-        """JSON types a parameter may have; empty where its schema says none; None for a parameter that nobody declared."""
-        properties = self._parameters.get(function)
-        if properties is None or parameter not in properties:
-            return None
-        return frozenset(_types(properties[parameter]))
+def writes_bare(kinds: Set[str]) -> bool:
+    """Whether a value of these JSON types is written as text, without quotes, in Qwen's tags: text, or text or null."""
+    return "string" in kinds and kinds <= {"string", "null"}
 
 
-def _types(schema: Any) -> set[str]:
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    found = {_ALIASES.get(str(t).lower(), str(t).lower()) for t in _listed(named)}
-    for key in ("anyOf", "oneOf", "allOf"):
-        for part in _listed(schema.get(key)):
-            found |= _types(part)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {"string"} if all(isinstance(v, str) for v in schema["enum"]) else set()
-    return found
+def is_text(kinds: Set[str] | None) -> bool:
+    """Whether a value is text whatever it looks like, null left aside; so is one of a parameter that nobody declared (None)."""
+    return kinds is None or writes_bare(kinds)
 
 
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def is_text(types: frozenset[str] | None) -> bool:
-    """Whether a value is text whatever it looks like, `null` left aside; so is one of a parameter that nobody declared."""
-    return types is None or (bool(types) and types <= {"string", "null"})
-
-
-def convert(text: str, types: frozenset[str] | None) -> Any:
-    """A value written as bare text. What does not fit its type stays text: the caller's validation will say so better."""
-    if text.lower() == "null":
+def convert(text: str, kinds: Set[str] | None) -> Any:
+    """A value written as bare text, of these JSON types. What does not fit them stays text: the caller's validation says so better."""
+    if text.strip().lower() in _NULLS and (kinds is None or "null" in kinds):
         return None
-    if is_text(types):
+    if kinds is None or writes_bare(kinds):
         return text
-    types = types or frozenset()
-    if "boolean" in types and text.strip().lower() in ("true", "false"):
+    if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
-    if types & {"integer", "number"}:
+    if kinds & {"integer", "number"}:
         number = _number(text)
-        if number is not None and ("number" in types or isinstance(number, int)):
+        if number is not None and ("number" in kinds or isinstance(number, int)):
             return number
-    value = _literal(text)
-    if isinstance(value, (dict, list)):
-        return value
-    if types and "string" not in types and value is not None:
-        return value
-    return text
+    value = loads(text)
+    fits = value is not None and (
+        kind_of(value) in kinds or (kind_of(value) == "integer" and "number" in kinds)
+    )
+    return value if fits or (value is not None and "string" not in kinds) else text
 
 
 def _number(text: str) -> int | float | None:
     try:
         value = float(text)
-        return (
-            int(text) if text.strip().lstrip("+-").isdigit() else int(value) if value.is_integer() else value
-        )
+        if text.strip().lstrip("+-").isdigit():
+            return int(text)
+        if math.isfinite(value):
+            return int(value) if value.is_integer() else value
+        return _finite(text) if any(c.isdigit() for c in text) else None
     except (ValueError, OverflowError):
         return None
 
 
-def _literal(text: str) -> Any:
-    """JSON, or Python's spelling of it, which models mix up; None for neither."""
+def loads(text: str) -> Any:
+    """JSON, or Python's spelling of it, which models mix up; None for neither, and for NaN and Infinity, which JSON does not have."""
     try:
-        return json.loads(text, strict=False)
+        return json.loads(text, strict=False, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         pass
     try:
@@ -102,6 +67,15 @@ def _literal(text: str) -> Any:
         return value
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    """A number that a float holds: one beyond the largest becomes that."""
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 
 def escaped(text: str) -> str:

@@ -1,91 +1,187 @@
 """Parses tool calls written as <function=NAME><parameter=KEY>value</parameter></function>: Qwen 3 Coder, Qwen 3.5 and later.
 
 Values are bare text; the tool's schema gives their types (values.py). Text values are passed on while they are written. The format follows
-Qwen's own parser, of which mlx-lm has a copy; tests compare the two.
+Qwen's own parser, of which mlx-lm has a copy; tests compare the two. Models forget tags and write tags as text, so an end counts only if
+what follows it fits: `</parameter>` before the next parameter or the end of the call; `</function>` before the end of the calls; and a
+declared parameter's name on a line of its own begins a new value.
 """
 
 from __future__ import annotations
 
 import json
+import re
 
-from mlxspec.parsers.call import TaggedCall
-from mlxspec.parsers.values import ToolTypes, convert, escaped, is_text
+from mlxspec.parsers.call import Call
+from mlxspec.parsers.pieces import overlap
+from mlxspec.parsers.tool_schemas import ToolSchemas
+from mlxspec.parsers.values import convert, escaped, is_text
 
-_PARAMETER, _END_PARAMETER, _END = "<parameter=", "</parameter>", "</function>"
-_CLOSE = "</tool_call>"  # ends a call that forgot its own end
+_PARAMETER, _END_PARAMETER, _END, _CLOSE = "<parameter=", "</parameter>", "</function>", "</tool_call>"
+_TAG = re.compile("|".join(map(re.escape, (_END_PARAMETER, _PARAMETER, _END, _CLOSE))))
+_FOLLOWS = {  # what must come behind a tag, white space left aside, for it to be one; or nothing
+    _END_PARAMETER: (_PARAMETER, _END, _CLOSE, "<function="),
+    _END: (_CLOSE, "<function=", "<tool_call>"),
+    _CLOSE: ("<tool_call>",),
+}
+_LONGEST_NAME = 200
 
 
-class XmlCall(TaggedCall):
+class XmlCall(Call):
     """Feed it text from behind `<function=` on."""
 
-    def __init__(self, types: ToolTypes) -> None:
+    def __init__(self, schemas: ToolSchemas) -> None:
         super().__init__()
-        self._types = types
-        self._ready = "{"
+        self._schemas = schemas
+        self._text = ""  # that waits
+        self._ready = ["{"]
         self._num_parameters = 0
-        self._key: str | None = None
         self._value: _Value | None = None
+        self._in_header = False  # of a parameter
 
-    def _go_on(self) -> bool:
-        if self.name is None:
-            name = self._header()
-            if name is not None:
-                self.name = name
-            return name is not None
+    def push(self, text: str) -> str:
+        self._text += text
+        while not self.is_done and self._go_on(is_last=False):
+            pass
+        rest, self._text = (self._text, "") if self.is_done else ("", self._text)
+        return rest
+
+    def finish(self, *, cut: bool) -> str:
+        while not self.is_done and self._go_on(is_last=True):
+            pass
+        if self.name is None or self.is_done:
+            return self.take_arguments()
         if self._value is not None:
-            return self._go_on_value(self._value)
-        if self._key is None:
-            _, tag = self._scanner.take((_PARAMETER, _END, _CLOSE))
-            if tag == _PARAMETER:
-                self._key = ""
-            elif tag is not None:
-                self._ready += "}"
-                self.is_done = True
-                if tag == _CLOSE:
-                    self._scanner.put_back(tag)
-            return tag is not None
-        key = self._header()
-        if key is None:
+            tail = (
+                0
+                if not cut
+                else max(overlap(self._text, tag) for tag in (_END_PARAMETER, _PARAMETER, _END, _CLOSE))
+            )
+            self._value.push(self._text[: len(self._text) - tail])
+            self._end_value()
+        self._ready.append("}")
+        return self.take_arguments()
+
+    def _go_on(self, *, is_last: bool) -> bool:
+        """One element; False to wait for more text."""
+        if self.name is None or self._in_header:
+            return self._header()
+        if self._value is not None:
+            return self._go_on_value(is_last=is_last)
+        found = _TAG.search(self._text)
+        if found is None:
+            self._text = self._text[
+                len(self._text) - max(overlap(self._text, t) for t in (_PARAMETER, _END, _CLOSE)) :
+            ]
             return False
-        self._ready += f"{', ' if self._num_parameters else ''}{json.dumps(key, ensure_ascii=False)}: "
-        self._num_parameters += 1
-        self._value = _Value(self._types.of(self.name, key))
+        tag, self._text = found[0], self._text[found.end() :]
+        self._in_header = tag == _PARAMETER
+        if tag in (_END, _CLOSE):
+            self._ready.append("}")
+            self.is_done = True
+            self._text = (tag if tag == _CLOSE else "") + self._text
         return True
 
-    def _header(self) -> str | None:
-        """A name up to its `>`, None while it is incomplete."""
-        before, tag = self._scanner.take((">",))
-        if tag is None:
-            self._scanner.put_back(before)
-            return None
-        return before.strip()
+    def _header(self) -> bool:
+        """A name up to its `>`, or to the end of the line where that was forgotten."""
+        found = re.search(r">|\n", self._text)
+        if found is None or (found[0] == "\n" and not self._text[: found.start()].strip()):
+            if found is not None and found[0] == "\n":
+                self._text = self._text[found.end() :]
+                return True
+            return False
+        name = self._text[: found.start()].strip()
+        self._text = ("\n" if found[0] == "\n" else "") + self._text[found.end() :]
+        if self.name is None:
+            self.name = name
+            return True
+        self._in_header = False
+        self._ready.append(f"{', ' if self._num_parameters else ''}{json.dumps(name, ensure_ascii=False)}: ")
+        self._num_parameters += 1
+        self._value = _Value(self._schemas.kinds(self.name, name))
+        return True
 
-    def _go_on_value(self, value: _Value) -> bool:
-        text, tag = self._scanner.take((_END_PARAMETER,))
-        self._ready += value.push(text)
-        if tag:
-            self._ready += value.finish()
-            self._key = self._value = None
-        return tag is not None
+    def _go_on_value(self, *, is_last: bool) -> bool:
+        value = self._value
+        if value is None:
+            return False
+        for found in _TAG.finditer(self._text):
+            is_end = self._ends(found, value, is_last=is_last)
+            if is_end is False:
+                continue
+            place = found.start()
+            if is_end is None:
+                place -= self._text[:place].endswith(
+                    "\n"
+                )  # the tag is looked at again, with the line's beginning
+            value.push(self._text[:place])
+            self._text = self._text[place:]
+            if is_end is None:
+                return False
+            self._end_value()
+            if found[0] == _END_PARAMETER:
+                self._text = self._text[len(_END_PARAMETER) :]
+            return True
+        keep = max(overlap(self._text, tag) for tag in (_END_PARAMETER, _PARAMETER, _END, _CLOSE))
+        keep += self._text[: len(self._text) - keep].endswith("\n")  # whether a line begins there
+        value.push(self._text[: len(self._text) - keep])
+        self._text = self._text[len(self._text) - keep :]
+        return False
+
+    def _ends(self, found: re.Match[str], value: _Value, *, is_last: bool) -> bool | None:
+        """Whether a tag in the text of a value ends it; None while too little has come to say."""
+        behind = self._text[found.end() :]
+        if found[0] == _PARAMETER:
+            if not (self._text[: found.start()].endswith("\n") or (value.is_empty and found.start() == 0)):
+                return False
+            header = re.match(r"([^>\n]*)>", behind)
+            if header is None:
+                return None if "\n" not in behind and len(behind) < _LONGEST_NAME and not is_last else False
+            return self._schemas.declares(self.name or "", header[1].strip())
+        behind = behind.lstrip()
+        follows = _FOLLOWS[found[0]]
+        if behind.startswith(follows):
+            return True
+        if not any(tag.startswith(behind) for tag in follows):
+            return False
+        return True if is_last else None
+
+    def _end_value(self) -> None:
+        if self._value is not None:
+            self._ready.append(self._value.finish())
+            self._value = None
+
+    def take_arguments(self) -> str:
+        if self._value is not None:
+            self._ready.append(self._value.take())
+        return super().take_arguments()
 
 
 class _Value:
     """One parameter's text to JSON. A newline at either end belongs to the tags."""
 
-    def __init__(self, types: frozenset[str] | None) -> None:
-        self._types = types
+    def __init__(self, kinds: frozenset[str] | None) -> None:
+        self._kinds = kinds
         self._text: list[str] = []  # not given out yet
-        self._begun = self._opened = False
+        self._opened = False
+        self.is_empty = True  # nothing has come
 
-    def push(self, text: str) -> str:
-        if not self._begun and text:
+    def push(self, text: str) -> None:
+        if self.is_empty and text:
             text = text.removeprefix("\n")
-            self._begun = True
+            self.is_empty = False
         self._text.append(text)
-        if not is_text(self._types):
+
+    def take(self) -> str:
+        """JSON that is certain so far."""
+        if not is_text(self._kinds):
             return ""
         text = "".join(self._text)
-        if not self._opened and _may_be_null(text):
+        may_be_null = self._kinds is None or "null" in self._kinds
+        if (
+            not self._opened
+            and may_be_null
+            and any(f"{n}\n".startswith(text.strip(" ").lower()) for n in ("null", "none"))
+        ):
             return ""
         held = len(text) - text.endswith("\n")
         out, self._text = text[:held], [text[held:]]
@@ -99,8 +195,4 @@ class _Value:
         text = "".join(self._text).removesuffix("\n")
         if self._opened:
             return escaped(text) + '"'
-        return json.dumps(convert(text, self._types), ensure_ascii=False)
-
-
-def _may_be_null(text: str) -> bool:
-    return "null\n".startswith(text.lower())
+        return json.dumps(convert(text, self._kinds), ensure_ascii=False, allow_nan=False)

@@ -16,6 +16,7 @@ import numpy as np
 from mlxspec.config import SamplingParams
 from mlxspec.errors import GrammarError
 from mlxspec.loading.token_bytes import TokenBytes
+from mlxspec.parsers.schema import Schema
 from mlxspec.sampling.bits import Bits, num_words
 
 # As `json.dumps` writes: models know it best, and with white space fixed most of what stands between values is forced. A schema's own
@@ -226,12 +227,18 @@ def _source(params: SamplingParams) -> tuple[str, str]:
         return "Lark grammar", LLMatcher.grammar_from_lark(params.lark)
     schema = params.json_schema
     try:
-        text = json.dumps(dict(schema), allow_nan=False) if isinstance(schema, Mapping) else str(schema)
-        if not isinstance(json.loads(text), (dict, bool)):
-            raise GrammarError("The JSON schema cannot be used: it is no JSON object.")
-        return "JSON schema", LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
-    except (ValueError, TypeError, RecursionError) as error:
+        given = dict(schema) if isinstance(schema, Mapping) else json.loads(str(schema))
+        if not isinstance(given, dict | bool):
+            raise TypeError("it is no JSON object")
+        read = Schema(given)
+        text = json.dumps(read.json(), allow_nan=False)
+    except (GrammarError, ValueError, TypeError, RecursionError) as error:
         raise GrammarError(f"The JSON schema cannot be used: {_first_line(str(error))}.") from error
+    if read.left_out:
+        raise GrammarError(
+            f"The JSON schema cannot be used: {read.left_out[0].place} cannot be enforced by a grammar; leave it out."
+        )
+    return "JSON schema", LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
 
 
 def _first_line(text: str) -> str:

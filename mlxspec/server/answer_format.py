@@ -9,24 +9,28 @@ one of several texts   guided_choice, structured_outputs.choice
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxspec.errors import GrammarError
+from mlxspec.parsers.schema import LeftOut, Schema
 from mlxspec.server.errors import BadField
 
 Kind = Literal["json_schema", "regex", "lark"]
+_MOST_SENTENCES = 20
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """field: what the request called it. value: a schema (an object) or a text, by `kind`, which is a field of SamplingParams."""
+    """field: what the request called it. value: a schema (an object) or a text, by `kind`, which is a field of SamplingParams. is_strict:
+    the request asks for a schema to be held to the last keyword."""
 
     field: str
     kind: Kind
     value: Any
+    is_strict: bool = False
 
 
 def answer_format(body: Mapping[str, Any]) -> AnswerFormat | None:
@@ -48,6 +52,27 @@ def only_format(own: AnswerFormat, shared: AnswerFormat | None, under: str = "")
     return own
 
 
+def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
+    """What a grammar holds of a schema, and sentences on the rest. Raises BadField where the request is strict, GrammarError for what is no
+    schema."""
+    schema = Schema(wanted.value)
+    return schema.json(), held(schema.left_out, wanted.field, strict=wanted.is_strict)
+
+
+def held(left_out: Sequence[LeftOut], field: str, *, strict: bool) -> list[str]:
+    """Sentences on keywords that no grammar holds. Raises BadField for the first where the request is strict."""
+    if left_out and strict:
+        place = left_out[0].place
+        raise BadField(
+            field,
+            f"{field}.{place} cannot be enforced here: leave it out of the schema, or leave `strict` out.",
+        )
+    return [
+        f"{field}.{found.place} is not enforced: an answer may break it."
+        for found in left_out[:_MOST_SENTENCES]
+    ]
+
+
 def _both(one: str, other: str) -> BadField:
     return BadField(one, f"{one} and {other} both say what the answer looks like.")
 
@@ -56,14 +81,19 @@ def _of_response_format(wanted: Mapping[str, Any] | None) -> list[AnswerFormat]:
     if wanted is None or wanted["type"] == "text":
         return []
     schema: Any = wanted.get("schema")
+    is_strict = False
     if wanted["type"] == "json_schema":
         inner = wanted.get("json_schema")
         if inner is None and schema is None:
             raise BadField("response_format.json_schema", "response_format.json_schema is missing.")
         schema = schema if inner is None else inner["schema"]
+        is_strict = inner is not None and inner.get("strict") is True
     return [
         AnswerFormat(
-            field="response_format", kind="json_schema", value=ANY_OBJECT if schema is None else schema
+            field="response_format",
+            kind="json_schema",
+            value=ANY_OBJECT if schema is None else schema,
+            is_strict=is_strict,
         )
     ]
 

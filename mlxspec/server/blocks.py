@@ -9,13 +9,13 @@ Knows the parsers' pieces; knows no API.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from mlxspec.parsers.values import loads
 
 BlockKind = Literal["thinking", "text", "call"]
 
@@ -33,10 +33,7 @@ class Block:
 
     def arguments(self) -> dict[str, Any]:
         """Of a call, as an object. Text that is none, because the answer was cut, is its member `arguments`."""
-        try:
-            found = json.loads(self.text or "{}")
-        except (ValueError, RecursionError):
-            return {"arguments": self.text}
+        found = loads(self.text or "{}")
         return found if isinstance(found, dict) else {"arguments": self.text}
 
 

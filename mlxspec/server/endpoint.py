@@ -84,7 +84,7 @@ class Reply:
 
 def encode(value: Any) -> str:
     """As JSON. Large values take long, and need not be written in the event loop."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True, kw_only=True)

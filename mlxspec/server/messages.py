@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import ChatFormat
+from mlxspec.parsers.values import loads
 from mlxspec.server.errors import BadField
 
 
@@ -129,8 +129,5 @@ def arguments_of(given: Any) -> dict[str, Any] | str:
     """An object where they are one, else the text as it stands: a model's broken call must not end its conversation."""
     if isinstance(given, Mapping):
         return dict(given)
-    try:
-        found = json.loads(given or "{}")
-    except (ValueError, RecursionError):
-        return str(given)
+    found = loads(given or "{}")
     return found if isinstance(found, dict) else str(given)

@@ -23,7 +23,7 @@ class Wire:
 
 
 def _line(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 _EVENTS = "text/event-stream; charset=utf-8"

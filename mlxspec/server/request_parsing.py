@@ -16,8 +16,9 @@ from mlxspec.errors import ConfigError, ImageError
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
+from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.sampling.constraints import Compiled
-from mlxspec.server.answer_format import AnswerFormat, answer_format
+from mlxspec.server.answer_format import answer_format, held, held_schema
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
@@ -78,7 +79,8 @@ def chat_job(
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
-    extra |= _grammar(request, form, tools, choice, engine)
+    grammar, notices = _grammar(request, form, tools, choice, engine)
+    extra |= grammar
     params = _params(request.options, defaults, extra, len(prompt), engine)
     return Job(
         asks=_asks([prompt], params, request.options),
@@ -89,7 +91,11 @@ def chat_job(
         tools=tools,
         is_chat=True,
         goes_on=request.goes_on,
-        notices=(*request.notices, *(prompt.notices if isinstance(prompt, PromptWithImages) else ())),
+        notices=(
+            *request.notices,
+            *notices,
+            *(prompt.notices if isinstance(prompt, PromptWithImages) else ()),
+        ),
     )
 
 
@@ -102,8 +108,11 @@ def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingPa
             "echo", "echo and logprobs together are not possible: the prompt's own are not computed."
         )
     extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
+    notices: list[str] = []
     wanted = answer_format(body)
-    if wanted is not None:
+    if wanted is not None and wanted.kind == "json_schema":
+        extra["json_schema"], notices = held_schema(wanted)
+    elif wanted is not None:
         extra[wanted.kind] = wanted.value
     params = _params(body, defaults, extra, min(map(len, prompts)), engine)
     return Job(
@@ -111,6 +120,7 @@ def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingPa
         spec=spec_of(body, engine),
         num_prompts=len(prompts),
         timeout=body.get("timeout"),
+        notices=tuple(notices),
     )
 
 
@@ -216,33 +226,38 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
 
 def _grammar(
     request: ChatRequest, form: ChatFormat, tools: Sequence[Any], choice: ToolChoice, engine: Engine
-) -> dict[str, Any]:
-    """What the answer must look like: the format that was asked for, a call, or either."""
+) -> tuple[dict[str, Any], list[str]]:
+    """What the answer must look like: the format that was asked for, a call, or either; and sentences on what of it is not held."""
     wanted, named = request.wanted, choice.named
     must_call = choice.kind == "required"
     if wanted is not None and must_call:
         raise BadField(
             wanted.field, f"An answer that must be a tool call cannot be what {wanted.field} asks for."
         )
+    notices: list[str] = []
+    schema = None
     if wanted is not None and wanted.kind != "json_schema":
-        return {wanted.kind: wanted.value}
-    schema = _schema_of(wanted)
+        return {wanted.kind: wanted.value}, notices
+    if wanted is not None:
+        schema, notices = held_schema(wanted)
     if not must_call and (schema is None or not tools):
-        return {} if schema is None else {"json_schema": schema}
+        return {} if schema is None else {"json_schema": schema}, notices
     chosen = [t for t in tools if named in (None, t["function"]["name"])]
     if not chosen:
         raise BadField("tool_choice", f"There is no tool {str(named)[:60]!r}.")
-    several = named is None and request.several_calls
-    otherwise = None if must_call else schema
+    schemas = ToolSchemas(chosen)
+    for name in schemas:
+        notices += held(schemas.left_out(name), f"tools.{name}.parameters", strict=schemas.is_strict(name))
     grammar = calls_grammar(
         form,
         chosen,
+        schemas=schemas,
         tokens=_special_tags(form, engine),
-        several=several,
+        several=named is None and request.several_calls,
         lead=_lead(request, form, engine),
-        otherwise=otherwise,
+        otherwise=None if must_call else schema,
     )
-    return {"lark": grammar}
+    return {"lark": grammar}, notices
 
 
 def _lead(request: ChatRequest, form: ChatFormat, engine: Engine) -> str:
@@ -262,10 +277,6 @@ def _special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:
     added = tokenizer.added_tokens().items()
     special = {tokenizer.token_text(i): i for i, is_special in added if is_special and i < rows}
     return {tag: special[tag] for tag in (tags.open, tags.close, tags.mark) if tag in special and tag}
-
-
-def _schema_of(wanted: AnswerFormat | None) -> Mapping[str, Any] | None:
-    return None if wanted is None else dict(wanted.value)
 
 
 def _params(

@@ -12,7 +12,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def data(value: Any) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+    return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n".encode()
 
 
 def named(value: Any) -> bytes:

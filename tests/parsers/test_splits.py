@@ -173,7 +173,7 @@ def test_mlx_lm_reads_the_same(made, style: str) -> None:
         ("xml", "<function=look>\n<parameter=text>\nx\n</parameter>\n</function>", [("look", {"text": "x"})]),
         ("xml", "<tool_call><function=look></function></tool_call>", [("look", {})]),
         ("xml", "<tool_call>\n<function=look>\n<parameter=count>\n3\n</parameter>\n</tool_call>", [("look", {"count": 3})]),
-        ("xml", "<tool_call>\n<function=look>\n<parameter=text>\nNULL\n</parameter>\n</function></tool_call>", [("look", {"text": None})]),
+        ("xml", "<tool_call><function=look>\n<parameter=text>\nNULL\n</parameter>\n</function></tool_call>", [("look", {"text": "NULL"})]),
         ("xml", "<tool_call><function=look>\n<parameter=other>\n[1]\n</parameter>\n</function></tool_call>", [("look", {"other": "[1]"})]),
         ("xml", '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', [("look", {})]),
         ("json", '<tool_call>{"name": "look"}</tool_call>', [("look", {})]),

@@ -1,0 +1,61 @@
+"""The schemas of a request's tools, each read once, when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlxspec.errors import GrammarError
+from mlxspec.parsers.schema import LeftOut, Schema
+
+_ANYTHING = {"type": "object"}
+
+
+class ToolSchemas:
+    """tools: in OpenAI's form."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._given = {
+            str(t["function"].get("name")): t["function"]
+            for t in tools
+            if isinstance(t.get("function"), Mapping)
+        }
+        self._read: dict[str, Schema] = {}
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._given)
+
+    def of(self, name: str) -> Schema:
+        """Of the tool's parameters. Raises GrammarError, with the tool's name, for what is no schema."""
+        if name not in self._read:
+            given = self._given[name].get("parameters")
+            try:
+                self._read[name] = Schema(given if given else _ANYTHING)
+            except GrammarError as error:
+                raise GrammarError(f"The parameters of the tool {name} cannot be used: {error}") from error
+        return self._read[name]
+
+    def left_out(self, name: str) -> list[LeftOut]:
+        """Keywords of the tool's parameters that a required call does not hold."""
+        return self.of(name).left_out
+
+    def is_strict(self, name: str) -> bool:
+        return self._given[name].get("strict") is True
+
+    def kinds(self, function: str, parameter: str) -> frozenset[str] | None:
+        """JSON types that a parameter may have; None for a parameter that nobody declared, or of a schema that cannot be read."""
+        try:
+            schema = self.of(function)
+            part = schema.member(parameter)
+            is_declared = not isinstance(part, bool) or self.declares(function, parameter)
+            return schema.kinds(part) if is_declared else None
+        except (GrammarError, KeyError):
+            return None
+
+    def declares(self, function: str, parameter: str) -> bool:
+        """Whether the tool has a parameter of this name."""
+        try:
+            shapes = self.of(function).shapes()
+        except (GrammarError, KeyError):
+            return False
+        return any(parameter in shape.rules.get("properties", {}) for shape in shapes)

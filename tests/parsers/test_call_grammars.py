@@ -1,0 +1,213 @@
+"""Grammars of tool calls against parsers of tool calls: whatever a grammar lets a model write is read as arguments that follow the schema.
+
+A walk takes random tokens that the grammar allows, to its end. Our own parser reads the text, and the independent jsonschema package
+checks the arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+from schemas_as_sent import SCHEMAS
+
+import mlxspec.demo
+from mlxspec.config import SamplingParams
+from mlxspec.errors import GrammarError
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.parsers.call_grammar import calls_grammar
+from mlxspec.parsers.formats import ChatFormat
+from mlxspec.parsers.pieces import CallArguments, CallStart
+from mlxspec.parsers.schema import Schema
+from mlxspec.sampling.constraints import ConstraintMaker
+
+STYLES = ("json", "xml", "gemma4", "function-gemma")
+TAGS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<tool_call>", "</tool_call>")
+VOCABULARY = 2048
+_CHECKER = FormatChecker(("date", "ipv4", "ipv6", "uuid", "email"))
+
+
+@cache
+def maker() -> tuple[ConstraintMaker, Tokenizer, dict[str, int]]:
+    """The demo's vocabulary with tags as special tokens, as Qwen3.5 and Gemma 4 have them. FunctionGemma's are text here."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="mlxspec-tests-")) / "model"
+    shutil.copytree(mlxspec.demo.TARGET, folder)
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    known = {t["content"]: t["id"] for t in told["added_tokens"]}
+    options = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    new = [tag for tag in TAGS if tag not in known]
+    told["added_tokens"] += [{"id": VOCABULARY + i, "content": tag, **options} for i, tag in enumerate(new)]
+    path.write_text(json.dumps(told))
+    tokenizer = Tokenizer.from_folder(folder)
+    shutil.rmtree(folder.parent)
+    ids = {tag: known.get(tag, VOCABULARY + new.index(tag) if tag in new else 0) for tag in TAGS}
+    return ConstraintMaker(tokenizer, VOCABULARY + len(new)), tokenizer, ids
+
+
+def tool(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema, **more}}
+
+
+def grammar_of(style: str, schema: Any) -> str:
+    form = ChatFormat(tools=style)  # type: ignore[arg-type]
+    tags = form.call_tags
+    special = {
+        t: i for t, i in maker()[2].items() if tags is not None and t in (tags.open, tags.close, tags.mark)
+    }
+    return calls_grammar(form, [tool(schema)], tokens=special, several=False)
+
+
+def walk(style: str, lark: str, seed: int, most: int = 1500) -> str:
+    """A text of the grammar. What ends a value is tried often, so that texts end."""
+    constraints, tokenizer, ids = maker()
+    grammar = constraints.compile(SamplingParams(lark=lark)).grammar
+    assert grammar is not None
+    grammar = grammar.copy(grammar._clock)
+    pieces, special = constraints.vocabulary.tokens, {i: tag for tag, i in ids.items()}
+    rng, text = random.Random(f"{lark} {seed}"), b""
+    ends = [
+        tokenizer.encode(end, special=False)
+        for end in ("\n</parameter>\n", "<escape>", '"', "}", "]", "@a.bc")
+    ]
+    ends.append([ids['<|"|>']])
+    for _ in range(most):
+        mask = grammar.mask()
+        allowed = [i for i in range(len(pieces)) if mask[i // 32] >> (i % 32) & 1]
+        if grammar.is_finished or any(i in constraints.vocabulary.eos_ids for i in allowed):
+            return text.decode()
+        end = rng.choice(ends)
+        tokens = end if rng.random() < 0.5 and grammar.validate(end) == len(end) else [rng.choice(allowed)]
+        for token in tokens:
+            assert grammar.consume(token)
+            text += special[token].encode() if token in special else pieces[token]
+    raise AssertionError(f"no end: {text[-200:]!r}")
+
+
+def read(style: str, text: str, *tools: dict[str, Any], cut: bool = False) -> list[tuple[str, str]]:
+    """(name, arguments) of each call, by our own parser; the text comes in pieces of three characters."""
+    whole, pieces = [], ChatFormat(tools=style).parser("", tools)  # type: ignore[arg-type]
+    parts = [text[i : i + 3] for i in range(0, len(text), 3)]
+    found = [piece for part in parts for piece in pieces.push(part)] + pieces.finish(cut=cut)
+    for piece in found:
+        if isinstance(piece, CallStart):
+            whole.append([piece.name, ""])
+        elif isinstance(piece, CallArguments):
+            whole[-1][1] += piece.text
+    return [(name, arguments) for name, arguments in whole]
+
+
+def check_walks(style: str, name: str, seeds: range) -> None:
+    schema = SCHEMAS[name]
+    lark = grammar_of(style, schema)
+    validator = Draft202012Validator(_as_2020(schema), format_checker=_CHECKER)
+    for seed in seeds:
+        text = walk(style, lark, seed)
+        calls = read(style, text, tool(schema))
+        assert [c for c, _ in calls] == ["f"], text
+        arguments = json.loads(calls[0][1], parse_constant=pytest.fail)
+        assert isinstance(arguments, dict), text
+        errors = [e.message for e in validator.iter_errors(arguments)]
+        assert not errors, f"{errors} in {arguments!r} of {text!r}"
+
+
+def _as_2020(schema: Any) -> Any:
+    """Older spellings in those of the validator's dialect."""
+    if isinstance(schema, list):
+        return [_as_2020(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {k: _as_2020(v) for k, v in schema.items() if not (k == "$schema" and isinstance(v, str))}
+    if isinstance(out.get("items"), list):
+        out["prefixItems"] = out.pop("items")
+        if "additionalItems" in out:
+            out["items"] = out.pop("additionalItems")
+    if out.get("exclusiveMinimum") is True:
+        out["exclusiveMinimum"] = out.pop("minimum")
+    return out
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_walk_of_the_grammar_follows_the_schema(style: str, name: str) -> None:
+    check_walks(style, name, range(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_ten_walks_of_the_grammar_follow_the_schema(style: str, name: str) -> None:
+    check_walks(style, name, range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"properties": {"a": {"not": {"type": "null"}}}}, "properties.a.not"),
+        ({"type": "string", "pattern": "^(?!\\.)[a-z]+$"}, "pattern"),
+        ({"type": "string", "pattern": "\\bword\\b"}, "pattern"),
+        ({"if": {}, "then": {"required": ["a"]}}, "if"),
+        ({"contains": {"type": "null"}}, "contains"),
+        ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "oneOf"),
+        ({"properties": {"a": {}}, "minProperties": 1}, "minProperties"),
+        ({"propertyNames": {"minLength": 2}}, "propertyNames"),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"$defs": {"d": {"not": {}}}, "$ref": "#/$defs/d"}, "$defs.d.not"),
+    ],
+)
+def test_what_a_grammar_cannot_hold_is_named(schema: Any, place: str) -> None:
+    assert [found.place for found in Schema(schema).left_out][:1] == [place]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"format": "path"},
+        {"uniqueItems": False},
+        {"propertyNames": {"type": "string"}},
+        {"additionalProperties": True, "title": "x", "x-order": 1},
+        {"then": {"required": ["a"]}},
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"oneOf": [{"type": "object", "properties": {"k": {"const": c}}, "required": ["k"]} for c in "ab"]},
+        {"pattern": ".*"},
+        {"required": ["a"], "minProperties": 1},
+    ],
+)
+def test_keywords_that_change_nothing_are_dropped_without_a_word(schema: Any) -> None:
+    assert Schema(schema).left_out == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"a": {"type": "strin"}}}, "properties.a.type"),
+        ({"properties": {"a": 5}}, "properties.a"),
+        ({"$ref": "#/$defs/gone"}, "#/$defs/gone"),
+        ({"$ref": "https://example.org/schema"}, "https://example.org/schema"),
+        ({"enum": "a"}, "enum"),
+        ({"minLength": "3"}, "minLength"),
+        ({"maximum": float("inf")}, "maximum"),
+    ],
+)
+def test_what_is_no_schema_is_refused_with_its_place(schema: Any, said: str) -> None:
+    with pytest.raises(GrammarError, match=said.replace("$", "\\$").replace(".", "\\.")):
+        Schema(schema)
+
+
+def test_schemas_without_end_are_refused() -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(5000):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(GrammarError, match="nested too deeply"):
+        Schema(deep)
+    with pytest.raises(GrammarError, match="without end"):
+        Schema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}).shapes()
