@@ -77,7 +77,8 @@ class Shape:
 
 
 class Schema:
-    """A schema that has been read. left_out: what is not held. Raises GrammarError, with the path, for what is no schema at all."""
+    """A schema that has been read. left_out: what is not held. Raises GrammarError for what is no schema at all: half a sentence that gives
+    the path, for the caller's."""
 
     def __init__(self, schema: Json) -> None:
         self.left_out: list[LeftOut] = []
@@ -92,7 +93,7 @@ class Schema:
         try:
             self.root: Json = self._kept(schema, "", 0)
         except RecursionError as error:
-            raise GrammarError("The schema is nested too deeply.") from error
+            raise GrammarError("the schema is nested too deeply.") from error
 
     # --- what is asked
 
@@ -133,13 +134,13 @@ class Schema:
         """The schema without what is not held, references renamed."""
         self._num_places += 1
         if depth > _MOST_DEPTH:
-            raise GrammarError(f"The schema is nested too deeply at {_at(path)}.")
+            raise GrammarError(f"the schema is nested too deeply at {_at(path)}.")
         if self._num_places > _MOST_PLACES:
-            raise GrammarError(f"The schema has more than {_MOST_PLACES} parts.")
+            raise GrammarError(f"the schema has more than {_MOST_PLACES} parts.")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            raise GrammarError(f"The schema at {_at(path)} must be an object, not {_what(schema)}.")
+            raise GrammarError(f"the schema at {_at(path)} must be an object, not {_what(schema)}.")
         out: dict[str, Json] = {}
         for key in sorted(schema, key=lambda k: k == "propertyNames"):  # which goes by the others
             self._keep(str(key), schema, out, path, depth + 1)
@@ -199,7 +200,7 @@ class Schema:
 
     def _keep_members(self, key: str, value: Json, out: dict[str, Json], here: str, depth: int) -> None:
         if not isinstance(value, Mapping):
-            raise GrammarError(f"The schema at {_at(here)} must be an object, not {_what(value)}.")
+            raise GrammarError(f"the schema at {_at(here)} must be an object, not {_what(value)}.")
         kept = {str(k): self._kept(s, f"{here}.{k}", depth) for k, s in value.items()}
         if key == "properties":
             out[key] = {**out.get(key, {}), **kept}
@@ -293,7 +294,7 @@ class Schema:
                 return list(KINDS)
             if not isinstance(name, str) or kind not in KINDS:
                 raise GrammarError(
-                    f"The schema at {_at(here)} names the type {_what(name)}, which JSON Schema does not know."
+                    f"the schema at {_at(here)} names the type {_what(name)}, which JSON Schema does not know."
                 )
             found.append(kind)
         return found
@@ -304,12 +305,12 @@ class Schema:
 
     def _list(self, value: Json, here: str) -> list[Json]:
         if not isinstance(value, list | tuple):
-            raise GrammarError(f"The schema at {_at(here)} must be a list, not {_what(value)}.")
+            raise GrammarError(f"the schema at {_at(here)} must be a list, not {_what(value)}.")
         return list(value)
 
     def _number(self, value: Json, here: str) -> Json:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise GrammarError(f"The schema at {_at(here)} must be a number, not {_what(value)}.")
+            raise GrammarError(f"the schema at {_at(here)} must be a number, not {_what(value)}.")
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
     # --- references
@@ -318,7 +319,7 @@ class Schema:
         """The name, among our definitions, of what a $ref points to, which is read when it is first met."""
         if not isinstance(pointer, str) or not pointer.startswith("#"):
             raise GrammarError(
-                f"The schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
+                f"the schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
             )
         if pointer not in self._names:
             name = f"d{len(self._names)}"
@@ -343,11 +344,11 @@ class Schema:
                 found = found[int(part)]
             else:
                 raise GrammarError(
-                    f"The schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
+                    f"the schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
                 )
         if pointer != "#" and not pointer.startswith("#/"):
             raise GrammarError(
-                f"The schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
+                f"the schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
             )
         return found
 
@@ -355,7 +356,7 @@ class Schema:
 
     def _alternatives(self, part: Json, depth: int) -> list[Shape]:
         if depth > _MOST_DEPTH:
-            raise GrammarError("The schema refers to itself without end.")
+            raise GrammarError("the schema refers to itself without end.")
         if part is False:
             return []
         if part is True or not part:
@@ -372,7 +373,7 @@ class Schema:
             options = [shape for s in part["anyOf"] for shape in self._alternatives(s, depth + 1)]
             found = _both(found, options)
         if len(found) > _MOST_SHAPES:
-            raise GrammarError(f"The schema allows more than {_MOST_SHAPES} different forms of one value.")
+            raise GrammarError(f"the schema allows more than {_MOST_SHAPES} different forms of one value.")
         return found
 
 

@@ -55,7 +55,10 @@ def only_format(own: AnswerFormat, shared: AnswerFormat | None, under: str = "")
 def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
     """What a grammar holds of a schema, and sentences on the rest. Raises BadField where the request is strict, GrammarError for what is no
     schema."""
-    schema = Schema(wanted.value)
+    try:
+        schema = Schema(wanted.value)
+    except GrammarError as error:
+        raise GrammarError(f"The JSON schema in {wanted.field} cannot be used: {error}") from error
     return schema.json(), held(schema.left_out, wanted.field, strict=wanted.is_strict)
 
 
