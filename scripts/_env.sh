@@ -1,5 +1,7 @@
-# Sourced by scripts/demo and scripts/test: makes the checkout's .venv, or finds it up to date, and leaves its Python in $PY.
+# Sourced by the scripts without a suffix: makes the checkout's .venv, or finds it up to date, and leaves its Python in $PY.
 # Knows pip, uv and what mlxspec runs on; does not know what its callers do. Works with the bash 3.2 of macOS.
+
+set -euo pipefail
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV="$ROOT/.venv"
@@ -110,4 +112,13 @@ make_env() {
         install_with_pip "$spec"
     fi
     printf '%s\n' "$stamp $extra" >"$STAMP"
+}
+
+# run_python NAME EXTRA [ARGUMENTS]: the Python file of this name in scripts/, from the checkout, in an environment with the extra.
+run_python() {
+    local name=$1 extra=$2
+    shift 2
+    make_env "$extra"
+    cd -- "$ROOT"
+    exec "$PY" "scripts/$name.py" "$@"
 }

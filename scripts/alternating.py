@@ -16,12 +16,8 @@ def alternate(
     rounds: int,
     warmup: int = 1,
     inner: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of one call (mean of `inner`), one entry a round and contestant, in the order they were taken.
-
-    clock: what reads the time in seconds; `time.process_time` counts the seconds of all of this process's CPU threads instead.
-    """
+    """Seconds of one call (mean of `inner`), one entry a round and contestant, in the order they were taken."""
     names = list(contestants)
     for _ in range(warmup):
         for name in names:
@@ -29,10 +25,10 @@ def alternate(
     taken: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            started = clock()
+            started = time.perf_counter()
             for _ in range(inner):
                 contestants[name]()
-            taken[name].append((clock() - started) / inner)
+            taken[name].append((time.perf_counter() - started) / inner)
     return taken
 
 

@@ -43,6 +43,7 @@ from mlxspec.engine.engine import Engine  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
 from mlxspec.models.assemble import assemble  # noqa: E402
 
+Figures = dict[str, dict[str, float]]
 STORED = ROOT / "scripts" / "bench_gate.json"
 # Of the stored value; two runs of an idle machine differ by up to a tenth.
 TOLERANCE = {"timed": 0.15, "counted": 0.02}
@@ -93,22 +94,15 @@ def main() -> int:
     return int(bad > 0)
 
 
-def timed_of(stored: dict[str, dict[str, float]], machine: str) -> dict[str, float]:
+def timed_of(stored: Figures, machine: str) -> dict[str, float]:
     """What timed ratios are held against on a machine."""
     if machine in stored:
         return stored[machine]
-    names = {name for figures in stored.values() for name in figures}
-    return {
-        name: (max if name.startswith(SMALLER_IS_BETTER) else min)(
-            figures[name] for figures in stored.values() if name in figures
-        )
-        for name in names
-    }
+    known = {name: [f[name] for f in stored.values() if name in f] for f in stored.values() for name in f}
+    return {n: (max if n.startswith(SMALLER_IS_BETTER) else min)(values) for n, values in known.items()}
 
 
-def compare(
-    stored: dict[str, dict[str, float]], found: dict[str, dict[str, float]]
-) -> list[tuple[str, bool]]:
+def compare(stored: Figures, found: Figures) -> list[tuple[str, bool]]:
     """A line for each figure that was found, and whether it is worse past its tolerance. One of which nothing is stored is not."""
     lines = []
     for kind, figures in found.items():
