@@ -160,7 +160,7 @@ class Request:
         if self._is_said:
             return []
         self._is_said = True
-        piece, _ = self.answer.finish()
+        piece, _ = self.answer.finish(cut=self.finish_reason == "length")
         return [TokensEvent(request=self.number, tokens=(), text=piece)] if piece else []
 
     def tokens_in_cache(self, length: int) -> list[int] | None:
@@ -223,7 +223,7 @@ class Request:
             self.logprobs += given
         if self.finish_reason:
             self._is_said = True
-            piece, stopped = self.answer.finish()
+            piece, stopped = self.answer.finish(cut=self.finish_reason == "length")
             text += piece
             if stopped:
                 self.finish_reason = "stop"

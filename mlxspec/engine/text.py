@@ -32,11 +32,11 @@ class AnswerText:
             return "", False
         return self._give(self._stream.push(token))
 
-    def finish(self) -> tuple[str, bool]:
-        """What is left at the end: held-back text and an incomplete character."""
+    def finish(self, *, cut: bool = False) -> tuple[str, bool]:
+        """What is left at the end: held-back text and an incomplete character, unless the answer was cut inside it."""
         if self._stream is None or self._stopped:
             return "", self._stopped
-        piece, stopped = self._give(self._stream.rest())
+        piece, stopped = self._give(self._stream.rest(cut=cut))
         if not stopped:
             self._said.append(self._held)
             piece, self._held = piece + self._held, ""

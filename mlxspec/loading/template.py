@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mlxspec.errors import ConfigError, TokenizerError
+from mlxspec.loading.spelled_tokens import Spellings, with_marks
 
 _END = "\ue000mlxspec\ue001"  # private-use characters: no message holds them by chance
 
 
 class ChatTemplate:
-    """One model's template. `render` is pure. source: its text."""
+    """One model's template. `render` is pure. source: its text. spellings: of the vocabulary's control tokens, which messages may spell
+    without writing one; the text that is rendered holds marks there, which the tokenizer reads (spelled_tokens.py)."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """Raises TokenizerError when the template does not compile."""
@@ -38,6 +40,7 @@ class ChatTemplate:
             raise TokenizerError(f"The chat template does not compile: {why}.") from error
         self._special = dict(special)
         self.source = source
+        self.spellings = Spellings(())
 
     @classmethod
     def from_folder(cls, folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
@@ -74,6 +77,7 @@ class ChatTemplate:
         empty), so that an answer goes on with it; add_generation_prompt is not used then. Raises ConfigError when the template refuses
         the messages.
         """
+        messages = [self.spellings.marked(message) for message in messages]
         if not continue_final_message:
             return self._render(messages, add_generation_prompt, options)
         marked = _marked(messages)
@@ -119,7 +123,7 @@ class ChatTemplate:
         ) as error:
             why = str(error).split("\n")[0].rstrip(".") or type(error).__name__
             raise ConfigError(f"The chat template refuses these messages: {why}.") from error
-        return "".join(pieces)
+        return with_marks("".join(pieces))
 
 
 def _marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -48,6 +48,11 @@ class TokenBytes:
             found = self._within_rows.encode(text, special=False)
         return found
 
+    def encode_plain(self, text: str) -> list[int]:
+        """As `encode`, of a text in which no control token is meant, whatever it spells."""
+        found = self._tokenizer.encode_plain(text)
+        return self._within_rows.encode_plain(text) if found and max(found) >= len(self.tokens) else found
+
     @cached_property
     def _within_rows(self) -> Tokenizer:
         return self._tokenizer.without_ids_from(len(self.tokens))

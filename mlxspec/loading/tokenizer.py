@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 
 from mlxspec.errors import ConfigError, ContextOverflowError, TokenizerError
 from mlxspec.loading.pieces import LONGEST, SLICE, Pieces, UncuttableError
+from mlxspec.loading.spelled_tokens import MARK, Spellings
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import detect
 
@@ -38,6 +39,10 @@ class Tokenizer:
         self.num_ordinary = inner.get_vocab_size(with_added_tokens=False)
         self.vocab_size = max(self.num_ordinary, 1 + max(inner.get_added_tokens_decoder(), default=-1))
         self._hidden: tuple[str | None, frozenset[int]] | None = None
+        control = [t.content for t in inner.get_added_tokens_decoder().values() if t.special]
+        self._spellings = Spellings(control)
+        if template is not None:
+            template.spellings = self._spellings
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -67,6 +72,8 @@ class Tokenizer:
         most: tokens of the context; a text of as many is refused, as soon as it is known. pause: called between two pieces of a long text;
         what it raises ends the work. Raises ContextOverflowError, and ConfigError for a long text that cannot be cut.
         """
+        if MARK in text:
+            return self._fitting(self._marked_ids(text, special=special, pause=pause), most)
         if len(text) <= SLICE:
             ids = list(self._inner.encode_batch([text], add_special_tokens=special)[0].ids)
             return self._fitting(ids, most)
@@ -84,6 +91,34 @@ class Tokenizer:
                 f"The text has more than {LONGEST} characters in a row in which the tokenizer finds no end of a word."
             ) from error
         return [*ids, *behind]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which no control token is meant, whatever it spells."""
+        if not self._spellings.are_in(text):
+            return self.encode(text, special=False)
+        return list(self._plain.encode_batch([text], add_special_tokens=False)[0].ids)
+
+    def _marked_ids(self, text: str, *, special: bool, pause: Callable[[], None] | None) -> list[int]:
+        """Of a text with marks: between control tokens it is plain."""
+        ids: list[int] = []
+        for part, is_token in self._spellings.parts(text):
+            if is_token:
+                ids.append(self._inner.token_to_id(part))
+            elif len(part) <= SLICE or self._spellings.are_in(part):
+                ids += self.encode_plain(part)
+            else:
+                ids += self.encode(part, special=False, pause=pause)
+            if pause is not None:
+                pause()
+        before, behind = self._around if special else ([], [])
+        return [*before, *ids, *behind]
+
+    @cached_property
+    def _plain(self) -> _Tokenizer:
+        """One that reads the spelling of a control token as any other text. It costs reading the vocabulary once more."""
+        plain = _Tokenizer.from_str(self._inner.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def _fitting(self, ids: list[int], most: int | None) -> list[int]:
         if most is not None and len(ids) >= most:
@@ -155,17 +190,26 @@ class TextStream:
         """The text this token completes, possibly none."""
         if token in self._hidden:
             return ""
+        try:
+            piece = self._stream.step(self._inner, token) or ""
+        except (
+            Exception
+        ):  # the library's plain one, where a byte changes the text of those before it, which was given
+            self._stream = DecodeStream(skip_special_tokens=False)
+            self._tokens, self._given = [], []
+            piece = self._stream.step(self._inner, token) or ""
         self._tokens.append(token)
-        piece = self._stream.step(self._inner, token) or ""
         if piece:
             self._given.append(piece)
         return piece
 
-    def rest(self) -> str:
-        """What is left when no more tokens come: an incomplete character, shown as the replacement character."""
+    def rest(self, *, cut: bool = False) -> str:
+        """What is left when no more tokens come: an incomplete character, shown as the replacement character. cut: the answer ended at a
+        limit, inside a character perhaps, which is left out then."""
         whole = str(self._inner.decode(self._tokens, skip_special_tokens=False))
         given = "".join(self._given)
         left = whole[len(given) :] if whole.startswith(given) else ""
+        left = left.rstrip("\ufffd") if cut else left
         self._given = [given, left]
         return left
 

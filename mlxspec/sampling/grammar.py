@@ -89,7 +89,7 @@ class _Vocabulary:
     bos_token_id = None
 
     def __init__(self, vocabulary: TokenBytes, eos: int) -> None:
-        self._encode = vocabulary.encode
+        self._encode = vocabulary.encode_plain
         self.eos_token_id = eos
         self.tokens = list(vocabulary.tokens)
         self.special_token_ids = sorted(vocabulary.special | vocabulary.eos_ids)

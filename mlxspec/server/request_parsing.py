@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
 from mlxspec.errors import ConfigError, ImageError
+from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
@@ -171,7 +172,7 @@ def _render(
     messages, sources = placed(request.messages, limits)
     text = render_calls(engine.tokenizer.template, messages, options)
     if not sources or engine.vision is None:
-        return text, encoded(engine, text, special=False)
+        return unmarked(text), encoded(engine, text, special=False)
     prompt = prepared_prompt(
         text,
         sources,
@@ -181,7 +182,7 @@ def _render(
         most=engine.max_context,
         pause=check_wanted,
     )
-    return text, prompt
+    return unmarked(text), prompt
 
 
 def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:

@@ -71,7 +71,10 @@ def test_a_model_loads_with_an_added_token_beyond_its_rows(tmp_path: Path) -> No
         == load("demo-gemma", draft="off").generate(prompt, params).tokens
     )
     with pytest.raises(ConfigError, match=rf"holds the token '{IMAGE}', whose id 2048 is beyond the rows"):
-        made.chat([{"role": "user", "content": f"what is in {IMAGE}?"}])
+        made.generate(f"what is in {IMAGE}?", params)
+    assert made.chat(
+        [{"role": "user", "content": f"what is in {IMAGE}?"}], params
+    ).tokens  # spelled, not meant
 
 
 def test_a_vocabulary_whose_text_lies_beyond_the_rows_is_refused(tmp_path: Path) -> None:
