@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.sampling.sampler import DraftedBefore
+from mlxspec.sampling.scores import DraftedBefore
 
 
 def drafted(counts: np.ndarray) -> DraftedBefore:

@@ -36,7 +36,8 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.prefix_store import TARGET
 from mlxspec.engine.request import Request
 from mlxspec.platform import device
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 
 PARAGRAPH = 400  # tokens; a text is made of a few of them, so that lookups find many places
@@ -173,9 +174,9 @@ def _nodes(engine: Engine) -> int:
     def counted(*arguments: object, **options: object) -> rounds.Round:
         nonlocal num
         made = forward(*arguments, **options)  # type: ignore[arg-type]
-        assert engine._cache is not None
-        num += graph_nodes(*made.choice.arrays, *engine._cache.arrays)
-        mx.eval(made.choice.arrays, engine._cache.arrays)
+        assert engine._rows.cache is not None
+        num += graph_nodes(*made.sampled.arrays, *engine._rows.cache.arrays)
+        mx.eval(made.sampled.arrays, engine._rows.cache.arrays)
         return made
 
     with device.hold(), mock.patch.object(rounds, "_forward", counted):

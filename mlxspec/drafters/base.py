@@ -25,7 +25,8 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 from mlxspec.models.image_rows import SeenImages
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 
 
 class DrafterFailed(Exception):

@@ -30,7 +30,8 @@ from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.acceptance import NOTHING, Submission
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 
 T = TypeVar("T")
 _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]

@@ -8,7 +8,7 @@ from functools import cached_property
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Drafter, Heard
 from mlxspec.sampling.acceptance import Limits
-from mlxspec.sampling.sampler import RowSampler
+from mlxspec.sampling.row import RowSampler
 
 
 @dataclass(kw_only=True)

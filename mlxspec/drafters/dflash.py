@@ -19,11 +19,11 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.behind_unread import BehindUnread
+from mlxspec.drafters.model_based import DraftStep
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.base import Output
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads, reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
@@ -74,19 +74,11 @@ class DFlashDrafter(BehindUnread):
     def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         return self._model.make_cache(num_rows, kv_bits=kv_bits)
 
-    def _forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array | None,
-        rows: FlatRows,
-        cache: ModelCache,
-        logits_at: LogitsAt,
-        images: ImageInput | None = None,
-    ) -> Output:
+    def _forward(self, step: DraftStep) -> Output:
         """Context cells; the tokens say nothing that the layers' outputs do not."""
-        if hidden is None:
+        if step.hidden is None:
             raise ValueError("a block drafter needs what the target's layers gave out for every token")
-        return self._model.remember(hidden, rows, cache)
+        return self._model.remember(step.hidden, step.rows, step.cache)
 
     def propose_behind(
         self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread

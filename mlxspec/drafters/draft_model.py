@@ -11,14 +11,13 @@ import mlx.nn as nn
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import DrafterFailed
-from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.model_based import DraftStep, ModelDrafter
 from mlxspec.errors import VocabularyError
-from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import LogitsAt, Model, Output
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_features import HeldFeatures, ImageFeatures
-from mlxspec.models.image_rows import ImageInput, SeenImages
+from mlxspec.models.image_rows import SeenImages
 from mlxspec.models.reads import Reads, reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
@@ -75,24 +74,17 @@ class DraftModel(ModelDrafter):
     def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         return self._model.make_cache(num_rows, kv_bits=kv_bits)
 
-    def _forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array | None,
-        rows: FlatRows,
-        cache: ModelCache,
-        logits_at: LogitsAt,
-        images: ImageInput | None = None,
-    ) -> Output:
+    def _forward(self, step: DraftStep) -> Output:
+        tokens, images = step.tokens, step.images
         missing = self._vocab_size - self._model.vocab_size
         if missing > 0:
             # ids of the target's padding mean nothing to either, but must not be looked up behind the end
             tokens = mx.minimum(tokens, self._model.vocab_size - 1)
-        wanted: LogitsAt = logits_at if self.proposals is None else "none"
+        wanted: LogitsAt = step.logits_at if self.proposals is None else "none"
         more: dict[str, Any] = {} if images is None else {"images": images}
-        out = self._model.forward(tokens, rows, cache, facts=True, logits_at=wanted, **more)
+        out = self._model.forward(tokens, step.rows, step.cache, facts=True, logits_at=wanted, **more)
         if self.proposals is not None:
-            return self._own_head(out, rows, logits_at)
+            return self._own_head(out, step)
         if out.logits is None or missing == 0:
             return out
         logits = out.logits[:, : self._vocab_size]

@@ -15,12 +15,10 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Heard, Needs
-from mlxspec.drafters.model_based import ModelDrafter, _Row
-from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.base import LogitsAt, Output
+from mlxspec.drafters.model_based import DraftStep, ModelDrafter, _Row
+from mlxspec.models.base import Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads, reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.sampling.sampler import BatchSampler
@@ -45,7 +43,7 @@ class _Borrowed(ModelCache):
 
 
 class GemmaAssistant(ModelDrafter):
-    """Named as the heads of other families are. `attach` must have told of the target's cache before `propose`."""
+    """Registered as `mtp`. `attach` must have told of the target's cache before `propose`."""
 
     name = "mtp"
     needs = Needs(hidden=True, newest=True, cache=True)
@@ -141,15 +139,8 @@ class GemmaAssistant(ModelDrafter):
     def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         raise ValueError("an assistant has no cache of its own")
 
-    def _forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array | None,
-        rows: FlatRows,
-        cache: ModelCache,
-        logits_at: LogitsAt,
-        images: ImageInput | None = None,
-    ) -> Output:
+    def _forward(self, step: DraftStep) -> Output:
+        tokens, hidden, rows, cache = step.tokens, step.hidden, step.rows, step.cache
         if hidden is None or not isinstance(cache, _Borrowed):
             raise ValueError("an assistant needs the newest hidden, and its target's keys and values")
         positions = [cache.positions[r] for r in rows.active]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -56,6 +56,22 @@ class _Row:
         joined = _join(hidden)
         self.hidden = [joined[num:]]
         return tokens[:num], [joined[:num]]
+
+
+class DraftStep(NamedTuple):
+    """One forward of a drafter's model over certain tokens or drafted ones.
+
+    tokens (N,) int32, of `rows` in the order of `cache`, whose transaction stays open. hidden (N, H): what each token was sampled from,
+    None where the drafter needs none. logits_at: of which tokens logits are wanted. images: given where `sees_images` says so and some of
+    the tokens are image tokens.
+    """
+
+    tokens: mx.array
+    hidden: mx.array | None
+    rows: FlatRows
+    cache: ModelCache
+    logits_at: LogitsAt
+    images: ImageInput | None = None
 
 
 class ModelDrafter(Drafter):
@@ -126,25 +142,15 @@ class ModelDrafter(Drafter):
         )
 
     @abstractmethod
-    def _forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array | None,
-        rows: FlatRows,
-        cache: ModelCache,
-        logits_at: LogitsAt,
-        images: ImageInput | None = None,
-    ) -> Output:
-        """Run tokens (N,) as facts and leave the transaction open. Logits are of the tokens `ids`, where those are not all. images: given
-        where `sees_images` says so and some of the tokens are image tokens."""
+    def _forward(self, step: DraftStep) -> Output:
+        """Run the tokens as certain ones. Logits are of the tokens `ids`, where those are not all."""
 
-    def _own_head(self, out: Output, rows: FlatRows, logits_at: LogitsAt) -> Output:
+    def _own_head(self, out: Output, step: DraftStep) -> Output:
         """The Output of a forward without logits, with those that are proposed from: of each active row's last token."""
-        if self.proposals is None or logits_at == "none":
+        if self.proposals is None or step.logits_at == "none":
             return out
-        return replace(
-            out, logits=self.proposals.logits(rows.last(out.hidden), [self._order[i] for i in rows.active])
-        )
+        names = [self._order[i] for i in step.rows.active]
+        return replace(out, logits=self.proposals.logits(step.rows.last(out.hidden), names))
 
     def begin(self, row: int) -> None:
         self._add(row, self._make_cache(1))
@@ -346,7 +352,7 @@ class ModelDrafter(Drafter):
             fork = fork or cache.fork(tails=device.has_gpu())
             names = {a.row for a in active}
             rows = FlatRows(tuple(1 if name in names else 0 for name in self._order))
-            out = self._forward(chosen, hidden, rows, fork, "last")
+            out = self._forward(DraftStep(chosen, hidden, rows, fork, "last"))
             self.is_warm = self.is_warm and out.is_warm
             fork.commit()
             logits, hidden = out.logits, out.hidden
@@ -371,21 +377,15 @@ class ModelDrafter(Drafter):
         rows = FlatRows(widths)
         flat = [t for name in self._order if name in work for t in work[name][0]]
         hiddens = [h for name in self._order if name in work for h in work[name][1]]
-        more: dict[str, ImageInput] = {}
+        images: ImageInput | None = None
         if any(name in self._seen for name in work):
             flat = [t for name in self._order if name in work for t in self._ids(name, work[name][0])]
             pieces = map(RowPiece, map(self._seen.get, self._order), cache.lengths, widths)
             images = image_input(list(pieces), skips=self.skips, axes=self.turns_by_axes)
-            more = {} if images is None else {"images": images}
         try:
-            out = self._forward(
-                mx.array(np.asarray(flat, np.int32)),
-                self._taken(_join(hiddens)) if hiddens else None,
-                rows,
-                cache,
-                logits_at,
-                **more,
-            )
+            tokens = mx.array(np.asarray(flat, np.int32))
+            hidden = self._taken(_join(hiddens)) if hiddens else None
+            out = self._forward(DraftStep(tokens, hidden, rows, cache, logits_at, images))
         except BaseException:
             cache.abort()
             raise

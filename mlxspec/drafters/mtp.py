@@ -16,11 +16,11 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.behind_unread import BehindUnread
+from mlxspec.drafters.model_based import DraftStep
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, reads
 from mlxspec.models.sizes import bytes_of
@@ -93,17 +93,11 @@ class Mtp(BehindUnread):
     def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         return self._head.make_cache(num_rows, kv_bits=kv_bits)
 
-    def _forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array | None,
-        rows: FlatRows,
-        cache: ModelCache,
-        logits_at: LogitsAt,
-        images: ImageInput | None = None,
-    ) -> Output:
-        if hidden is None:
+    def _forward(self, step: DraftStep) -> Output:
+        if step.hidden is None:
             raise ValueError("the MTP head needs the hidden of every token")
-        wanted: LogitsAt = logits_at if self.proposals is None else "none"
-        out = self._head.forward(tokens, hidden, rows, cache, logits_at=wanted, images=images)
-        return self._own_head(out, rows, logits_at)
+        wanted: LogitsAt = step.logits_at if self.proposals is None else "none"
+        out = self._head.forward(
+            step.tokens, step.hidden, step.rows, step.cache, logits_at=wanted, images=step.images
+        )
+        return self._own_head(out, step)

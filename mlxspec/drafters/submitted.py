@@ -16,7 +16,7 @@ from mlxspec.sampling.acceptance import (
     submit_for_match,
     submit_for_rejection,
 )
-from mlxspec.sampling.sampler import RowSampler
+from mlxspec.sampling.row import RowSampler
 
 Submitted = list[tuple[Draft, Submission]]
 

@@ -96,7 +96,7 @@ class EngineApi(ABC):
         MlxspecError subclasses before any work; what goes wrong later ends its own answer, with finish_reason "error".
         """
         asked, single = paired(prompts, params)
-        requests = [self._make(prompt, each, spec) for prompt, each in asked]
+        requests = [self._new_request(prompt, each, spec) for prompt, each in asked]
         self._run_until(requests)
         results = [Result.of(r) for r in requests]
         return results[0] if single else results
@@ -108,7 +108,7 @@ class EngineApi(ABC):
 
         Raises MlxspecError subclasses at once, before the first event is asked for.
         """
-        return self._stream(self._make(prompt, params, spec))
+        return self._stream(self._new_request(prompt, params, spec))
 
     @overload
     def chat(
@@ -198,7 +198,7 @@ class EngineApi(ABC):
         """Run one round; its events go where they belong."""
 
     @abstractmethod
-    def _enqueue(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         """Queue it, however many wait."""
 
     @abstractmethod
@@ -210,7 +210,7 @@ class EngineApi(ABC):
         """End a request."""
 
     @abstractmethod
-    def _make(self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None) -> Request:
+    def _new_request(self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None) -> Request:
         """A checked request, not yet queued."""
 
     # ---
@@ -218,7 +218,7 @@ class EngineApi(ABC):
     def _stream(self, request: Request) -> Generator[Event, None, None]:
         inbox = self._inboxes[request.number] = deque()
         try:
-            self._enqueue(request)
+            self.enqueue(request)
             while inbox or request.finish_reason is None:
                 if inbox:
                     yield inbox.popleft()
@@ -234,7 +234,7 @@ class EngineApi(ABC):
         try:
             for request in requests:
                 self._inboxes[request.number] = deque(maxlen=0)
-                self._enqueue(request)
+                self.enqueue(request)
             while any(r.finish_reason is None for r in requests):
                 self._advance()
         finally:

@@ -1,16 +1,14 @@
 """The engine: requests come in, rounds run over all rows that decode, events come out.
 
-    step():  expire()    requests whose deadline has passed end
-             admit()     who waits gets a place
-             read()      one chunk of prompts is read; a prompt that is through joins the rows         engine/prefill.py
-             round()     draft, one target forward over all rows, accept, commit, observe              engine/round.py
-             retire()    rows that ended leave
+    step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long    engine/group.py
+             _admit()     waiting requests get a place                                               engine/schedule.py
+             _read()      one chunk of prompts is read; a prompt that is read joins the rows         engine/prefills.py, engine/prefill.py
+             _round()     draft, one target forward over all rows, accept, commit, observe           engine/pipeline.py, engine/round.py
+             _retire()    requests that ended leave
 
-Of several ranks (engine/ranks/), rank 0 sends orders before each step, and every rank runs that step by them.
-
-So whoever decodes waits for one chunk of other prompts at most. Batch-native: one chat and eight rows take the same path. Rows join and
-leave between rounds and change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an
-engine. Knows tokens in, events out; knows no files, no terminal, no HTTP.
+So a row waits for one chunk of other prompts at most. One chat and eight rows take the same path. Rows join and leave between rounds and
+change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an engine. Other processes
+that run the same model stand behind a hook (engine/group.py). Knows tokens in, events out; knows no files, no terminal, no HTTP.
 """
 
 from __future__ import annotations
@@ -19,44 +17,37 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
-from zlib import crc32
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.rollback import rollback
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.api import EngineApi, Prompt, Result
+from mlxspec.engine.ending import Ending
+from mlxspec.engine.group import ProcessGroup
 from mlxspec.engine.image_prompt import NO_IMAGES
 from mlxspec.engine.memory import EngineMemory, default_budget
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.engine.prefill import Prefill
+from mlxspec.engine.prefills import Prefills
 from mlxspec.engine.prefix import NEAR, Prefix, stride_of
 from mlxspec.engine.prefix_disk.open import open_disk
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
-from mlxspec.engine.ranks.lead import Leader
-from mlxspec.engine.ranks.orders import Clocked, Ending, Orders, Submission
 from mlxspec.engine.ranks.peers import Peers
+from mlxspec.engine.ranks.rank_group import group_of
 from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
-from mlxspec.engine.schedule import Queue, Turns, makes_room, next_of
+from mlxspec.engine.rows import Rows
+from mlxspec.engine.schedule import Queue, makes_room, next_of
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
-from mlxspec.errors import (
-    CacheError,
-    ConfigError,
-    EngineBusyError,
-    EngineStoppedError,
-    MlxspecError,
-    QueueFullError,
-    RankError,
-)
+from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
@@ -64,23 +55,19 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
 from mlxspec.models.layers import add_alike
-from mlxspec.models.reads import Agreed, agree
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
-from mlxspec.policy import clock
 from mlxspec.policy.calibrate import guessed_costs
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
-from mlxspec.sampling.grammar import LateClock
 
 _FEATURE_SHARE = (
     32  # one part in so many of the memory budget, at most, is for rows of images that no request has
 )
-_DISK_SECONDS = 0.01  # between two looks for what comes from the disk
-_BEHIND_SECONDS = 0.2  # behind an answer, for what waits for the disk
+_FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the disk
 
 
 class Engine(EngineApi):
@@ -88,7 +75,8 @@ class Engine(EngineApi):
 
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default
     for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
-    (None: text only, no_images says why), features (rows of images that the tower has computed).
+    (None: text only, no_images says why), features (rows of images that the tower has computed), factory (makes its requests), group (the
+    other processes that run its model).
     """
 
     def __init__(
@@ -110,14 +98,7 @@ class Engine(EngineApi):
         ranks among which the model is divided; all of them make their engines at the same time. widest: the share of the rank that needs
         most memory for a row, without weights; None: all ranks need as much. Raises RankError, on every rank, where ranks differ."""
         super().__init__()
-        self._peers = peers
-        self._leader = Leader(peers.line) if peers is not None and peers.leads else None
-        if peers is not None:
-            peers.on_end = self.dismiss
-        self.checksum = self._departed = 0  # among ranks, of all that was chosen; and of how requests ended
-        self._untold: _Untold | None = (
-            None  # the last round, of which the policies do not know yet what it took
-        )
+        self.group = group_of(peers)
         self._gone: list[Request] = []  # that have lost their place in the queue
         self._is_stepping = False
         device.keep_heap()
@@ -136,7 +117,7 @@ class Engine(EngineApi):
         self.vision, self.no_images = vision, no_images
         most = (self.config.memory_budget or default_budget()) // _FEATURE_SHARE
         self.features = None if vision is None else ImageFeatures(vision.tower, min(FEATURE_BYTES, most))
-        self._request_factory = RequestFactory(
+        self.factory = RequestFactory(
             tokenizer,
             model.vocab_size,
             self.max_context,
@@ -150,56 +131,22 @@ class Engine(EngineApi):
         by_steps = self.config.exact or model.dtype != mx.float32  # see by_tape
         self._rollback = rollback(self.config.rollback, num_states, exact=by_steps)
         self._widest = self._exact_width() if self.config.exact else None
-        # behind unread drafts attention sums over more than a row's own tokens, which rounds otherwise
+        # after unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         overlaps, num_bytes = not self.config.exact, bytes_of(model)
         self._pipeline = Pipeline(
             self.drafting, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
-        self._queue, self._turns = Queue(self.config.max_waiting), Turns()
-        self._prefills: list[Prefill] = []
+        self._queue, self._prefills, self._rows = Queue(self.config.max_waiting), Prefills(), Rows()
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
         images = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
         tower = None if vision is None else vision.tower
         self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images, tower)
         disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR, tower=tower)
-        if peers is not None:
-            self._agree(peers, model, widest)
-        budget, stride = (
-            self.memory.prefix_budget,
-            stride_of(model.make_cache(0, kv_bits=self.config.kv_bits)),
-        )
-        self.prefix = Prefix(budget, stride=stride, disk=disk)
-        self._rows: list[Request] = []  # in cache order
-        self._parked: dict[Request, Snapshot] = {}  # rows that have made room for other clients'
+        self.group.agree(self, model, widest)
+        stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
+        self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)
         self._awaits_read = False  # rows change once the round on its way has been read
-        self._cache: ModelCache | None = None
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
-
-    def _agree(self, peers: Peers, model: Model, widest: Model | None) -> None:
-        """On everything that ranks decide by and that their machines have a say in."""
-        if self.config.prefix_disk:
-            raise ConfigError(
-                "A model that is divided among ranks keeps no files of earlier texts; leave prefix_disk out."
-            )
-        self._request_factory.constraints.clock = LateClock()
-        self.chain.may_fail = False
-        sizes = peers.share(model.make_cache(0, kv_bits=self.config.kv_bits).snapshot_bytes())
-        is_even = all(given == sizes[0] for given in sizes)
-        self.memory.agree(peers.least(self.memory.left), widest or model, keeps=is_even)
-        if not is_even and self.memory.prefix_budget == 0 and self.config.prefix_budget != 0:
-            self.notices += (
-                "Nothing is kept of earlier texts: this model's heads are not divided evenly among the ranks.",
-            )
-        peers.compare(
-            "plan",
-            self.memory.plan
-            | {"drafters": list(self.chain.drafters), "options": _told(self.config, self.spec)},
-        )
-        own = Agreed.of(model, exact=self.config.exact)
-        agree(model, Agreed.from_data(peers.share(own.as_data())[0]))
-        if self.chain.drafters:
-            with clock.of(peers.read_clock):
-                self.follow(guessed_costs(model, self.chain.drafters))
 
     # --- for a scheduler
 
@@ -223,49 +170,31 @@ class Engine(EngineApi):
         queued then.
         """
         self._queue.check(client)
-        request = self._make(
+        request = self._new_request(
             prompt, params, spec, marks=marks, deadline=deadline, compiled=compiled, client=client
         )
         if not self.memory.may_wait(self._queue.num_tokens + len(request.prompt)) and len(self._queue):
             raise QueueFullError(len(self._queue))
         displaced = self._queue.put(request)
-        self._told_ranks(request, deadline)
+        self.group.submitted(request, deadline)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
-            if self._leader is None:
-                self._leave(displaced)
-            else:
-                self._leader.end(Ending(number=displaced.number, error=displaced.error))
-                self._gone.append(displaced)
+            self._gone.append(displaced)
+            self._retire_soon(Ending(number=displaced.number, error=displaced.error))
         return request
 
     def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
         """What takes long to make of a request's parameters, for `submit` of up to num_rows requests. May be called in any thread, and
         take seconds. Raises GrammarError, ConfigError."""
-        return self._request_factory.constraints.compile(params, num_rows)
+        return self.factory.constraints.compile(params, num_rows)
 
-    def _enqueue(self, request: Request) -> None:
+    def enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
-        self._told_ranks(request, None)
-
-    def _told_ranks(self, request: Request, deadline: float | None) -> None:
-        """The other ranks hear of a request with the next orders."""
-        if self._leader is not None:
-            self._leader.submit(
-                Submission(
-                    number=request.number,
-                    prompt=tuple(request.prompt),
-                    params=replace(request.params, seed=request.sampler.seed),
-                    spec=request.spec,
-                    marks=request.marks,
-                    client=request.client,
-                    deadline=deadline,
-                )
-            )
+        self.group.submitted(request, None)
 
     def _rest(self) -> None:
         if self.is_idle:
-            self.prefix.flush(_BEHIND_SECONDS)
+            self.prefix.flush(_FLUSH_SECONDS)
 
     def drain(self) -> None:
         """Take no more requests; those that are here go on."""
@@ -280,8 +209,8 @@ class Engine(EngineApi):
         self.dismiss()
         for request in self._requests():
             self.cancel(request.number)
-        self._model, self.chain, self._cache = None, Chain(()), None
-        self._request_factory.features = self.features = None
+        self._model, self.chain, self._rows.cache = None, Chain(()), None
+        self.factory.features = self.features = None
         self.drafting = Drafting(self.chain)
         self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
         self.prefix.close()
@@ -291,27 +220,9 @@ class Engine(EngineApi):
         mx.clear_cache()
 
     def dismiss(self) -> None:
-        """The other ranks let go of their engines, and this one answers no more. Does nothing in a process alone."""
-        leader, self._leader, self._peers = self._leader, None, None
-        if leader is not None:
-            self._queue.is_draining = True
-            self.prefix.is_on = False  # what is left of rows is not kept: drafters would have to run
-            with suppress(RankError):  # whoever watches the ranks says so
-                leader.order("end", self.checksum)
-
-    @property
-    def is_among_ranks(self) -> bool:
-        """Whether other ranks run the same model."""
-        return self._peers is not None
-
-    @property
-    def peers(self) -> Peers | None:
-        return self._peers
-
-    def announce_rehearsal(self) -> None:
-        """The other ranks run the next piece of a rehearsal with this one."""
-        if self._leader is not None:
-            self._leader.order("rehearse", self.checksum)
+        """Other processes that run this model let go of their engines, and this one takes no more requests. Does nothing alone."""
+        group, self.group = self.group, ProcessGroup()
+        group.dismiss(self)
 
     def __enter__(self) -> Engine:
         return self
@@ -339,22 +250,21 @@ class Engine(EngineApi):
     def prefill_chunk(self, num_tokens: int) -> None:
         if num_tokens != self.memory.full_chunk:
             self._check_outside("change how prompts are read")
-            if self._peers is not None:
-                raise ConfigError(
-                    "How prompts are read is chosen at the start where a model is divided among ranks."
-                )
+            self.group.check_changeable(
+                "How prompts are read is chosen at the start where a model is divided among ranks."
+            )
             self.config = replace(self.config, prefill_chunk=num_tokens)
             self.memory.read_by(num_tokens)
 
     @property
     def is_idle(self) -> bool:
         """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
-        return not (self._queue or self._prefills or self._rows or self._parked or self._gone)
+        return not (self._queue or self._prefills or self._rows or self._rows.parked or self._gone)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have no row, or none at the moment."""
-        return len(self._queue) + len(self._parked)
+        return len(self._queue) + len(self._rows.parked)
 
     @property
     def num_running(self) -> int:
@@ -373,119 +283,36 @@ class Engine(EngineApi):
 
     def _advance(self) -> None:
         self._check_outside("step")
-        endings, clocked = self._endings(), None
-        if self._leader is not None:
-            clocked = None if self._untold is None else self._untold.clocked(self.drafting)
-            self._leader.order("step", self.checksum, endings=endings, clocked=clocked)
-        self._step(endings, clocked)
-
-    def obey(self, orders: Orders) -> None:
-        """Do what rank 0 has decided; on other ranks. Raises RankError where this rank cannot."""
-        for given in orders.submitted:
-            request = self._request_factory.make(
-                given.prompt,
-                given.params,
-                given.spec,
-                marks=given.marks,
-                deadline=given.deadline,
-                client=given.client,
-                number=given.number,
-            )
-            self._queue.put(request, bounded=False)
-        if orders.work == "step":
-            self._step(orders.endings, orders.clocked)
-        else:
-            self._end(orders.endings)
-        self._outbox.clear()
-
-    def _endings(self) -> list[Ending]:
-        """Requests that end now because of a clock: a deadline has passed, or a grammar takes too long."""
-        found = []
-        for request in self._requests():
-            if request.finish_reason is not None:
-                continue
-            why = None if request.constraints is None else request.constraints.overdue
-            if request.is_late:
-                found.append(Ending(number=request.number, is_late=True))
-            elif why is not None:
-                found.append(Ending(number=request.number, error=why))
-        return found
-
-    def _end(self, endings: Iterable[Ending]) -> None:
-        by_number = {ending.number: ending for ending in endings}
-        for request in self._requests() if by_number else ():
-            ending = by_number.get(request.number)
-            if ending is None or request.finish_reason is not None:
-                continue
-            if ending.is_late:
-                request.expire()
-            elif ending.error is not None:
-                request.fail(ending.error)
-            else:
-                request.finish_reason = "cancelled"
-
-    def _step(self, endings: Iterable[Ending], clocked: Clocked | None) -> None:
-        """clocked: what the last round took, by rank 0's clock."""
         self._is_stepping = True
         try:
-            with device.private_kernels(), self._counted():
-                self._learn(clocked)
-                self._end(endings)
-                self._retire()
+            with device.private_kernels(), self.group.stepping():
+                self._expire()
                 self._admit()
-                # rows join a cache only behind a round that has been read
-                is_first = self._pipeline.is_open and bool(self._prefills)
-                if is_first:
-                    self._round(has_read=False)
-                    self._retire()
-                has_read = self._read_prompts()
-                if not is_first:
-                    self._round(has_read=has_read)
+                self._read()
+                self._round()
                 self._retire()
                 self.prefix.work(is_busy=bool(self._rows or self._prefills))
         finally:
             self._is_stepping = False
-        self._sum_up()
-
-    def _learn(self, clocked: Clocked | None) -> None:
-        """Tell the policies what the last round took."""
-        untold, self._untold = self._untold, None
-        if untold is None:
-            return
-        if clocked is not None:
-            untold = untold.by(clocked, self.drafting)
-        self.drafting.took(
-            untold.numbers, untold.num_tokens, untold.seconds, ahead=untold.ahead, is_warm=untold.is_warm
+        self.group.stepped(
+            self.stats, self.prefix.store.nbytes, len(self._queue), [p.num_done for p in self._prefills]
         )
 
-    def _sum_up(self) -> None:
-        """Among ranks: put what this step came to into the checksum."""
-        if self._peers is not None:
-            self._mix(
-                self.stats.num_rounds,
-                self.stats.num_verified,
-                self._departed,
-                self.prefix.store.nbytes,
-                len(self._queue),
-                [p.num_done for p in self._prefills],
-            )
+    def _expire(self) -> None:
+        """Requests end that are out of time, and those that have ended leave."""
+        self.end(self.group.decide(self._out_of_time))
+        self._retire()
 
-    def _mix(self, *facts: object) -> None:
-        self.checksum = crc32(repr(facts).encode(), self.checksum)
+    def _out_of_time(self) -> list[Ending]:
+        """Requests that end now by this process's clock."""
+        return [ending for r in self._requests() if (ending := r.out_of_time) is not None]
 
-    def _counted(self) -> AbstractContextManager[None]:
-        """Among ranks: how far this one has come in the step can be seen by the others."""
-        return nullcontext() if self._peers is None else self._peers.line.counting(device.num_given)
-
-    def _end_all(self, error: BaseException) -> None:
-        """Among ranks: raises RankError for what no other rank may have met, so that ranks would go on differently."""
-        if self._peers is None or (
-            isinstance(error, MlxspecError) and not isinstance(error, (CacheError, RankError))
-        ):
-            return
-        if self._leader is None or isinstance(error, RankError):
-            raise error
-        raise self._leader.reason(error) from error
+    def end(self, endings: Iterable[Ending]) -> None:
+        """These requests end, unless they have. Their rows leave in the next step."""
+        by_number = {ending.number: ending for ending in endings}
+        for request in self._requests() if by_number else ():
+            if request.number in by_number:
+                request.end(by_number[request.number])
 
     def _check_outside(self, what: str) -> None:
         if self._is_stepping:
@@ -495,141 +322,75 @@ class Engine(EngineApi):
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:
-            if self._peers is not None and isinstance(event, TokensEvent) and event.tokens:
-                self._mix(event.request, event.tokens)
+            if isinstance(event, TokensEvent) and event.tokens:
+                self.group.chose(event.request, event.tokens)
             self._inboxes.get(event.request, self._outbox).append(event)
 
     def _requests(self) -> list[Request]:
         """All that have not left: waiting, being read, decoding."""
-        return [*self._queue, *self._parked, *(p.request for p in self._prefills), *self._rows]
+        return [*self._queue, *self._rows.parked, *(p.request for p in self._prefills), *self._rows]
 
     def _admit(self) -> None:
-        """Rows for those whose turn it is."""
-        self._awaits_read = False
+        """Give rows to those whose turn it is; a client with more rows than its share makes room."""
+        self._awaits_read, parked = False, self._rows.parked
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
-        while self._queue or self._parked:
+        while self._queue or parked:
             places = Counter(r.client for r in (*(p.request for p in self._prefills), *self._rows))
-            request = next_of((*self._parked, *self._queue), places)
+            request = next_of((*parked, *self._queue), places)
             victim = None
             if request is None:
                 return
             if self.num_running >= most:
-                victim = makes_room(self._rows, request.client, places)
+                victim = makes_room(self._rows.requests, request.client, places)
                 if victim is None:
                     return
-            if (victim is not None or request in self._parked) and self._pipeline.next is not None:
+            if (victim is not None or request in parked) and self._pipeline.next is not None:
                 self._awaits_read = True
                 return
-            if request not in self._parked and not self.memory.reserve(request):
+            if request not in parked and not self.memory.reserve(request):
                 return
             if victim is not None:
-                self._park(victim)
-            if request in self._parked:
-                self._unpark(request)
-                continue
-            self.prefix.limit(self.memory.for_store)
-            self._queue.remove(request)
-            try:
-                if request.spec.drafters:
-                    begun = self.drafting.begin(request.number, request.spec, request.sampler, request.seen)
-                    request.stats.notices = begun.notices
-                prefill = Prefill(
-                    request,
-                    self.model,
-                    self.drafting,
-                    self.prefix,
-                    self._rollback,
-                    kv_bits=self.config.kv_bits,
-                )
-                request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
-                self._prefills.append(prefill)
-            except Exception as error:
-                self._end_all(error)
-                request.fail(error)
-                self._leave(request)
+                self._rows.park(victim)
+            if request in parked:
+                fresh = self.model.make_cache(1, self._rollback, kv_bits=self.config.kv_bits)
+                self._rows.unpark(request, fresh)
+            else:
+                self._queue.remove(request)
+                self._begin(request)
 
-    def _park(self, request: Request) -> None:
-        """Its row leaves; its state stays."""
-        if self._cache is None:
-            raise ValueError("no row can leave where there are none")
-        row = self._rows.index(request)
-        kept = self._parked[request] = self._cache.snapshot(row)
-        mx.eval(kept.arrays)
-        self._rows.remove(request)
-        if self._rows:
-            self._cache.select([i for i in range(len(self._rows) + 1) if i != row])
-        else:
-            self._cache = None
-
-    def _unpark(self, request: Request) -> None:
-        """Its row goes on where it was."""
-        cache = self.model.make_cache(1, self._rollback, kv_bits=self.config.kv_bits)
-        kept = self._parked.pop(request)
-        cache.restore(kept)
-        if request.seen is not None:
-            cache.shift(0, request.seen.images.shift(kept.length))
-        self._join(request, cache)
-
-    def _join(self, request: Request, cache: ModelCache) -> None:
-        if self._cache is None:
-            self._cache = cache
-        else:
-            self._cache.join(cache)
-        self._rows.append(request)
-
-    def _read_prompts(self) -> bool:
-        """Pieces of prompts, a chunk's worth of tokens together; whether there were any."""
-        if not self._prefills:
-            return False
-        chunk = self.memory.chunk
-        left = chunk
-        ready = self._arrived()
-        while ready:
-            served = [p.num_pieces for p in ready]
-            prefill = ready[self._turns.next(served, [p.request.client for p in ready])]
-            end = prefill.next_end(chunk)
-            if left < chunk and end - prefill.num_done > left:
-                break
-            if self._look(prefill, end):
-                left = min(left, chunk - 1)
-                self._turns.took()
-                break
-            left -= end - prefill.num_done
-            self._turns.took()
-            self._read(prefill, end)
-            ready = [p for p in ready if p in self._prefills]
-        return left < chunk
-
-    def _look(self, prefill: Prefill, end: int) -> bool:
-        """Whether an image of the prompt has gone through the tower: one counts as a chunk, whatever its size."""
+    def _begin(self, request: Request) -> None:
+        """Its prompt is to be read."""
+        self.prefix.limit(self.memory.for_store)
         try:
-            return prefill.look(end)
+            if request.spec.drafters:
+                begun = self.drafting.begin(request.number, request.spec, request.sampler, request.seen)
+                request.stats.notices = begun.notices
+            prefill = Prefill(
+                request,
+                self.model,
+                self.drafting,
+                self.prefix,
+                self._rollback,
+                kv_bits=self.config.kv_bits,
+            )
+            request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
+            self._prefills.add(prefill)
         except Exception as error:
-            prefill.request.fail(error)
-            self._prefills.remove(prefill)
-            self._leave(prefill.request)
-            return True
+            self.group.failed(error)
+            request.fail(error)
+            self._leave(request)
 
-    def _arrived(self) -> list[Prefill]:
-        """Prompts that can be read: nothing of them is still on its way from the disk. Waits a little for that where there is nothing else
-        to do."""
-        ready = [p for p in list(self._prefills) if self._arrive(p)]
-        if not ready and self._prefills and not self._rows:
-            self._prefills[0].wait(_DISK_SECONDS)
-        return ready
+    def _read(self) -> None:
+        """Read a chunk of prompts. Rows join only where no drafted round is on its way: `_round` reads that one first."""
+        if self._pipeline.is_open:
+            return
+        for prefill, end in self._prefills.pieces(self.memory.chunk, is_busy=bool(self._rows)):
+            self._pipeline.share()
+            if end is not None:
+                self._read_piece(prefill, end)
 
-    def _arrive(self, prefill: Prefill) -> bool:
-        try:
-            return prefill.arrive(is_busy=bool(self._rows))
-        except Exception as error:
-            prefill.request.fail(error)
-            self._prefills.remove(prefill)
-            prefill.leave()
-            self._leave(prefill.request)
-            return False
-
-    def _read(self, prefill: Prefill, end: int) -> None:
-        """One piece, and after the last one into the rows."""
+    def _read_piece(self, prefill: Prefill, end: int) -> None:
+        """Read a prompt up to `end`. After the last piece its row decodes."""
         request = prefill.request
         try:
             self._tell(prefill.advance(end))
@@ -637,7 +398,7 @@ class Engine(EngineApi):
                 return
             self._tell(prefill.first_token())
         except BaseException as error:
-            self._end_all(error)
+            self.group.failed(error)
             request.fail(error)
             if not isinstance(error, Exception):
                 self._retire()
@@ -645,41 +406,33 @@ class Engine(EngineApi):
         self._prefills.remove(prefill)
         if request.finish_reason is not None:
             self._leave(request)
-            return
-        self._join(request, prefill.cache)
+        else:
+            self._rows.join(request, prefill.cache)
 
-    def _round(self, *, has_read: bool) -> None:
-        """If anybody decodes. has_read: pieces of prompts have been read in this step."""
-        if not self._rows or self._cache is None:
+    def _round(self) -> None:
+        """Run one round, if any row decodes."""
+        rows, cache = self._rows.requests, self._rows.cache
+        if not rows or cache is None:
             return
         started = time.perf_counter()
         before = self.stats.draft_seconds, self.stats.verify_seconds
-        self._request_factory.constraints.clock.begin(sum(r.params.has_grammar for r in self._rows))
+        self.factory.constraints.clock.begin(sum(r.params.has_grammar for r in rows))
+        times = None
         try:
             may_follow = not self._prefills and not self._awaits_read
-            flown = self._pipeline.advance(self._rows, self.model, self._cache, may_follow=may_follow)
-            self._tell(flown.events)
+            events, times = self._pipeline.advance(rows, self.model, cache, may_follow=may_follow)
+            self._tell(events)
         except BaseException as error:
-            self._end_all(error)
+            self.group.failed(error)
             self._pipeline.forget()
-            self._cache = None
-            for request in self._rows:
+            for request in self._rows.lose_all():
                 request.fail(error)
             if not isinstance(error, Exception):
                 self._retire()
                 raise
-            return self._charge(time.perf_counter() - started, before)
         self._charge(time.perf_counter() - started, before)
-        if not (flown.ahead and has_read):  # else the device was at it while prompts were read
-            self._untold = _Untold(
-                numbers=[r.number for r in flown.round.requests],
-                num_tokens=flown.round.rows.num_tokens,
-                seconds=flown.seconds,
-                ahead=flown.ahead,
-                is_warm=flown.round.is_warm,
-            )
-            if self._peers is None:  # else with the next orders
-                self._learn(None)
+        if times is not None:
+            self.group.learn(times, self.drafting)
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
         """A round's time, to every row. before: seconds of drafting and verifying that it began with."""
@@ -696,12 +449,14 @@ class Engine(EngineApi):
         for request in self._requests():
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
-                if self._leader is not None:  # its row leaves in the next step, on all ranks
-                    self._leader.end(Ending(number=number))
-                elif not self._is_stepping:
-                    self._retire()
+                self._retire_soon(Ending(number=number))
                 return True
         return False
+
+    def _retire_soon(self, ending: Ending) -> None:
+        """A request has ended by what a caller did. Between two steps it leaves at once, where the group lets it."""
+        if not self.group.postpones(ending) and not self._is_stepping:
+            self._retire()
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -729,10 +484,9 @@ class Engine(EngineApi):
         then."""
         if bits == self.config.kv_bits:
             return
-        if self._peers is not None:
-            raise ConfigError(
-                f"kv_bits is chosen at the start where a model is divided among ranks; it is {self.config.kv_bits}."
-            )
+        self.group.check_changeable(
+            f"kv_bits is chosen at the start where a model is divided among ranks; it is {self.config.kv_bits}."
+        )
         config = replace(self.config, kv_bits=bits)
         check_kv_bits(self.model.make_cache(0).layers, bits, "This model", "kv_bits")
         if self.prefix.disk is not None or config.exact:
@@ -756,30 +510,27 @@ class Engine(EngineApi):
     @property
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
-        caches = [*(p.cache for p in self._prefills), *([self._cache] if self._cache else [])]
-        parked = sum(s.nbytes for s in self._parked.values())
-        return parked + sum(c.nbytes for c in caches) + sum(d.nbytes for d in self.chain.drafters.values())
+        reading = sum(p.cache.nbytes for p in self._prefills)
+        return reading + self._rows.nbytes + sum(d.nbytes for d in self.chain.drafters.values())
 
     @property
     def max_context(self) -> int:
         return min(self.config.max_context or self.model.max_context, self.model.max_context)
 
-    def _make(
+    def _new_request(
         self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
     ) -> Request:
         self._queue.check_open()
-        if self._peers is not None and params is not None and params.has_hooks:
-            raise ConfigError(
-                "Logits processors and samplers cannot be given to a model that is divided among ranks."
-            )
-        request = self._request_factory.make(prompt, params, spec, **more)
+        if params is not None:
+            self.group.check_request(params)
+        request = self.factory.new_request(prompt, params, spec, **more)
         self.memory.check(request)
         if request.spec.policy == "auto" and request.spec.drafters and self.drafting.auto is None:
             self.follow(guessed_costs(self.model, self.chain.drafters))
         return request
 
     def _retire(self) -> None:
-        """Whoever has ended leaves, wherever it is."""
+        """Requests that have ended leave, wherever they are."""
         gone, self._gone = self._gone, []
         for request in gone:
             self._leave(request)
@@ -787,38 +538,35 @@ class Engine(EngineApi):
             if request.finish_reason is not None:
                 self._queue.remove(request)
                 self._leave(request)
-        for request in [r for r in self._parked if r.finish_reason is not None]:
-            del self._parked[request]
+        for request in [r for r in self._rows.parked if r.finish_reason is not None]:
+            del self._rows.parked[request]
             self._leave(request)
-        for prefill in list(self._prefills):
+        for prefill in self._prefills:
             if prefill.request.finish_reason is not None:
                 self._prefills.remove(prefill)
                 prefill.leave()
                 if prefill.request.error is None:
                     prefill.keep()
                 self._leave(prefill.request)
-        staying = [i for i, r in enumerate(self._rows) if r.finish_reason is None]
-        if len(staying) == len(self._rows):
-            return
-        if self._cache is not None:
-            self._pipeline.drop(self._cache)
         leaving = [r for r in self._rows if r.finish_reason is not None]
+        if not leaving:
+            return
+        if self._rows.cache is not None:
+            self._pipeline.drop(self._rows.cache)
         self._keep_answers(leaving)
-        if not staying:
-            self._cache = self._pipeline.next = None
-        elif self._cache is not None:
-            self._cache.select(staying)
-        self._rows = [self._rows[i] for i in staying]
+        self._rows.leave(leaving)
+        if not self._rows:
+            self._pipeline.end()
         for request in leaving:
             self._leave(request)
 
     def _keep_answers(self, leaving: Sequence[Request]) -> None:
-        """What a conversation may go on from. Not where texts must have the bits of a cold run: rounds round otherwise than prompts."""
-        cache = self._cache
+        """Store finished rows in the prefix cache. Skipped under `exact`: rounds do not round as the reading of prompts does."""
+        cache = self._rows.cache
         if cache is None or self.config.exact:
             return
         for request in leaving:
-            row = self._rows.index(request)
+            row = self._rows.requests.index(request)
             tokens = request.tokens_in_cache(cache.lengths[row])
             if request.error is None and tokens is not None and request.tail is not None:
                 hidden, place = request.tail
@@ -833,36 +581,10 @@ class Engine(EngineApi):
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)
         reason = request.finish_reason or "error"
-        self._departed = (self._departed + crc32(f"{request.number} {reason}".encode())) & 0xFFFFFFFF
+        self.group.left(request.number, reason)
         with suppress(Exception):  # its text may be what failed
             self._tell(request.rest())
         self._tell([FinishEvent(request=request.number, reason=reason, error=request.error)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Untold:
-    """A round that has been read, as `Drafting.took` has it."""
-
-    numbers: list[int]
-    num_tokens: int
-    seconds: float
-    ahead: bool
-    is_warm: bool
-
-    def clocked(self, drafting: Drafting) -> Clocked:
-        """What this rank's clock said."""
-        seconds, asked = drafting.readings
-        return Clocked(seconds=self.seconds, is_warm=self.is_warm, drafting=seconds, asked=asked)
-
-    def by(self, clocked: Clocked, drafting: Drafting) -> _Untold:
-        """What rank 0's clock said instead."""
-        drafting.read_anew(clocked.drafting, clocked.asked)
-        return replace(self, seconds=clocked.seconds, is_warm=clocked.is_warm)
-
-
-def _told(config: EngineConfig, spec: SpecConfig) -> str:
-    """Options that have a say in what is decided; not the machine's memory."""
-    return repr((replace(config, memory_budget=None), spec))
 
 
 def _check_layers(chain: Chain, model: Model) -> None:

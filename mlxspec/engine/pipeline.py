@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.engine.request import Request
@@ -29,14 +30,29 @@ _NO_COPIES = 20 * (50 << 20)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flown:
-    """A round that has been read. ahead: it was launched before its turn; seconds: what it took, launching it included whenever that was,
-    launching the next one not."""
+class TimedRound:
+    """What a round took, as policies learn it.
 
-    round: Round
-    events: list[Event]
-    ahead: bool
+    numbers: of the requests in it. seconds: launching it included, whenever that was, and launching the next one not. ahead: it was
+    launched before its turn. is_warm: nothing was compiled in it.
+    """
+
+    numbers: tuple[int, ...]
+    num_tokens: int
     seconds: float
+    ahead: bool
+    is_warm: bool
+
+    def teach(self, drafting: Drafting) -> None:
+        """Tell the policies."""
+        drafting.took(self.numbers, self.num_tokens, self.seconds, ahead=self.ahead, is_warm=self.is_warm)
+
+
+class ReadRound(NamedTuple):
+    """A round that has been read. times: None where the device read prompts while the round was on its way, so that they mean nothing."""
+
+    events: list[Event]
+    times: TimedRound | None
 
 
 class Pipeline:
@@ -57,18 +73,22 @@ class Pipeline:
         self._copies = num_bytes < _NO_COPIES
         self._drafting, self._stats, self._widest, self._overlaps = drafting, stats, widest, overlaps
         self._launching = 0.0  # seconds in which `next` was launched
+        self._is_shared = False  # the device has read prompts while `next` was on its way
 
     @property
     def is_open(self) -> bool:
         """Whether a round with drafts is on its way."""
         return self.next is not None and self.next.is_open
 
-    def advance(self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool) -> Flown:
+    def advance(
+        self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
+    ) -> ReadRound:
         """Read the round that is on its way, or one launched now; the next one is put on its way before, where that may be."""
         stats, drafting, ahead = self._stats, self._drafting, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, drafting, stats, widest=self._widest)
         self.next, holds = None, False
+        is_shared, self._is_shared = self._is_shared, False
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
             holds = self._copies and cache.buffer_bytes > _COPIED_AT_MOST
@@ -77,7 +97,20 @@ class Pipeline:
         held = self.next if holds else None
         events = read(current, cache, drafting, stats, followed=self.next is not None, held=held)
         seconds = time.perf_counter() - started - self._launching
-        return Flown(round=current, events=events, ahead=ahead, seconds=seconds)
+        if is_shared:
+            return ReadRound(events, None)
+        times = TimedRound(
+            numbers=tuple(r.number for r in current.requests),
+            num_tokens=current.rows.num_tokens,
+            seconds=seconds,
+            ahead=ahead,
+            is_warm=current.is_warm,
+        )
+        return ReadRound(events, times)
+
+    def share(self) -> None:
+        """The device reads prompts now. What the round on its way takes says nothing then."""
+        self._is_shared = self.next is not None
 
     def drop(self, cache: ModelCache) -> None:
         """If it is one with drafts, leave rows and drafters as though it had not been launched."""
@@ -85,9 +118,13 @@ class Pipeline:
             cache.abort()
             self._drafting.chain.take_back()
             self._stats.num_unread += 1
-            self.next = None
+            self.end()
 
     def forget(self) -> None:
         """Nothing is known of what the device did with its rows."""
         self._drafting.chain.take_back()
-        self.next = None
+        self.end()
+
+    def end(self) -> None:
+        """Nothing is on its way any more: no rows are left, or nobody reads what is."""
+        self.next, self._is_shared = None, False

@@ -20,7 +20,7 @@ from mlxspec.engine.prefix import Prefix
 from mlxspec.engine.prefix_disk.disk import SLICE
 from mlxspec.engine.prefix_store import TARGET, Hit
 from mlxspec.engine.request import Request
-from mlxspec.engine.sample_round import choose
+from mlxspec.engine.sample_round import sample_round
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Model
@@ -216,12 +216,12 @@ class Prefill:
         started = time.perf_counter()
         request, drafting = self.request, self._drafting
         place = mx.array(request.ids(request.prompt[-1:]), mx.int32)
-        choice = choose([request], [Proposal()], FlatRows((1,)), place, self._logits)
-        mx.eval(choice.arrays)
-        first = int(choice.sampled.item())
-        new, failure = choice.take(0, [first])
+        sampled = sample_round([request], [Proposal()], place, self._logits)
+        mx.eval(sampled.arrays)
+        first = int(sampled.tokens.item())
+        new, failure = sampled.take(0, [first])
         request.tail = (self.carry, 0)
-        events = request.accept(new, logprobs=request.read_logprobs(choice.logprobs, new, 0))
+        events = request.accept(new, logprobs=request.read_logprobs(sampled.logprobs, new, 0))
         if failure is not None:
             request.fail(failure)
         request.hear(self.carry)

@@ -32,12 +32,12 @@ def rehearse(engine: Engine) -> Iterator[None]:
     """All pieces, on all ranks."""
     running = pieces(engine)
     while True:
-        engine.announce_rehearsal()
+        engine.group.rehearses()
         try:
             if next(running, running) is running:
                 return
         except Exception as error:
-            if engine.is_among_ranks:
+            if not engine.group.is_alone:
                 raise RankError(f"Rank 0 cannot go on: {described(error).rstrip('.')}.") from error
             raise
         yield
@@ -63,7 +63,7 @@ def pieces(engine: Engine) -> Iterator[None]:
 
 def _race(engine: Engine) -> Iterator[None]:
     """On an M1 or M2 quantized products of a few rows: MLX reads the weights there once for each row, our kernel once for all of them."""
-    if device.gpu_generation() not in _READS_ROW_BY_ROW or engine.is_among_ranks:
+    if device.gpu_generation() not in _READS_ROW_BY_ROW or not engine.group.is_alone:
         return  # ranks must choose the same kernels
     weights = tune.unraced(engine.model) if isinstance(engine.model, nn.Module) else []
     if not weights:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.ending import Ending
 from mlxspec.engine.hiddens import Hiddens
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
@@ -19,7 +20,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 from mlxspec.sampling.logprobs import Logprobs
-from mlxspec.sampling.sampler import RowSampler
+from mlxspec.sampling.row import RowSampler
 
 TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
 
@@ -72,7 +73,7 @@ class Request:
         self.client = client
         compiled = compiled or self.maker.compile(params)
         self._compiled_bytes = compiled.nbytes
-        self.constraints = self.maker.make(params, self.ids(self.prompt), compiled)
+        self.constraints = self.maker.constraints_for(params, self.ids(self.prompt), compiled)
         self.sampler = RowSampler(
             params,
             self.prompt if seen is None else [t for t in self.prompt if t >= 0],  # no penalty counts images
@@ -135,14 +136,25 @@ class Request:
         return max(0, min(budget, self.max_context - len(self.history)))
 
     @property
-    def is_late(self) -> bool:
-        """Whether its deadline has passed."""
-        return self._deadline is not None and time.monotonic() >= self._deadline[0]
+    def out_of_time(self) -> Ending | None:
+        """How it ends now, if its deadline has passed or its grammar takes too long."""
+        if self.finish_reason is not None:
+            return None
+        if self._deadline is not None and time.monotonic() >= self._deadline[0]:
+            return Ending(number=self.number, is_late=True)
+        why = None if self.constraints is None else self.constraints.overdue
+        return None if why is None else Ending(number=self.number, error=why)
 
-    def expire(self) -> None:
-        """End it because its deadline has passed."""
-        if self._deadline is not None:
+    def end(self, ending: Ending) -> None:
+        """End it so, unless it has ended."""
+        if self.finish_reason is not None:
+            return
+        if ending.is_late and self._deadline is not None:
             self.finish_reason, self.error, self.has_expired = "error", self._deadline[1], True
+        elif ending.error is not None:
+            self.fail(ending.error)
+        else:
+            self.finish_reason = "cancelled"
 
     def fail(self, error: BaseException | str) -> None:
         """End it because of `error`, unless it has ended; what has been said stays."""

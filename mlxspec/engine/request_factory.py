@@ -49,7 +49,7 @@ class RequestFactory:
         self.constraints = ConstraintMaker(tokenizer, vocab_size)
         self._num_requests = 0
 
-    def make(
+    def new_request(
         self,
         prompt: Prompt,
         params: SamplingParams | None,

@@ -25,7 +25,7 @@ from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.streams import Streams
 from mlxspec.engine.request import Request
-from mlxspec.engine.sample_round import SampledRound, choose_apart
+from mlxspec.engine.sample_round import sample_round
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event, TokensEvent
 from mlxspec.kernels.flat import FlatRows
@@ -34,20 +34,21 @@ from mlxspec.platform import device
 from mlxspec.platform.host import numbers
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.acceptance import match
+from mlxspec.sampling.round import Sampled
 
 _PLAIN = Proposal()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. tokens (N,), choice and hidden (N, H) are lazy; hidden is what `Streams.join` gives where a request shows
+    """A launched target forward. tokens (N,), sampled and hidden (N, H) are lazy; hidden is what `Streams.join` gives where a request shows
     layers. is_open: its cache transaction is still open. is_warm: as in the model's Output."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
     rows: FlatRows
     tokens: mx.array
-    choice: SampledRound
+    sampled: Sampled
     hidden: mx.array
     is_open: bool
     is_warm: bool
@@ -56,7 +57,7 @@ class Round:
     def unread(self) -> Unread:
         """The tokens that its rows, all of one width, continue with: the accepted drafts and the round's own token."""
         shape = self.rows.num_rows, self.rows.max_width
-        given, chosen = self.tokens.reshape(shape), self.choice.sampled.reshape(shape)
+        given, chosen = self.tokens.reshape(shape), self.sampled.tokens.reshape(shape)
         accepted = mx.cumprod((given[:, 1:] == chosen[:, :-1]).astype(mx.int32), axis=1)
         return Unread(chosen, 1 + accepted.sum(axis=1), self.hidden)
 
@@ -135,7 +136,7 @@ def launch_behind(
     stats.draft_seconds += drafted - started
     if not rests:
         return None  # somebody may draft
-    tokens = last.choice.sampled
+    tokens = last.sampled.tokens
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
     launched = _forward(
@@ -189,10 +190,10 @@ def read(
     rows = round_.rows
     started = time.perf_counter()
     try:
-        mx.eval(round_.choice.arrays, round_.tokens)
+        mx.eval(round_.sampled.arrays, round_.tokens)
         if held is not None:
-            mx.async_eval(held.choice.arrays)
-        chosen, given = numbers(round_.choice.sampled).tolist(), numbers(round_.tokens).tolist()
+            mx.async_eval(held.sampled.arrays)
+        chosen, given = numbers(round_.sampled.tokens).tolist(), numbers(round_.tokens).tolist()
     except BaseException:
         cache.abort()
         raise
@@ -249,9 +250,9 @@ def _take(
     """Give a row its tokens, and the drafters those that the row took. hiddens: each row's, if somebody needs them."""
     proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
     num_accepted = len(chosen) - 1
-    new, failure = round_.choice.take(place, chosen)
+    new, failure = round_.sampled.take(place, chosen)
     request.count(proposal.drafter, proposal.draft.length, num_accepted)
-    logprobs = request.read_logprobs(round_.choice.logprobs, new, start)
+    logprobs = request.read_logprobs(round_.sampled.logprobs, new, start)
     events = request.accept(new, num_accepted=num_accepted, drafter=proposal.drafter, logprobs=logprobs)
     if failure is not None:
         request.fail(failure)
@@ -275,7 +276,7 @@ def _forward(
     *,
     ahead: int | Unread,
 ) -> Round:
-    """ahead: as in `choose`."""
+    """ahead: as in `sample_round`."""
     rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
     plain = rows.max_width == 1
     layers = streams.layers if any(r.shows_layers for r in requests) else ()
@@ -287,8 +288,8 @@ def _forward(
             raise ValueError("a verify needs logits at every position")
         if any(r.sampler.constraints is not None for r in requests):
             mx.async_eval(out.logits)  # the device computes while the host finds out what may come
-        choice = choose_apart(requests, proposals, rows, tokens, out.logits, ahead=ahead)
-        device.launch(*choice.arrays)
+        sampled = sample_round(requests, proposals, tokens, out.logits, ahead=ahead)
+        device.launch(*sampled.arrays)
     except BaseException:
         cache.abort()
         raise
@@ -301,7 +302,7 @@ def _forward(
         proposals=proposals,
         rows=rows,
         tokens=tokens,
-        choice=choice,
+        sampled=sampled,
         hidden=hidden,
         is_open=not plain,
         is_warm=out.is_warm,

@@ -23,7 +23,8 @@ from mlxspec.platform.host import numbers
 from mlxspec.policy import clock
 from mlxspec.policy.cost import DEPTHS
 from mlxspec.sampling.acceptance import match
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
 _ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first

@@ -21,7 +21,7 @@ from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.fixed import Fixed
-from mlxspec.sampling.sampler import RowSampler
+from mlxspec.sampling.row import RowSampler
 
 
 class Drafting:

@@ -212,7 +212,7 @@ class ConstraintMaker:
         nbytes = grammar_bytes(params) + (0 if words is None else words.nbytes)
         return Compiled(words=words, grammar=grammar, nbytes=-(-nbytes // num_rows))
 
-    def make(
+    def constraints_for(
         self, params: SamplingParams, prompt: Sequence[int], compiled: Compiled | None = None
     ) -> Constraints | None:
         """None where nothing is constrained. compiled: of these parameters; None: do it here. Raises as `compile` does."""

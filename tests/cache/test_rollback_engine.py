@@ -97,8 +97,8 @@ def test_the_option_reaches_the_rows(name: str, way: Rollback) -> None:
     drafting = equality.engine(**OPTIONS[name])
     drafting.submit(batch(0)[0][0], batch(0)[1][0])
     drafting.step()
-    assert drafting._cache is not None
-    assert drafting._cache.rollback == way
+    assert drafting._rows.cache is not None
+    assert drafting._rows.cache.rollback == way
 
 
 def test_the_command_line_has_it() -> None:

@@ -12,7 +12,8 @@ from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Needs
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.engine import Engine
 from mlxspec.policy.drafting import Drafting
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 
 VOCAB = tiny_models.VOCAB

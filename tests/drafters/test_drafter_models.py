@@ -15,7 +15,8 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 
 VOCAB = tiny_models.VOCAB

@@ -23,7 +23,8 @@ from mlxspec.models.fill import check_finite
 from mlxspec.models.folder import ModelFolder
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 from tests.drafters.eagle3_checkpoints import KINDS, Arrays, Kind, config, steps, write
 from tests.drafters.residual_streams import shown

@@ -22,7 +22,8 @@ from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.engine.engine import Engine
 from mlxspec.policy.drafting import Drafting
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 
 LEARNED = NgramTable.of([[0, 1, 2, 0, 1, 2, 0, 1, 1, 0, 1, 2, 2, 2] * 4])

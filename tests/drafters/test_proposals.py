@@ -17,7 +17,8 @@ from mlxspec.drafters.proposals import Proposals
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.sampling.noise import gumbel
-from mlxspec.sampling.sampler import BatchSampler, RowSampler, spread
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler, spread
 from tests import tiny_models
 from tests.drafters.test_drafter_models import Driver, play
 from tests.tiny_models import VOCAB

@@ -28,7 +28,8 @@ from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted, gumbel
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 
 EXACT = device.report().blas_kind == "wheel"

@@ -18,13 +18,14 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
-from mlxspec.engine.sample_round import choose
+from mlxspec.engine.sample_round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import CostModel, DraftCost
 from mlxspec.policy.drafting import Drafting, Proposal
 from mlxspec.sampling.acceptance import ForMatch
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 from tests.engine.table import Table
 from tests.tiny_models import EOS, VOCAB
@@ -103,9 +104,9 @@ def test_penalties_at_drafted_positions_are_those_of_each_rows_own_text() -> Non
             texts += [(request.params, prompt, answer + draft[:i]) for i in range(len(draft) + 1)]
         rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
         logits = (rng.standard_normal((rows.num_tokens, SIZE)) * 0.7).astype(np.float32)
-        found = choose(requests, proposals, rows, mx.array(flat, mx.int32), mx.array(logits))
+        found = sample_round(requests, proposals, mx.array(flat, mx.int32), mx.array(logits))
         wanted = [int(np.argmax(penalized(x, *text))) for x, text in zip(logits, texts, strict=True)]
-        assert found.sampled.tolist() == wanted
+        assert found.tokens.tolist() == wanted
         undrafted = [
             int(np.argmax(penalized(x, p, prompt, answer[:3])))
             for x, (p, prompt, answer) in zip(logits, texts, strict=True)

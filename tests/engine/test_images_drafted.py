@@ -22,7 +22,8 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.image_rows import ImageInput, ImageSpan, RowImages, SeenImages
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 from tests.engine import equality, images
 

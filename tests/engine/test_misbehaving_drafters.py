@@ -31,7 +31,8 @@ from mlxspec.errors import ConfigError
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost import CostModel
 from mlxspec.policy.drafting import Drafting
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 from tests.engine import equality
 from tests.tiny_models import VOCAB

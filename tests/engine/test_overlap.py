@@ -200,7 +200,7 @@ def test_texts_are_those_of_plain_decoding(depth: int, rollback: str) -> None:
     results = own.generate([PROMPTS[n] for n in numbers], params, spec=wish)
     for number, wanted, got in zip(numbers, params, results, strict=True):
         check(number, wanted, got, f"row {number} of four")
-    assert own.nbytes == own.prefix.store.nbytes == 0 or own._cache is None
+    assert own.nbytes == own.prefix.store.nbytes == 0 or own._rows.cache is None
 
 
 def test_an_answer_that_ends_inside_a_round_drops_the_next_and_harms_nobody() -> None:
@@ -286,14 +286,14 @@ def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int, rollba
     assert [r.history for r in requests[0]] == [r.history for r in requests[1]]
     assert ahead._pipeline.is_open
     assert not waiting._pipeline.is_open
-    ahead._pipeline.drop(ahead._cache)
+    ahead._pipeline.drop(ahead._rows.cache)
     heads = [own.chain.drafters["mtp"] for own in engines]
-    assert ahead._cache.lengths == waiting._cache.lengths
+    assert ahead._rows.cache.lengths == waiting._rows.cache.lengths
     assert heads[0]._cache.lengths == heads[1]._cache.lengths
     for one, other in zip(*(h._rows.values() for h in heads), strict=True):
         assert one.tokens == other.tokens
         assert sum(h.shape[0] for h in one.hidden) == len(one.tokens)
-    found = [[*kept(own._cache), *kept(head._cache)] for own, head in zip(engines, heads, strict=True)]
+    found = [[*kept(own._rows.cache), *kept(head._cache)] for own, head in zip(engines, heads, strict=True)]
     for got, wanted in zip(*found, strict=True):
         if equality.EXACT:
             assert np.array_equal(got, wanted)

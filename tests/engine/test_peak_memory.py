@@ -71,8 +71,8 @@ def test_rounds_copy_no_keys_and_values(way: str, ahead: bool) -> None:
 
 def test_a_copy_would_be_seen() -> None:
     engine = decoding("4", ahead=False)
-    assert engine._cache is not None
-    held = [array[:, :, :1] for array in engine._cache.arrays if array.shape[2] >= LENGTH]
+    assert engine._rows.cache is not None
+    held = [array[:, :, :1] for array in engine._rows.cache.arrays if array.shape[2] >= LENGTH]
     mx.eval(held)  # views of the buffers: now nobody writes into them in place
     assert len(held) == 2
     assert peak(engine) > 2 * BUFFER

@@ -24,7 +24,10 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         clock[0] += seconds
         return value
 
-    rounds, wanted = SimpleNamespace(is_open=False), iter(follows)
+    rounds, wanted = (
+        SimpleNamespace(is_open=False, requests=(), rows=SimpleNamespace(num_tokens=1), is_warm=True),
+        iter(follows),
+    )
 
     def behind(*_: object, **__: object) -> object:
         return spend(LAUNCH, rounds) if next(wanted) else spend(DECIDE, None)
@@ -36,9 +39,11 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, []))
         own = Pipeline(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
         cache = SimpleNamespace(buffer_bytes=0)
-        flown = [own.advance([], None, cache, may_follow=True) for _ in follows]  # type: ignore[arg-type]
+        read = [own.advance([], None, cache, may_follow=True).times for _ in follows]  # type: ignore[arg-type]
         wall = clock[0]
-    for i, one in enumerate(flown):
+    times = [t for t in read if t is not None]
+    assert len(times) == len(read)
+    for i, one in enumerate(times):
         assert one.ahead == (i > 0 and follows[i - 1])
         assert one.seconds == LAUNCH + READ + (0.0 if follows[i] else DECIDE)
-    assert sum(f.seconds for f in flown) + (LAUNCH if follows[-1] else 0.0) == pytest.approx(wall)
+    assert sum(t.seconds for t in times) + (LAUNCH if follows[-1] else 0.0) == pytest.approx(wall)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.sample_round import choose
+from mlxspec.engine.sample_round import sample_round
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.events import FinishEvent, TokensEvent
 from mlxspec.kernels.flat import FlatRows
@@ -24,6 +25,7 @@ from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, prompts, same, spec
 from tests.engine.table import Table
+from tests.planting import catches
 
 DRAFTERS = [("ngram-simple",), ("mtp",), ("eagle3",), ("draft-model",), ("forced",), ALL]
 SCHEMA = {
@@ -198,14 +200,13 @@ def test_a_drafts_masks_are_the_same_wherever_its_tokens_are(on_device: bool) ->
     engine().cancel(request.number)
     tokens = mx.array(draft, mx.int32) if on_device else draft
     rows = FlatRows((len(draft) + 1,))
-    chosen = choose(
+    chosen = sample_round(
         [request],
         [Proposal(drafter="mtp", draft=Draft(len(draft), tokens), submission=ForMatch(len(draft)))],
-        rows,
         mx.array([7, *draft], mx.int32),
         mx.zeros((rows.num_tokens, tiny_models.VOCAB)),
     )
-    assert chosen.sampled.tolist()[:-1] == draft
+    assert chosen.tokens.tolist()[:-1] == draft
 
 
 # ---- thinking
@@ -233,14 +234,41 @@ def test_thinking_is_closed_at_its_budget_inside_drafts_too(drafters: tuple[str,
 
 def test_a_budget_far_away_keeps_plain_rounds_running_ahead() -> None:
     own = equality.engine([])
-    own.submit(OPEN, SamplingParams(thinking_budget=12, max_tokens=30, ignore_eos=True))
+    request = own.submit(OPEN, SamplingParams(thinking_budget=12, max_tokens=30, ignore_eos=True))
     ahead = []
     while not own.is_idle:
         own.step()
         ahead.append(own._pipeline.next is not None)
+    assert (request.finish_reason, request.num_generated) == ("length", 30)
     assert all(ahead[:9])
     assert not any(ahead[11:17])
     assert all(ahead[20:27])
+
+
+@catches(
+    "a plain round is launched behind an unread one though the budget may be met there",
+    "mlxspec.sampling.row:RowSampler.needs_tokens",
+    lambda right: lambda self, width: right(self, width - 1),
+    case="after",
+)
+@pytest.mark.parametrize("budget", range(6), ids=lambda n: f"after {n}" if n else "at once")
+def test_a_budget_is_met_exactly_where_plain_rounds_run_ahead_of_the_host(budget: int) -> None:
+    """The answer opens its thinking itself, at a token that the host has not read when the next round could be launched."""
+    own, asked = equality.engine([], prefix_budget=0), SamplingParams(max_tokens=40, ignore_eos=True, seed=4)
+    free = own.generate([5, 6, 7], asked).text
+    at = next(i for i in range(6, 15) if free[i] not in free[:i])
+    tags = free[at], "#(close)#"
+    request = own.submit([5, 6, 7], replace(asked, thinking_budget=budget, thinking_tags=tags))
+    num_ahead = 0
+    while not own.is_idle:
+        own.step()
+        num_ahead += own._pipeline.next is not None
+    assert (request.finish_reason, request.error) == ("length", None)
+    thought = at + 1 + budget
+    assert request.answer.text[:thought] == free[:thought]
+    assert request.answer.text[thought:].startswith(tags[1])
+    assert (request.stats.num_thinking, request.stats.num_thinking_forced) == (budget, len(tags[1]))
+    assert num_ahead > 5
 
 
 # ---- log-probabilities

@@ -122,7 +122,7 @@ def test_a_schema_keeps_its_order() -> None:
 def test_an_overdue_grammar_ends_its_row_with_the_next_orders() -> None:
     """Among ranks a grammar is not ended by the clock of the rank that applies it."""
     engine = equality.engine([])
-    engine._request_factory.constraints.clock = LateClock(seconds=-1.0)
+    engine.factory.constraints.clock = LateClock(seconds=-1.0)
     bound, free = (
         engine.submit([1, 2, 3], SamplingParams(max_tokens=6, regex=regex, seed=1))
         for regex in ("[a-f]{3,20}", None)

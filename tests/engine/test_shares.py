@@ -114,7 +114,7 @@ def test_many_answers_of_one_client_do_not_hold_up_another(drafters: tuple[str, 
     assert few[0].num_generated
     assert not few[1].num_generated  # one of three rows is its share
     assert engine.num_running == ROWS
-    assert engine._parked
+    assert engine._rows.parked
     answered(engine, *many, *few)
     engine.step()
     assert engine.is_idle
@@ -132,7 +132,7 @@ def test_a_parked_row_can_be_cancelled() -> None:
     one = engine.submit([9, 10], MANY, client="one")
     for _ in range(3):
         engine.step()
-    (parked,) = engine._parked
+    (parked,) = engine._rows.parked
     assert engine.num_waiting == 2
     assert engine.cancel(parked.number)
     answered(engine, *many, one)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
-from mlxspec.engine.sample_round import _drafts_before, choose
+from mlxspec.engine.sample_round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform import device
 from mlxspec.sampling import blocks
@@ -21,7 +21,9 @@ from mlxspec.sampling.acceptance import ForMatch, ForRejection
 from mlxspec.sampling.bits import all_but, only
 from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import Shifted
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.round import _drafts_before
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 
 VOCAB = 300
 LARGE, WIDE = 248_320, 17  # Qwen3.5's vocabulary, and a verify of 16 drafted tokens
@@ -72,7 +74,7 @@ def test_blocks_give_the_tokens_of_one_block(asked, widths, size, is_masked, is_
 
 
 def row_of(**asked):
-    """A request of which `choose` reads no more than this."""
+    """A request of which `sample_round` reads no more than this."""
 
     params = SamplingParams(seed=3, **asked)
     sampler = RowSampler(params, [1, 2, 3], LARGE, drafts_by="independent", keeps_drafts=True)
@@ -89,16 +91,16 @@ def proposals(vocab: int, length: int, *, scores: bool) -> list[Proposal]:
 @pytest.mark.parametrize("scores", [True, False], ids=["drawn", "certain"])
 def test_rejection_in_blocks_decides_as_in_one(size: int, scores: bool) -> None:
     vocab, width = 300, 9
-    row, rows = row_of(temperature=1.0, top_p=0.9), FlatRows((width,))
+    row = row_of(temperature=1.0, top_p=0.9)
     row.sampler = RowSampler(row.params, [1, 2, 3], vocab, drafts_by="independent", keeps_drafts=True)
     logits = mx.random.normal((width, vocab), key=mx.random.key(1))
     tokens = mx.array([9, *range(width - 1)], mx.int32)
     logits[:, :width] = logits[:, :width] + 6.0  # some drafts are accepted
-    given = [row], proposals(vocab, width - 1, scores=scores), rows, tokens, logits
-    wanted = choose(*given).sampled.tolist()
+    given = [row], proposals(vocab, width - 1, scores=scores), tokens, logits
+    wanted = sample_round(*given).tokens.tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchSampler, "block_size", lambda *_, **__: size)
-        assert choose(*given).sampled.tolist() == wanted
+        assert sample_round(*given).tokens.tolist() == wanted
     assert wanted[: width - 1] != list(range(width - 1))
     assert any(a == b for a, b in zip(wanted, range(width - 1), strict=False))
 
@@ -123,10 +125,10 @@ def test_rows_of_both_rules_in_one_round_take_what_each_takes_alone(
         proposed.append(Proposal(drafter="mtp", draft=draft, submission=rule(width - 1)))
         logits[rows.starts[i] : rows.starts[i + 1], : width + 1] += 4.0
     wanted = []
-    for i, width in enumerate(widths):
+    for i in range(len(widths)):
         own = slice(rows.starts[i], rows.starts[i + 1])
-        alone = choose([requests[i]], [proposed[i]], FlatRows((width,)), tokens[own], logits[own])
-        wanted += alone.sampled.tolist()
+        alone = sample_round([requests[i]], [proposed[i]], tokens[own], logits[own])
+        wanted += alone.tokens.tolist()
     drawn: list[int] = []
 
     def counted(self, scores, owners, positions):
@@ -136,7 +138,7 @@ def test_rows_of_both_rules_in_one_round_take_what_each_takes_alone(
     chosen = BatchSampler.choose
     monkeypatch.setattr(BatchSampler, "choose", counted)
     monkeypatch.setattr(BatchSampler, "block_size", lambda *_, **__: size)
-    assert choose(requests, proposed, rows, tokens, logits).sampled.tolist() == wanted
+    assert sample_round(requests, proposed, tokens, logits).tokens.tolist() == wanted
     assert sum(drawn) == 1 + 3 + 1 + 1
 
 
@@ -196,7 +198,7 @@ def test_17_positions_of_248k_words_hold_at_most_three_times_their_logits(dtype:
         proposed = proposals(LARGE, WIDE - 1, scores=scores)
         mx.eval([p.draft.scores for p in proposed if p.draft.scores is not None])
         found[f"rejection, {scores}"] = peak(
-            lambda proposed=proposed: choose([row], proposed, rows, tokens, logits).sampled, logits
+            lambda proposed=proposed: sample_round([row], proposed, tokens, logits).tokens, logits
         )
     assert max(found.values()) <= 3.0, found
 
@@ -215,7 +217,7 @@ def test_a_usual_round_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_matched_drafts_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round of `choose` goes through the blocks too."""
+    """A round of `sample_round` goes through the blocks too."""
     seen: list[int] = []
     whole = BatchSampler.sample_at_once
 
@@ -229,5 +231,5 @@ def test_matched_drafts_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> No
     proposed = [Proposal(drafter="mtp", draft=draft, submission=ForMatch(8))]
     row = row_of(temperature=1.0)
     row.sampler = RowSampler(row.params, [1], VOCAB)
-    choose([row], proposed, FlatRows((9,)), mx.arange(9), mx.zeros((9, VOCAB)))
+    sample_round([row], proposed, mx.arange(9), mx.zeros((9, VOCAB)))
     assert seen == [4, 4, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,9 @@ from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.sampling import bits
 from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.constraints import ConstraintMaker, Constraints
+from mlxspec.sampling.thinking import Thinking
 from tests import tiny_models
+from tests.planting import catches
 from tests.tiny_models import EOS, VOCAB
 
 MAKER = ConstraintMaker(tiny_models.tokenizer(), VOCAB)
@@ -37,7 +40,7 @@ ALL_BUT_END = "".join(chr(32 + i) for i in range(VOCAB) if i != EOS)
 
 
 def make(prompt: str = "x", **params) -> Constraints:
-    found = MAKER.make(SamplingParams(**params), ids(prompt))
+    found = MAKER.constraints_for(SamplingParams(**params), ids(prompt))
     assert found is not None
     return found
 
@@ -57,7 +60,7 @@ def test_bits_hold_what_was_put_in(tokens: set[int], vocab: int) -> None:
 
 
 def test_nothing_asked_is_no_constraint() -> None:
-    assert MAKER.make(SamplingParams(), [1]) is None
+    assert MAKER.constraints_for(SamplingParams(), [1]) is None
 
 
 # ---- grammars
@@ -204,7 +207,7 @@ def test_bad_parameters_are_refused(params: dict) -> None:
 
 def test_without_a_tokenizer_there_is_nothing_to_constrain() -> None:
     with pytest.raises(ConfigError, match="tokenizer"):
-        ConstraintMaker(None, VOCAB).make(SamplingParams(regex="a"), [1])
+        ConstraintMaker(None, VOCAB).constraints_for(SamplingParams(regex="a"), [1])
 
 
 # ---- forbidden words
@@ -307,6 +310,38 @@ def test_a_budget_is_kept_inside_a_draft() -> None:
     assert c.validate(ids("abcdef")) == 3
     assert c.validate(ids("abc</think>def")) == len("abc</think>def")
     assert letters(c.masks(ids("abc</"))[5]) == "t"
+
+
+@catches(
+    "what follows the opening tag within its last token is lost",
+    "mlxspec.sampling.thinking:Thinking._opened",
+    lambda right: lambda self, tail: right(self, b""),
+    case="one token",
+)
+@pytest.mark.parametrize(
+    ("text", "phases"),
+    [
+        (["(", ")"], ["open", "done"]),
+        (["x()"], ["done"]),
+        (["()", "a"], ["done", "done"]),
+        (["x(/", ">"], ["open", "done"]),
+    ],
+    ids=["two tokens", "one token holds it", "one token, then more", "one token begins it"],
+)
+def test_one_token_may_end_the_opening_tag_and_begin_or_hold_the_closing_one(
+    text: list[str], phases: list[str]
+) -> None:
+    close = "/>" if any("/" in t for t in text) else ")"
+    words = ["(", ")", "a", "x()", "()", "x(/", "/>", ">"]
+    vocabulary = SimpleNamespace(tokens=[w.encode() for w in words], encode=lambda tag: [words.index(tag)])
+    thinking = Thinking(("(", close), 5, vocabulary)  # type: ignore[arg-type]
+    state = thinking.start([words.index("a")])
+    found = []
+    for word in text:
+        state = thinking.step(state, words.index(word))
+        found.append(state.phase)
+    assert found == phases
+    assert thinking.forced(state) == []
 
 
 def test_a_grammar_begins_behind_thinking() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.noise import NoiseStream, Shifted, gumbel
-from mlxspec.sampling.sampler import BatchSampler, RowSampler, confidence
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler, confidence
 from tests.drafted import drafted
 
 VOCAB = 16

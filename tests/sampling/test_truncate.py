@@ -17,7 +17,8 @@ from mlxspec.sampling import truncate
 from mlxspec.sampling.bits import only
 from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import gumbel
-from mlxspec.sampling.sampler import BatchSampler, RowSampler
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.truncate import counted_floor, largest, sorted_floor, top_p_floor
 
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
@@ -273,7 +274,7 @@ def test_positions_that_take_the_likeliest_are_not_searched(monkeypatch: pytest.
         searched.append(len(shares))
         return top_p_floor(x, scores, shares)
 
-    monkeypatch.setattr("mlxspec.sampling.sampler.top_p_floor", counted)
+    monkeypatch.setattr("mlxspec.sampling.scores.top_p_floor", counted)
     rows = [RowSampler(SamplingParams(temperature=t, top_p=0.9, seed=0), [1], 50) for t in (0.8, 0.0)]
     BatchSampler(rows, 50).scores(mx.random.normal((2, 50), key=mx.random.key(0)), [0, 1])
     assert searched == [1]

@@ -147,7 +147,7 @@ def test_a_grammar_that_takes_too_long_in_a_round_ends_and_no_other() -> None:
 def test_a_language_without_texts_is_an_error_of_the_request(params: dict) -> None:
     maker = ConstraintMaker(tiny_models.tokenizer(), VOCAB)
     with pytest.raises(GrammarError):
-        maker.make(SamplingParams(**params), [1])
+        maker.constraints_for(SamplingParams(**params), [1])
 
 
 def test_what_was_compiled_serves_several_rows() -> None:
@@ -155,7 +155,7 @@ def test_what_was_compiled_serves_several_rows() -> None:
     params = SamplingParams(regex="ab|cd", bad_words=("b",))
     compiled = maker.compile(params, num_rows=2)
     assert 2 * compiled.nbytes >= maker.compile(params).nbytes
-    one, other = (maker.make(params, [1], compiled) for _ in range(2))
+    one, other = (maker.constraints_for(params, [1], compiled) for _ in range(2))
     assert one.push(ord("c") - 32)
     assert other.push(ord("a") - 32)
     assert not other.push(ord("b") - 32)
@@ -166,7 +166,7 @@ def test_what_was_compiled_serves_several_rows() -> None:
 def test_a_dear_grammar_cuts_its_drafts_before_it_ends() -> None:
     """With drafts or without, a row must come equally far in its text."""
     maker = ConstraintMaker(tiny_models.tokenizer(), VOCAB)
-    made = maker.make(SamplingParams(regex="[ab]+"), [1])
+    made = maker.constraints_for(SamplingParams(regex="[ab]+"), [1])
     draft, charged = [66, 65] * 4, []
 
     class Dear(RoundClock):

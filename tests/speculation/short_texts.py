@@ -19,7 +19,9 @@ from mlxspec.sampling import bits
 from mlxspec.sampling.acceptance import DraftOutline, Limits, submit_for_match, submit_for_rejection
 from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
 from mlxspec.sampling.rejection import reject
-from mlxspec.sampling.sampler import BatchSampler, DraftedBefore, RowSampler, confidence, spread
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler, confidence, spread
+from mlxspec.sampling.scores import DraftedBefore
 from tests.drafted import drafted
 from tests.sampling.test_sampler import probabilities
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlxspec.engine.ranks.line import ORDERS
 from mlxspec.engine.ranks.orders import Orders
 from mlxspec.engine.ranks.peers import Peers
+from mlxspec.engine.ranks.rank_group import RankGroup
 from mlxspec.engine.rehearsal import pieces
 from mlxspec.errors import RankError
 
@@ -24,7 +25,9 @@ def follow(engine: Engine, peers: Peers) -> None:
 
 
 def _obey_all(engine: Engine, peers: Peers) -> None:
-    line, rehearsal = peers.line, None
+    line, rehearsal, group = peers.line, None, engine.group
+    if not isinstance(group, RankGroup):
+        raise RankError("This rank's engine has been dismissed.")
     expected = line.begun + 1
     while True:
         orders = Orders.decode(line.receive(ORDERS))
@@ -32,14 +35,30 @@ def _obey_all(engine: Engine, peers: Peers) -> None:
             raise RankError(f"Rank {line.rank} got orders {orders.number} where {expected} were next.")
         expected += 1
         line.begun = orders.number
-        if orders.checksum != engine.checksum:
+        if orders.checksum != group.checksum:
             raise RankError(
                 f"Rank {line.rank} and rank 0 have computed different texts, so all ranks stop. Nothing that came in the last round "
                 "can be trusted."
             )
         if orders.work == "end":
             return
-        engine.obey(orders)
+        for given in orders.submitted:
+            engine.enqueue(
+                engine.factory.new_request(
+                    given.prompt,
+                    given.params,
+                    given.spec,
+                    marks=given.marks,
+                    deadline=given.deadline,
+                    client=given.client,
+                    number=given.number,
+                )
+            )
+        if orders.work == "step":
+            group.orders = orders
+            engine.step()
+        else:
+            engine.end(orders.endings)
         if orders.work == "rehearse":
             rehearsal = pieces(engine) if rehearsal is None else rehearsal
             if not _next(rehearsal):

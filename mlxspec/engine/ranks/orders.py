@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.ending import Ending
 from mlxspec.errors import ConfigError, RankError
 
 Work = Literal["step", "rehearse", "end"]
@@ -51,15 +52,6 @@ class Submission:
             )
         if self.params.seed is None:
             raise ValueError("rank 0 draws the seed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """A request that ends because rank 0 says so. error: the sentence that ends it; None: it is cancelled. is_late: its deadline passed."""
-
-    number: int
-    error: str | None = None
-    is_late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

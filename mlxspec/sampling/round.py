@@ -1,0 +1,307 @@
+"""The one entry of a round into sampling: from logits at every verified position to what the target chooses there.
+
+`sample` reads top to bottom: logits processors of the caller, what constraints allow, scores, a draw or a decision by rejection, samplers
+of the caller, log-probabilities. It builds lazy arrays only. What goes wrong for one row (a grammar, a callable of the caller) is that
+row's failure and costs the others nothing. Knows rows as `RoundRow`s; knows no requests, no drafters and no caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxspec.config import SamplingParams
+from mlxspec.platform.host import numbers
+from mlxspec.sampling.bits import Bits
+from mlxspec.sampling.blocks import in_blocks, part_of, positions_at
+from mlxspec.sampling.logprobs import Logprobs, logprobs
+from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
+from mlxspec.sampling.processors import Failure, draw, process
+from mlxspec.sampling.rejection import reject
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
+from mlxspec.sampling.scores import DraftedBefore
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow:
+    """One row of a round. sampler: its parameters and constraints. length: its known tokens; the first choice stands behind them. history:
+    gives those tokens, under the vocabulary's ids, to logits processors.
+
+    draft: the drafted tokens that are verified, on the host or, integer (n,), on the device. by_rejection: they are decided by rejection,
+    not by matching; scores (n, V): what they were drawn from then, None where the drafter was certain.
+    """
+
+    sampler: RowSampler
+    length: int
+    history: Callable[[], NDArray[np.int32]]
+    draft: Sequence[int] | mx.array = ()
+    num_drafted: int = 0
+    by_rejection: bool = False
+    scores: mx.array | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampler.params
+
+
+class Ahead(NamedTuple):
+    """Tokens that rows have got but the host has not read: num_committed (B,) int32, of each row, and the most there may be."""
+
+    num_committed: mx.array
+    most: int
+
+    def select(self, row: int) -> Ahead:
+        """Of one row."""
+        return Ahead(self.num_committed[row : row + 1], self.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """tokens (N,) int32: equal to the draft behind it where that is accepted. logprobs: of those tokens, where a row asks for them.
+
+    failed: index of a row -> at which of its positions something of its own failed; tokens from there on mean nothing.
+    """
+
+    tokens: mx.array
+    vocab_size: int
+    logprobs: Logprobs | None
+    failed: Mapping[int, Failure] = field(default_factory=dict)
+
+    def take(self, row: int, tokens: list[int]) -> tuple[list[int], str | BaseException | None]:
+        """What a row takes of tokens that a round gives it, and why no more: something of its own failed there."""
+        failed = self.failed.get(row)
+        if failed is not None and failed.place < len(tokens):
+            return tokens[: failed.place], failed.why
+        strange = next((i for i, t in enumerate(tokens) if not 0 <= t < self.vocab_size), None)
+        if strange is not None:
+            why = f"The sampler chose {tokens[strange]}, which is no token id of this model."
+            return tokens[:strange], why
+        return tokens, None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [self.tokens, *(self.logprobs.arrays if self.logprobs else [])]
+
+
+def sample(
+    rows: Sequence[RoundRow], tokens: mx.array, logits: mx.array, *, ahead: int | Ahead = 0
+) -> Sampled:
+    """Choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
+
+    ahead: how many tokens of each row are on their way but not known yet. A draft on the device is waited for where a constraint must know
+    it. Raises nothing for what is a row's own: see `Sampled.failed`.
+    """
+    try:
+        return _sample_together(rows, tokens, logits, ahead)
+    except Exception as error:
+        if len(rows) == 1:
+            nothing = mx.zeros((logits.shape[0],), mx.int32)
+            failed = {0: Failure(0, error)}
+            return Sampled(tokens=nothing, vocab_size=logits.shape[1], logprobs=None, failed=failed)
+    layout, parts, failures = _layout(rows), [], {}
+    for i, row in enumerate(rows):
+        own = slice(layout.starts[i], layout.starts[i + 1])
+        before = ahead.select(i) if isinstance(ahead, Ahead) else ahead
+        part = sample([row], tokens[own], logits[own], ahead=before)
+        parts.append(part.tokens)
+        if part.failed:
+            failures[i] = part.failed[0]
+    chosen = mx.concatenate(parts)
+    return Sampled(
+        tokens=chosen,
+        vocab_size=logits.shape[1],
+        logprobs=_logprobs(rows, logits, chosen),
+        failed=failures,
+    )
+
+
+def _sample_together(
+    rows: Sequence[RoundRow], tokens: mx.array, logits: mx.array, ahead: int | Ahead
+) -> Sampled:
+    """`sample`; raises what a row's constraints raise, and ValueError where something must know tokens that are on their way."""
+    layout, vocab = _layout(rows), logits.shape[1]
+    sampler = BatchSampler([r.sampler for r in rows], vocab)
+    failed: dict[int, Failure] = {}
+    hooked = any(r.params.has_hooks for r in rows)
+    if hooked and ahead:
+        raise ValueError("callables must know the tokens before them")
+    given = _Given(
+        logits=_processed(rows, layout, tokens, logits, failed) if hooked else logits,
+        owners=[i for i, width in enumerate(layout.widths) for _ in range(width)],
+        positions=_positions(rows, layout, ahead),
+        drafts=_drafts_before(layout, tokens) if sampler.needs_drafts and max(layout.widths) > 1 else None,
+        masks=_masks(rows, ahead),
+    )
+    rejecting = [i for i, r in enumerate(rows) if r.by_rejection and r.num_drafted]
+    if rejecting:
+        chosen = _drawn_or_rejected(rows, layout, rejecting, sampler, given, tokens)
+    else:
+        chosen = sampler.sample(given.logits, given.owners, given.positions, given.drafts, given.masks)
+    if hooked:
+        chosen = _by_own_samplers(rows, layout, sampler, given, chosen, failed)
+    return Sampled(tokens=chosen, vocab_size=vocab, logprobs=_logprobs(rows, logits, chosen), failed=failed)
+
+
+class _Given(NamedTuple):
+    """Of N positions, as `BatchSampler.sample` takes them."""
+
+    logits: mx.array
+    owners: list[int]
+    positions: Positions
+    drafts: DraftedBefore | None
+    masks: list[Bits | None] | None
+
+
+class _Layout(NamedTuple):
+    """Positions of each row: widths (B), and starts (B + 1) on the flat axis."""
+
+    widths: Sequence[int]
+    starts: Sequence[int]
+
+
+def _layout(rows: Sequence[RoundRow]) -> _Layout:
+    widths = [1 + r.num_drafted for r in rows]
+    return _Layout(widths, [0, *accumulate(widths)])
+
+
+def _positions(rows: Sequence[RoundRow], layout: _Layout, ahead: int | Ahead) -> Positions:
+    """Where each choice will stand in its row."""
+    known = 0 if isinstance(ahead, Ahead) else ahead
+    found = [r.length + known + i for r, width in zip(rows, layout.widths, strict=True) for i in range(width)]
+    if not isinstance(ahead, Ahead):
+        return found
+    owners = [i for i, width in enumerate(layout.widths) for _ in range(width)]
+    return Shifted(found, ahead.num_committed[mx.array(owners)], ahead.most)
+
+
+def _masks(rows: Sequence[RoundRow], ahead: int | Ahead) -> list[Bits | None] | None:
+    """What may come at each position, None where anything may everywhere."""
+    found: list[Bits | None] = []
+    most = ahead.most if isinstance(ahead, Ahead) else ahead
+    for row in rows:
+        constraints, width = row.sampler.constraints, 1 + row.num_drafted
+        if constraints is None or not constraints.reaches(width + most):
+            found += [None] * width
+            continue
+        if most:
+            raise ValueError("constraints must know the tokens before them")
+        known = numbers(row.draft).tolist() if isinstance(row.draft, mx.array) else row.draft
+        found += constraints.masks(known)
+    return found if any(m is not None for m in found) else None
+
+
+def _drafts_before(layout: _Layout, tokens: mx.array) -> DraftedBefore:
+    """The drafts read up to each position of its row."""
+    pairs = [
+        (place, token)
+        for start, end in zip(layout.starts, layout.starts[1:], strict=False)
+        for place in range(start + 1, end)
+        for token in range(start + 1, place + 1)
+    ]
+    of = mx.array(np.asarray([token for _, token in pairs], np.int32))
+    return DraftedBefore([place for place, _ in pairs], tokens[of])
+
+
+def _processed(
+    rows: Sequence[RoundRow],
+    layout: _Layout,
+    tokens: mx.array,
+    logits: mx.array,
+    failed: dict[int, Failure],
+) -> mx.array:
+    """Logits (N, V) behind each row's own logits processors."""
+    parts = []
+    for i, (row, start, end) in enumerate(zip(rows, layout.starts, layout.starts[1:], strict=False)):
+        piece = logits[start:end]
+        if row.params.logits_processors:
+            drafts = tokens[start + 1 : end]
+            piece, failure = process(row.params.logits_processors, row.history(), drafts, piece)
+            if failure is not None:
+                failed[i] = failure
+        parts.append(piece)
+    return mx.concatenate(parts)
+
+
+def _drawn_or_rejected(
+    rows: Sequence[RoundRow],
+    layout: _Layout,
+    rejecting: Sequence[int],
+    sampler: BatchSampler,
+    given: _Given,
+    tokens: mx.array,
+) -> mx.array:
+    """Choices (N,): drafted positions of the rows `rejecting` are decided by rejection. All others are drawn, such as the bonus token."""
+
+    def block(some: slice, own: mx.array) -> mx.array:
+        counts = None if given.drafts is None else given.drafts[some]
+        scores = sampler.scores(own, given.owners[some], counts, part_of(given.masks, some))
+        parts: list[mx.array] = []
+        order: list[int] = []  # the positions of `parts`
+        for i in rejecting:
+            start = layout.starts[i]
+            inside = range(max(start, some.start), min(start + rows[i].num_drafted, some.stop))
+            if inside:
+                drafted = tokens[inside.start + 1 : inside.stop + 1]
+                target = scores[inside.start - some.start : inside.stop - some.start]
+                parts.append(_rejected(rows[i], inside.start - start, drafted, target))
+                order += inside
+        rest = sorted({*range(some.start, some.stop)}.difference(order))
+        if rest:
+            own_scores = scores[mx.array(rest) - some.start] if parts else scores
+            owned = [given.owners[i] for i in rest]
+            parts.append(sampler.choose(own_scores, owned, positions_at(given.positions, rest)))
+            order += rest
+        return mx.concatenate(parts)[mx.array(np.argsort(order).astype(np.int32))]
+
+    return in_blocks(given.logits, sampler.block_size(given.owners, given.masks, rejects=True), block)
+
+
+def _rejected(row: RoundRow, first: int, drafted: mx.array, scores: mx.array) -> mx.array:
+    """What rejection decides of the drafted tokens (n,) of a row, from number `first` of its draft on. scores (n, V): the target's."""
+    num = scores.shape[0]
+    seeds = [row.sampler.seed] * num
+    positions = range(row.length + first, row.length + first + num)
+    return reject(
+        scores,
+        None if row.scores is None else row.scores[first : first + num],
+        drafted,
+        uniform(seeds, positions, NoiseStream.ACCEPT),
+        gumbel(seeds, positions, scores.shape[1]),
+    )
+
+
+def _by_own_samplers(
+    rows: Sequence[RoundRow],
+    layout: _Layout,
+    sampler: BatchSampler,
+    given: _Given,
+    chosen: mx.array,
+    failed: dict[int, Failure],
+) -> mx.array:
+    """`chosen` with what each row's own sampler draws in its place."""
+    drawing = [i for i, r in enumerate(rows) if r.params.sampler is not None]
+    if not drawing:
+        return chosen
+    scores = sampler.scores(given.logits, given.owners, given.drafts, given.masks)
+    for i in drawing:
+        start, end, hook = layout.starts[i], layout.starts[i + 1], rows[i].params.sampler
+        if hook is None:
+            continue
+        own, failure = draw(hook, scores[start:end])
+        if failure is not None and (i not in failed or failure.place < failed[i].place):
+            failed[i] = failure
+        chosen = mx.concatenate([chosen[:start], own, chosen[end:]])
+    return chosen
+
+
+def _logprobs(rows: Sequence[RoundRow], logits: mx.array, chosen: mx.array) -> Logprobs | None:
+    """Of the chosen tokens under the model's unchanged logits; None where no row asks."""
+    tops = [r.params.top_logprobs for r in rows if r.params.wants_logprobs]
+    return logprobs(logits, chosen, max(tops)) if tops else None

@@ -1,0 +1,106 @@
+"""What sampling knows of one request: its parameters, seed, token counts and constraints."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from copy import copy
+from types import MappingProxyType
+from typing import NoReturn
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.cache.attention import copied
+from mlxspec.config import DraftSampling, SamplingParams
+from mlxspec.errors import ConfigError
+from mlxspec.sampling.constraints import Constraints
+
+
+class RowSampler:
+    """One request's parameters, seed, token counts and constraints.
+
+    `observe` is told of every token of the answer, in order; the prompt is given at the start. drafts_by: how drafters choose for it;
+    keeps_drafts: whether the distributions they chose from are wanted. constraints: told of tokens by whoever owns them.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        *,
+        drafts_by: DraftSampling = "shared",
+        keeps_drafts: bool = False,
+        constraints: Constraints | None = None,
+    ) -> None:
+        """Raises ConfigError for a logit bias on a token the model does not have."""
+        self.params = params
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.is_greedy = params.temperature == 0.0
+        self.is_plain = not (params.has_penalties or params.logit_bias or params.has_hooks)
+        self.drafts_by = drafts_by
+        self.keeps_drafts = keeps_drafts and not self.is_greedy
+        self.constraints = constraints
+        self._vocab_size = vocab_size
+        self.prompt_seen: mx.array | None = None
+        self.counts: mx.array | None = None
+        self.bias: mx.array | None = None
+        if params.has_penalties:
+            self.prompt_seen = mx.array(np.bincount(list(prompt), minlength=vocab_size)[:vocab_size] > 0)
+            self.counts = mx.zeros((vocab_size,), mx.float32)
+        if params.logit_bias:
+            if max(params.logit_bias) >= vocab_size:
+                raise ConfigError(
+                    f"logit_bias names token {max(params.logit_bias)}; this model has 0 to {vocab_size - 1}."
+                )
+            bias = np.zeros(vocab_size, np.float32)
+            bias[list(params.logit_bias)] = list(params.logit_bias.values())
+            self.bias = mx.array(bias)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """These tokens of the answer are final."""
+        if self.counts is not None and tokens:
+            self.counts = self.counts + mx.array(
+                np.bincount(list(tokens), minlength=self._vocab_size).astype(np.float32)
+            )
+
+    def needs_tokens(self, width: int) -> bool:
+        """Whether the host must know the tokens before any of the next `width` positions to sample there."""
+        return self.constraints is not None and self.constraints.reaches(width)
+
+    def sealed(self) -> RowSampler:
+        """A read-only view for drafters that mlxspec did not write: the facts as they are now, arrays and mappings that can be changed
+        without effect on this one, and no constraints, whose state moves with the text. Costs the same whatever has been sampled."""
+        facts = dict(vars(self), constraints=None, params=_sealed_params(self.params))
+        for name in ("prompt_seen", "counts", "bias"):
+            if facts[name] is not None:
+                facts[name] = copied(facts[name])
+        view = object.__new__(_Sealed)
+        vars(view).update(facts)
+        return view
+
+
+class _Sealed(RowSampler):
+    """See RowSampler.sealed. Raises AttributeError where it would be changed."""
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a row's sampler is read-only for drafters: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a row's sampler is read-only for drafters: {name} cannot be deleted")
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        raise AttributeError("a row's sampler is read-only for drafters: it cannot observe tokens")
+
+
+def _sealed_params(params: SamplingParams) -> SamplingParams:
+    """The same parameters; their mappings cannot be assigned to."""
+    if not params.logit_bias and not isinstance(params.json_schema, Mapping):
+        return params
+    view = copy(params)
+    for name in ("logit_bias", "json_schema"):
+        value = getattr(params, name)
+        if isinstance(value, Mapping):
+            object.__setattr__(view, name, MappingProxyType(dict(value)))
+    return view

@@ -1,0 +1,173 @@
+"""From logits to scores: the numerics of sampling as pure functions of many positions of many requests.
+
+Order: repetition, presence and frequency penalties, logit bias, forbidden tokens (`processed`), then temperature, top-k, top-p and min-p
+(`scored`). A position's result depends on its own logits, request and history alone, never on what else is in the batch; parameters that a
+row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxspec.sampling.bits import Bits, num_words, unpack
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.truncate import top_k_floor, top_p_floor
+
+_COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
+
+
+def scored(
+    rows: Sequence[RowSampler],
+    logits: mx.array,
+    owners: Sequence[int],
+    drafts: DraftedBefore | None = None,
+    masks: Sequence[Bits | None] | None = None,
+    ids: mx.array | None = None,
+) -> mx.array:
+    """(N, V) float32: logits of what tokens are drawn from; a greedy row's are tempered by 1. Arguments: see `processed`."""
+    used = Positioned(rows, owners)
+    logits = processed(rows, logits, owners, drafts, masks, ids)
+    return _truncate(logits, _temper(logits.astype(mx.float32), used), used)
+
+
+def processed(
+    rows: Sequence[RowSampler],
+    logits: mx.array,
+    owners: Sequence[int],
+    drafts: DraftedBefore | None = None,
+    masks: Sequence[Bits | None] | None = None,
+    ids: mx.array | None = None,
+) -> mx.array:
+    """Logits (N, V) with penalties, bias and what is forbidden; the very ones given where a request has none of it.
+
+    owners: index into rows of each position. drafts: which tokens stand between the row's final tokens and each position; None for none.
+    masks: what may come at each position. ids (R,): logits are (N, R), of these tokens; drafts and masks are of all tokens, so they do not
+    go with it.
+    """
+    used = Positioned(rows, owners)
+    if not all(r.is_plain for r in used.rows):
+        logits = _penalize(logits.astype(mx.float32), used, drafts, ids)
+    if masks is not None and any(m is not None for m in masks):
+        logits = mx.where(allowed(masks, logits.shape[1]), logits, -mx.inf)
+    return logits
+
+
+class DraftedBefore:
+    """Which drafted tokens stand between a row's final tokens and each position. places, tokens (M,): at position places[i] the row's draft
+    holds tokens[i] before it, once for each pair."""
+
+    def __init__(self, places: Sequence[int] | NDArray[np.int32], tokens: mx.array) -> None:
+        self._places, self._tokens = np.asarray(places, np.int32), tokens
+
+    def __getitem__(self, some: slice) -> DraftedBefore:
+        """Of some positions."""
+        (inside,) = np.nonzero((self._places >= some.start) & (self._places < some.stop))
+        return DraftedBefore(
+            self._places[inside] - some.start, self._tokens[mx.array(inside.astype(np.int32))]
+        )
+
+    def added_to(self, counts: mx.array, num: int) -> mx.array:
+        """counts (1, V) or (num, V) float32, with these tokens counted: (num, V)."""
+        counts = mx.broadcast_to(counts, (num, counts.shape[1]))
+        return counts.at[mx.array(self._places), self._tokens].add(1.0) if len(self._places) else counts
+
+
+class Positioned:
+    """The distinct rows that own positions, and how their properties become columns (N, 1) or tables (N, V)."""
+
+    def __init__(self, rows: Sequence[RowSampler], owners: Sequence[int]) -> None:
+        order = {owner: place for place, owner in enumerate(dict.fromkeys(owners))}
+        self.rows = [rows[o] for o in order]
+        self._is_aligned = len(order) == len(owners)
+        self._index = None if self._is_aligned else np.asarray([order[o] for o in owners], np.int32)
+        self.params = [rows[o].params for o in owners]  # of each position
+
+    def column(self, read: Callable[[RowSampler], float]) -> mx.array:
+        """(N, 1), or (1, 1) where all have the same row."""
+        values = np.asarray([[read(r)] for r in self.rows])
+        values = values.astype(np.float32 if values.dtype.kind == "f" else values.dtype)
+        return mx.array(values if self._index is None or len(self.rows) == 1 else values[self._index])
+
+    def table(self, read: Callable[[RowSampler], mx.array]) -> mx.array:
+        """(N, V), or (1, V) where all have the same row."""
+        if len(self.rows) == 1:
+            return read(self.rows[0])[None]
+        found = mx.stack([read(r) for r in self.rows])
+        return found if self._index is None else found[mx.array(self._index)]
+
+
+def allowed(masks: Sequence[Bits | None], vocab_size: int) -> mx.array:
+    """(N, V) bool."""
+    everything = np.full(num_words(vocab_size), 0xFFFFFFFF, np.uint32)
+    return unpack(mx.array(np.stack([everything if m is None else m for m in masks])), vocab_size)
+
+
+def _penalize(
+    logits: mx.array, used: Positioned, drafts: DraftedBefore | None, ids: mx.array | None = None
+) -> mx.array:
+    vocab = logits.shape[1]
+
+    def of_ids(values: mx.array) -> mx.array:
+        return values if ids is None else values[ids]
+
+    if any(r.counts is not None for r in used.rows):
+        zero, nothing = mx.zeros((vocab,)), mx.zeros((vocab,), mx.bool_)
+        counts = used.table(lambda r: zero if r.counts is None else of_ids(r.counts))
+        counts = counts if drafts is None else drafts.added_to(counts, logits.shape[0])
+        seen = used.table(lambda r: nothing if r.prompt_seen is None else of_ids(r.prompt_seen))
+        seen = seen | (counts > 0)
+        repetition = used.column(lambda r: float(r.params.repetition_penalty))
+        penalized = mx.where(logits > 0, logits / repetition, logits * repetition)
+        logits = mx.where(seen, penalized, logits)
+        presence = used.column(lambda r: float(r.params.presence_penalty))
+        frequency = used.column(lambda r: float(r.params.frequency_penalty))
+        logits = logits - presence * (counts > 0) - frequency * counts
+    if any(r.bias is not None for r in used.rows):
+        none = mx.zeros((vocab,))
+        logits = logits + used.table(lambda r: none if r.bias is None else of_ids(r.bias))
+    return logits
+
+
+def _temper(logits: mx.array, used: Positioned) -> mx.array:
+    if all(r.is_greedy or r.params.temperature == 1.0 for r in used.rows):
+        return logits
+    return logits / used.column(lambda r: 1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST))
+
+
+def _truncate(logits: mx.array, tempered: mx.array, used: Positioned) -> mx.array:
+    """`tempered` with every score below the highest of a position's thresholds made impossible. Ties at a threshold all stay.
+
+    logits (N, V): what was tempered, in any float type. Only positions that ask for a threshold are searched for it; those that take the
+    likeliest token ask for none.
+    """
+    vocab = logits.shape[1]
+    params = used.params
+    drawn = [i for i, p in enumerate(params) if p.temperature > 0.0]
+    ranked = [i for i in drawn if 0 < params[i].top_k < vocab]
+    shared = [i for i in drawn if params[i].top_p < 1.0 and not 0 < params[i].top_k < vocab]
+    floor: mx.array | None = None
+    for places in (ranked, shared):
+        if not places:
+            continue
+        some = len(places) < len(params)
+        x, scores = (a[mx.array(places)] if some else a for a in (logits, tempered))
+        shares = [float(params[i].top_p) for i in places]
+        if places is ranked:
+            found = top_k_floor(x, scores, [params[i].top_k for i in places], shares)
+        else:
+            found = top_p_floor(x, scores, shares)
+        if some:
+            floor = mx.full((len(params), 1), -mx.inf) if floor is None else floor
+            floor[mx.array(places)] = found
+        else:
+            floor = found
+    if any(p.min_p > 0.0 for p in params):
+        logs = used.column(lambda r: math.log(r.params.min_p) if r.params.min_p > 0.0 else -math.inf)
+        least = mx.max(tempered, axis=-1, keepdims=True) + logs
+        floor = least if floor is None else mx.maximum(floor, least)
+    return tempered if floor is None else mx.where(tempered < floor, -mx.inf, tempered)
