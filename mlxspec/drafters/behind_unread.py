@@ -23,7 +23,7 @@ from mlxspec.sampling.sampler import BatchSampler
 
 
 @dataclass(kw_only=True)
-class _Behind:
+class _Unsettled:
     """Of the last round drafted behind an unread one, by row: the cache's length before, and what was observed in between."""
 
     lengths: dict[int, int]
@@ -35,7 +35,7 @@ class BehindUnread(ModelDrafter):
 
     def __init__(self, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN) -> None:
         super().__init__(max_context, head_rows, kv_bits=kv_bits)
-        self._behind: _Behind | None = None
+        self._unsettled: _Unsettled | None = None
 
     @abstractmethod
     def _draft_behind(
@@ -57,15 +57,15 @@ class BehindUnread(ModelDrafter):
         return mx.concatenate([mx.zeros((1,), mx.int32), num_committed])[mx.array(index.astype(np.int32))]
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        behind = self._behind
-        if behind is not None and self._is_unread and row in behind.lengths:
+        unsettled = self._unsettled
+        if unsettled is not None and self._is_unread and row in unsettled.lengths:
             tokens, hidden = rounds[-1]
-            behind.heard[row] = list(tokens), hidden
+            unsettled.heard[row] = list(tokens), hidden
         else:
             super().observe_rounds(row, rounds)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        self._behind = None
+        self._unsettled = None
         return super().propose(asks, sampler)
 
     def propose_behind(
@@ -82,7 +82,7 @@ class BehindUnread(ModelDrafter):
             return None
         before = {name: cache.lengths[i] for i, name in enumerate(self._order) if name in places}
         unread = unread.select([places[name] for name in before])
-        self._behind = _Behind(lengths=before)
+        self._unsettled = _Unsettled(lengths=before)
         self._open(asks)
         try:
             done = self._draft_behind(cache, before, asks, sampler, unread)
@@ -93,18 +93,18 @@ class BehindUnread(ModelDrafter):
         return [done[a.row] for a in asks]
 
     def settle(self) -> None:
-        if self._cache is not None and self._behind is not None and self._is_unread:
-            heard = self._behind.heard
+        if self._cache is not None and self._unsettled is not None and self._is_unread:
+            heard = self._unsettled.heard
             self._cache.settle([len(heard[name][0]) if name in heard else 0 for name in self._order])
 
     def take_back(self) -> None:
-        behind, self._behind, cache = self._behind, None, self._cache
-        if behind is None or cache is None:
+        unsettled, self._unsettled, cache = self._unsettled, None, self._cache
+        if unsettled is None or cache is None:
             return
         if cache.is_unread:
             cache.settle([0] * cache.num_rows)
-        for name, length in behind.lengths.items():
-            state, (tokens, hidden) = self._rows.get(name), behind.heard.get(name, ([], None))
+        for name, length in unsettled.lengths.items():
+            state, (tokens, hidden) = self._rows.get(name), unsettled.heard.get(name, ([], None))
             if state is None:
                 continue
             cache.truncate(self._order.index(name), length)

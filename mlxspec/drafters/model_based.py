@@ -210,11 +210,11 @@ class ModelDrafter(Drafter):
         state = self._rows.get(row)
         if state is None or self._cache is None:
             return None
-        behind = length - self._length(row)
-        if behind < 0:
+        missing = length - self._length(row)
+        if missing < 0:
             return None  # it has run further: never so where the target's length is asked for
-        if behind:
-            self._run({row: state.take_first(behind)}, "none")
+        if missing:
+            self._run({row: state.take_first(missing)}, "none")
         skipped = state.num_skipped
         cells = self._cache.snapshot(self._order.index(row), max(0, start - skipped))
         return _of_tokens(cells, start, skipped)

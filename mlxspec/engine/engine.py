@@ -382,7 +382,7 @@ class Engine(EngineApi):
 
     def _read(self) -> None:
         """Read a chunk of prompts. Rows join only where no drafted round is on its way: `_round` reads that one first."""
-        if self._pipeline.is_open:
+        if not self._prefills or self._pipeline.is_open:
             return
         for prefill, end in self._prefills.pieces(self.memory.chunk, is_busy=bool(self._rows)):
             self._pipeline.share()

@@ -125,7 +125,7 @@ class Prefill:
         end = min([grid, *self._stops[at : at + 1], len(self.request.prompt)])
         return end if self.request.seen is None else self.request.seen.images.edge(self.num_done, end)
 
-    def look(self, end: int) -> bool:
+    def read_image(self, end: int) -> bool:
         """Run the tower over the next image that is to be read up to `end` and whose rows are not there; whether there was one."""
         seen = self.request.seen
         if seen is None:

@@ -48,7 +48,7 @@ class Prefills:
             if left < chunk and end - prefill.num_done > left:
                 return
             self._turns.took()
-            if _look(prefill, end):
+            if _read_image(prefill, end):
                 yield prefill, None
                 return
             left -= end - prefill.num_done
@@ -64,10 +64,10 @@ class Prefills:
         return ready
 
 
-def _look(prefill: Prefill, end: int) -> bool:
-    """Whether an image of the prompt has gone through the tower, or failed to."""
+def _read_image(prefill: Prefill, end: int) -> bool:
+    """Whether an image of the prompt went through the tower, or failed to."""
     try:
-        return prefill.look(end)
+        return prefill.read_image(end)
     except Exception as error:
         prefill.request.fail(error)
         return True

@@ -44,7 +44,7 @@ STOP_SECONDS = 5.0
 _OBEYS_FOR = 0.05  # seconds in which commands are obeyed between two rounds: rows do not wait for a hundred new requests
 _FLUSH_SECONDS = 1.5  # at the end, in which what waits for the disk is written
 _DISK_SECONDS = 0.005  # between two looks whether the disk takes more
-_LOOKS_EVERY = 0.5  # seconds between two looks at a busy engine's memory
+_NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is noted
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Worker:
         self._why: BaseException | None = None
         self._engine: Engine | None = None
         self._rehearsal: Iterator[None] | None = None  # while any of it is left
-        self._looked_at = 0.0
+        self._noted_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
         self._thread = thread or EngineThread()
         atexit.register(self._exit)
@@ -245,7 +245,7 @@ class Worker:
             self._changed.notify_all()
         self._rehearsal = rehearse(engine)
         try:
-            self._look(engine)
+            self._note_load(engine)
             while self._obey(engine):
                 if not engine.is_idle:
                     self._step(engine)
@@ -253,7 +253,7 @@ class Worker:
                     self._rehearse(self._rehearsal)
                 else:
                     engine.prefix.work(is_busy=False)
-                self._look(engine)
+                self._note_load(engine)
         except RankError as error:
             self._end("failed", error)
         except BaseException as error:
@@ -303,10 +303,10 @@ class Worker:
         except Exception:
             self._rehearsal = None
 
-    def _look(self, engine: Engine) -> None:
+    def _note_load(self, engine: Engine) -> None:
         now = time.monotonic()
-        if engine.is_idle or now - self._looked_at > _LOOKS_EVERY:
-            self._looked_at = now
+        if engine.is_idle or now - self._noted_at > _NOTES_EVERY:
+            self._noted_at = now
             self.load = Load(
                 engine.num_running,
                 engine.num_waiting,

@@ -21,7 +21,7 @@ class NoiseStream(IntEnum):
 
     TARGET = 0  # the choice of a token, also from what a rejection leaves
     DRAFT = 0x6A09E667F3BCC908  # a drafter's own choice
-    ACCEPT = 0x3B67AE8584CAA73B  # whether a draft stands
+    ACCEPT = 0x3B67AE8584CAA73B  # whether a draft is accepted
 
 
 class Shifted(NamedTuple):

@@ -28,8 +28,8 @@ def reject(
         q = mx.softmax(draft, axis=-1, precise=True)
         q_x = mx.take_along_axis(q, column, axis=-1)[:, 0]
         rest = mx.maximum(p - q, 0.0)
-    stands = uniform * q_x < p_x
+    is_accepted = uniform * q_x < p_x
     # rounding may leave nothing where p and q are equal: then any of p will do
     rest = mx.where(mx.max(rest, axis=-1, keepdims=True) > 0, rest, p)
     other = mx.argmax(mx.log(rest) + noise, axis=-1)
-    return mx.where(stands, drafted, other).astype(mx.int32)
+    return mx.where(is_accepted, drafted, other).astype(mx.int32)
