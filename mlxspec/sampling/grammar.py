@@ -6,7 +6,9 @@ A `Grammar` is one request's matcher. It advances by committed tokens only. Look
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -27,6 +29,7 @@ _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_s
 ROUND_SECONDS = 0.1
 _CUTS_DRAFTS = 4  # a grammar that has used one part of so many of its share cuts its drafts
 _MAX_STATES, _STATE_BYTES = 16_384, 2048  # of the lexer; llguidance says that one takes 1 to 2 kB
+_GRAMMARS_KEPT = 4
 _TEXT_FACTOR = 64  # bytes that a byte of a grammar comes to, compiled
 
 
@@ -41,19 +44,27 @@ def grammar_bytes(params: SamplingParams) -> int:
 
 
 class GrammarCompiler:
-    """Makes matchers for one vocabulary."""
+    """Makes matchers for one vocabulary. The last few are kept: clients send the same tools and schemas with every request."""
 
     def __init__(self, vocabulary: TokenBytes) -> None:
         self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
 
     def compile(self, params: SamplingParams) -> Grammar:
-        """Ready for its first token. Raises GrammarError with the compiler's own words, also where no text is of the language.
+        """Ready for its first token; `copy` it for each row. Raises GrammarError with the compiler's own words, also where no text is of
+        the language.
 
         May take seconds for a grammar of tens of kilobytes, most of them without Python's lock. May be called in any thread.
         """
         from llguidance import LLMatcher, LLParserLimits
 
         what, text = _source(params)
+        with self._lock:
+            known = self._kept.get((what, text))
+            if known is not None:
+                self._kept.move_to_end((what, text))
+                return known
         limits = LLParserLimits(max_lexer_states=_MAX_STATES)
         wrong = _first_line(LLMatcher.validate_grammar(text, self._tokenizer, limits=limits))
         if wrong and not wrong.startswith("WARNING"):
@@ -67,6 +78,10 @@ class GrammarCompiler:
             grammar.forced()
         except GrammarError as error:
             raise GrammarError(f"The {what} cannot be used: {grammar.trouble}.") from error
+        with self._lock:
+            self._kept[what, text] = grammar
+            while len(self._kept) > _GRAMMARS_KEPT:
+                self._kept.popitem(last=False)
         return grammar
 
     @cached_property
