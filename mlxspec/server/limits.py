@@ -31,7 +31,7 @@ class ServerLimits:
     max_depth: int = 100
     max_values: int = 400_000
     max_answers: int = 128
-    max_grammar: int = 64 << 10
+    max_grammar: int = 256 << 10
     max_bad_words: int = 32 << 10
     max_requests: int = 256
     max_bodies: int = 64 << 20
