@@ -4,9 +4,9 @@
     python scripts/bench_gpu.py [--shape 0.8B 9B] [--tokens 128] [--rounds 3] [--json FILE]
 
 For each shape: time of a verify of 1 to 8 tokens and the bandwidth at which it reads the weights; then MTP decoding at each depth against
-plain decoding, in turn. The head really runs and its time counts, but its tokens are replaced: as many of each draft are right as stood at
-that place of the demo family's recorded answers. Texts are compared; no speed-up is given where they differ. `tiny` is for trying the
-script itself. Made for an NVIDIA GPU (the extra `cuda`) or a Mac; a CPU can run it and says nothing about either.
+plain decoding, in turn. The head really runs and its time counts, but its tokens are replaced: as many of each draft are right as were
+accepted at that place of the demo family's recorded answers. No speed-up is given where texts differ. `tiny` is for trying the script.
+Made for an NVIDIA GPU (the extra `cuda`) or a Mac; a CPU can run it and says nothing about either.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 class Recorded(Mtp):
     """The head with its tokens replaced: it costs what it costs, and is right as often as the record says.
 
-    text: what plain decoding says behind the prompt of `num_prompt` tokens. stood: at each place, how many tokens of a draft stand.
+    text: what plain decoding says behind the prompt of `num_prompt` tokens. accepted: at each place, how many tokens of a draft are right.
     """
 
     def __init__(self, head: Qwen35Mtp, max_context: int, vocab_size: int) -> None:
@@ -79,19 +79,19 @@ class Recorded(Mtp):
         self._vocab_size = vocab_size
         self.text: Sequence[int] = ()
         self.num_prompt = 0
-        self.stood: Sequence[int] = (0,)
+        self.accepted: Sequence[int] = (0,)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         drafts = super().propose(asks, sampler)
         return [self._replaced(ask, draft) for ask, draft in zip(asks, drafts, strict=True)]
 
     def propose_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> None:
-        """Rounds wait: what the record says depends on the place, which nobody knows before."""
+        """Rounds wait: what the record says depends on the place, which is unknown before."""
 
     def _replaced(self, ask: Ask, draft: Draft) -> Draft:
         place = len(ask.history) - self.num_prompt
         true = list(self.text[place : place + draft.length])
-        right = self.stood[place % len(self.stood)]
+        right = self.accepted[place % len(self.accepted)]
         said = [t if i < right else (t + 1) % self._vocab_size for i, t in enumerate(true)]
         said += [0] * (draft.length - len(said))
         own = mx.array(draft.tokens).astype(mx.int32)  # computed all the same
@@ -198,7 +198,7 @@ def _decode(engine: Engine, drafter: Recorded, tokens: int, rounds: int) -> dict
     found: dict[str, Any] = {"decode": {}}
     print("record      depth   tok/s plain   drafting   speed-up   accepted   tokens a round")
     for name, workload in read_traces(TRACES).items():
-        drafter.stood = [
+        drafter.accepted = [
             int(n) for answer in workload.answers if "mtp" in answer for n in answer["mtp"].stood
         ]
         for depth in DEPTHS:

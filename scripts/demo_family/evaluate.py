@@ -47,7 +47,7 @@ tags: [speculative-decoding, demo]
 # mlxspec demo, {member}
 
 It exists so that every path of mlxspec runs for real on a fresh machine, offline. It demonstrates an engine. It is not a useful assistant,
-and nobody should quote its answers as facts. It was trained from nothing on the standard library of CPython and conversations generated
+and its answers are not to be relied on. It was trained from nothing on the standard library of CPython and conversations generated
 from it, and on nothing else: no other model's output, no web text. `SOURCES.txt` one folder up lists every file, its SHA-256, and whether
 it was held out. See `LICENSE` and `NOTICE`.
 

@@ -15,8 +15,8 @@ def test_recorded_acceptance_is_what_the_engine_sees() -> None:
     plain = engine.generate(prompt, params, spec=SpecConfig(policy="fixed"))
     drafter.text, drafter.num_prompt = plain.tokens, len(prompt)
     spec = SpecConfig(drafters=("mtp",), policy="fixed", n_max=3)
-    for stood, a_round in ((0, 1.0), (1, 2.0), (3, 4.0)):
-        drafter.stood = [stood]
+    for accepted, a_round in ((0, 1.0), (1, 2.0), (3, 4.0)):
+        drafter.accepted = [accepted]
         result = engine.generate(prompt, params, spec=spec)
         assert result.tokens == plain.tokens
         assert result.stats.tokens_per_round == pytest.approx(a_round, rel=0.1)
