@@ -23,7 +23,7 @@ _NORMS = (
     ".k_norm.weight",
 )
 _MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
-_TELLING = (".q_norm.weight", ".k_norm.weight")
+QK_NORMS = (".q_norm.weight", ".k_norm.weight")
 HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
 
 
@@ -41,11 +41,12 @@ def sanitize_qwen3(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
     return (without_tied_head(trunk) if tied else trunk), {}
 
 
-def head_of(weights: Weights, trunk: Mapping[str, mx.array], *, raw: bool | None = None) -> Weights:
-    """The MTP head out of a folder of its own, or out of another model's, for a trunk that is loaded. Empty where there is none. raw:
-    whether its norms are zero-centred; None: the other tensors of `weights` tell, or its own values."""
+def head_of(weights: Weights, qk_norms: Mapping[str, mx.array], *, raw: bool | None = None) -> Weights:
+    """The MTP head out of a folder of its own, or out of another model's. Empty where there is none. qk_norms: the trunk's weights of query
+    and key norms, before its layers were fused. raw: whether the head's norms are zero-centred; None: the other tensors of `weights` tell,
+    or its own values."""
     rest, head = split_mtp(weights)
-    return normalize_mtp(head, trunk, raw=is_raw(rest) if raw is None else raw)
+    return normalize_mtp(head, qk_norms, raw=is_raw(rest) if raw is None else raw)
 
 
 def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
@@ -95,7 +96,7 @@ def normalize_mtp(head: Weights, trunk: Mapping[str, mx.array], *, raw: bool) ->
 
 
 def _lies_below(head: Mapping[str, mx.array], trunk: Mapping[str, mx.array]) -> bool:
-    own, theirs = ([v for k, v in w.items() if k.endswith(_TELLING)] for w in (head, trunk))
+    own, theirs = ([v for k, v in w.items() if k.endswith(QK_NORMS)] for w in (head, trunk))
     return bool(own and theirs) and _mean(own) < _mean(theirs) - 0.5
 
 

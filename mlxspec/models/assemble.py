@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx.utils import tree_flatten
 from mlxspec.errors import ModelError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.loading.names import printable
+from mlxspec.loading.qwen_weights import QK_NORMS
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision, parts_of, parts_read
 from mlxspec.models.adapters import fuse_adapter
 from mlxspec.models.fill import Stays, evaluate, fill, foreign_format, quantize_floats, slowness_notice
@@ -37,7 +39,8 @@ _CONTEXT = 8192  # tokens of a row by which ranks are compared
 class Assembled(NamedTuple):
     """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder.
     unsupported_head: why an MTP head of this model cannot be run, None where it can. vision: what the model has for images, its tower's
-    weights not evaluated; None where it reads none, and then no_images says why in one sentence."""
+    weights not evaluated; None where it reads none, and then no_images says why in one sentence. qk_norms: weights of query and key norms
+    as they were before layers were fused, by which a head's norms are judged."""
 
     model: Trunk
     config: Config
@@ -47,6 +50,7 @@ class Assembled(NamedTuple):
     unsupported_head: str | None = None
     vision: Vision | None = None
     no_images: str = "Images were not asked for when the model was loaded."
+    qk_norms: Mapping[str, mx.array] = MappingProxyType({})
 
 
 def assemble(
@@ -103,6 +107,7 @@ def assemble_lazily(
         head_is_packed = bool(fill(mtp, head, dtype, "The MTP head", foreign))
         if packed and not head_is_packed:
             quantize_floats(mtp, draft_bits)
+    qk_norms = {name: value for name, value in tree_flatten(model.parameters()) if name.endswith(QK_NORMS)}
     for module in (model, mtp):
         if module is not None:
             module.fuse()
@@ -134,7 +139,7 @@ def assemble_lazily(
     lacks_head = (
         not head and refused is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
     )
-    return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused, vision, no_images)
+    return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused, vision, no_images, qk_norms)
 
 
 def widest_share(config: Mapping[str, Any], size: int, model: Trunk) -> Trunk:

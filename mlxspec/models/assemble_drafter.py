@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.qwen_weights import head_of
@@ -44,7 +43,7 @@ def assemble_head_lazily(
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
     if target.unsupported_head is not None:
         raise ModelError(f"There is no drafting with this model's MTP head: {target.unsupported_head}.")
-    head = head_of(read(), dict(tree_flatten(target.model.parameters())))
+    head = head_of(read(), target.qk_norms)
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
     mtp = Qwen35Mtp(target.config, target.model)

@@ -21,6 +21,7 @@ from zoo import Zoo
 import mlxspec
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.demo import TARGET
 from mlxspec.errors import ConfigError, ModelError
 from tests.tiny_models import VOCAB, tokenizer
 
@@ -150,6 +151,25 @@ def test_a_head_of_its_own(zoo: Zoo, lender: str, tmp_path: Path) -> None:
             "ngram-simple",
             "mtp",
         )
+
+
+@pytest.mark.parametrize("norms", ["raw", "shifted"])
+@pytest.mark.parametrize("prefix", ["mtp.", ""])
+def test_a_head_alone_is_accepted_whether_its_norms_are_shifted_or_not(
+    norms: str, prefix: str, tmp_path: Path
+) -> None:
+    """The demo's own head, in a folder as converters write them."""
+    stored = mx.load(str(TARGET / "model.safetensors"))
+    own = {k.removeprefix("mtp."): v for k, v in stored.items() if k.startswith("mtp.")}
+    if norms == "shifted":
+        own = {k: v.astype(mx.float32) + 1 if "norm" in k and v.ndim == 1 else v for k, v in own.items()}
+    save(tmp_path / "model.safetensors", {prefix + k: v for k, v in own.items()})
+    config = {"model_type": "qwen3_5_mtp", "text_config": json.loads((TARGET / "config.json").read_text())}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    engine = mlxspec.load("demo", draft="mtp", draft_model=str(tmp_path), spec=FIXED)
+    chat = [{"role": "user", "content": "what does os.path.join do?"}]
+    done = engine.chat(chat, SamplingParams(max_tokens=40, temperature=0.0)).stats.drafters["mtp"]
+    assert done.num_accepted > 0.8 * done.num_drafted > 8
 
 
 def zoo_with_head(zoo: Zoo, folder: Path) -> Path:
