@@ -40,7 +40,7 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp  # noqa: E402
 from mlxspec.models.registry import architecture  # noqa: E402
 from mlxspec.sampling.sampler import BatchSampler  # noqa: E402
 
-TRACES = ROOT / "tests" / "speculation" / "traces.npz"
+TRACES = ROOT / "tests" / "policy" / "traces.npz"
 BITS, GROUP = 4, 64
 DEPTHS = (1, 2, 3, 4)
 WIDTHS = tuple(range(1, 9))

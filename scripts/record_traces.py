@@ -37,7 +37,7 @@ from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "tests" / "speculation" / "traces.npz"
+OUT = ROOT / "tests" / "policy" / "traces.npz"
 DRAFTERS = (
     "mtp",
     "draft-model",

@@ -2,14 +2,13 @@
 """How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--sensitivity] [--alone] [--like NAME=NAME]
+                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--alone] [--like NAME=NAME]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
 --rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
 workload and of all mixed. --alone: the controller with all of --drafters beside the controller with the lookups and one of those that run a
 model. --like dflash=mtp, with --alone: the first says what the second said, seven tokens at most, so that costs alone tell them apart.
---sensitivity: what halving and doubling each of the policy's constants does to the worst and to the mean cell.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from simulation.machines import MACHINES
@@ -33,10 +32,7 @@ from simulation.report import (
 from simulation.requests import MODELS
 from simulation.traces import read_traces, said_alike
 
-from mlxspec.errors import ConfigError
-from mlxspec.policy.constants import Constants
-
-TRACES = Path(__file__).resolve().parent.parent / "tests" / "speculation" / "traces.npz"
+TRACES = Path(__file__).resolve().parent.parent / "tests" / "policy" / "traces.npz"
 
 
 def main() -> None:
@@ -53,7 +49,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--sensitivity", action="store_true")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--like", default="")
     options = parser.parse_args()
@@ -62,15 +57,6 @@ def main() -> None:
     machines = [m for m in MACHINES if m.name in options.curves.split(",")]
     lengths = [int(n) for n in options.lengths.split(",")]
     drafters = options.drafters.split(",")
-    if options.sensitivity:
-        settings = [
-            (options.traces, name, length, machines, options.requests, drafters)
-            for name in names
-            for length in lengths
-        ]
-        with ProcessPoolExecutor(options.jobs) as pool:
-            _print_sensitivity(settings, pool)
-        return
     if options.alone:
         settings = [
             (options.traces, options.like, name, length, machines, options.requests, drafters)
@@ -137,14 +123,6 @@ def _job(job):  # type: ignore[no-untyped-def]
     return run_cells(read_traces(path)[name], length, machines, count=count, drafters=drafters)
 
 
-def _ratios_job(job):  # type: ignore[no-untyped-def]
-    (path, name, length, machines, count, drafters), constants = job
-    found = auto_over_plain(
-        read_traces(path)[name], length, machines, constants, count=count, drafters=drafters
-    )
-    return {f"{cell}, {length}": ratio for cell, ratio in found.items()}
-
-
 def _alone_job(setting):  # type: ignore[no-untyped-def]
     """Per cell: its name, speed over plain decoding with all drafters, and with the lookups and each that runs a model."""
     path, like, name, length, machines, count, drafters = setting
@@ -155,7 +133,7 @@ def _alone_job(setting):  # type: ignore[no-untyped-def]
     sets = {d: [*lookups, d] for d in drafters if d in MODELS}
 
     def ratios(some: list[str]) -> dict[str, float]:
-        return auto_over_plain(workload, length, machines, Constants(), count=count, drafters=some)
+        return auto_over_plain(workload, length, machines, count=count, drafters=some)
 
     every, single = ratios(drafters), {d: ratios(some) for d, some in sets.items()}
     return [
@@ -172,37 +150,6 @@ def _print_alone(lines: list[tuple[str, float, dict[str, float]]]) -> None:
         print(f"| {cell} | {ratio:.3f} | {each} | {ratio / max(single.values()):.3f} |")
     worst_cell, ratio, single = min(lines, key=lambda line: line[1] / max(line[2].values()))
     print(f"\nworst: {ratio / max(single.values()):.3f} ({worst_cell})")
-
-
-def _print_sensitivity(settings: list, pool: ProcessPoolExecutor) -> None:
-    """One line a constant and factor: how the worst cell and the mean of all cells change, in percent."""
-
-    def cells(constants: Constants) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for some in pool.map(_ratios_job, [(s, constants) for s in settings]):
-            found |= some
-        return found
-
-    before = cells(Constants())
-    least = min(before, key=before.__getitem__)
-    mean = sum(before.values()) / len(before)
-    print(f"as it is: worst cell {before[least]:.3f} ({least}), mean cell {mean:.3f}\n")
-    print("| constant | value | factor | worst cell | mean cell | worst change of a cell |")
-    print("|---|---|---|---|---|---|")
-    for field in fields(Constants):
-        value = getattr(Constants(), field.name)
-        for factor in (0.5, 2.0):
-            try:
-                found = cells(replace(Constants(), **{field.name: factor * value}))
-            except ConfigError:  # an account's cap is at least its credit
-                continue
-            worst_change = min(found, key=lambda c: found[c] / before[c])
-            print(
-                f"| {field.name} | {value:g} | {factor:g} | {min(found.values()):.3f} "
-                f"| {100 * (sum(found.values()) / len(found) / mean - 1):+.2f} % "
-                f"| {100 * (found[worst_change] / before[worst_change] - 1):+.1f} % ({worst_change}) |",
-                flush=True,
-            )
 
 
 def _group_job(job):  # type: ignore[no-untyped-def]

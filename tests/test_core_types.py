@@ -25,7 +25,7 @@ COMPARES = re.compile(
 ELSEWHERE = (
     "tests/metal/",
     "tests/bench/",
-    "tests/speculation/",
+    "tests/policy/",
     "tests/loading/",
     "tests/test_compiled.py",
     "tests/test_core_types.py",

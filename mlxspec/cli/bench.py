@@ -125,12 +125,12 @@ def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> 
     """Each drafter alone, at several depths, on the first prompt of every workload that is not sampled."""
     from mlxspec.bench import plots, tune
     from mlxspec.bench.workloads import read_workloads
-    from mlxspec.policy import calibrate
+    from mlxspec.engine import measure
 
     prompts = [w.prompts[0] for w in read_workloads(engine, names) if not w.temperature]
     if not prompts:
         raise ConfigError("--plot needs a workload that is not sampled.")
-    costs, _ = calibrate.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
+    costs, _ = measure.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
     with Waiting("plotting") as wait:
         _, scores = tune.compare(
             engine, prompts, tune.contestants(engine), repeat=2, max_tokens=max_tokens, told=wait.tell

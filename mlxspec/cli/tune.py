@@ -1,6 +1,6 @@
 """`mlxspec tune`: what rounds and drafts cost on this machine with this model, every drafter beside plain decoding, and what follows.
 
-Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and policy.calibrate.
+Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and engine.measure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlxspec.errors import ConfigError
 if TYPE_CHECKING:
     from mlxspec.bench.tune import Reduced, Score
     from mlxspec.engine.engine import Engine
-    from mlxspec.policy.cost import CostModel
+    from mlxspec.policy.costs import CostModel
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
@@ -71,12 +71,10 @@ def run(args: argparse.Namespace) -> int:
     device.compile_kernels()  # what is measured is worth waiting for
     engine = bench.with_lookups(options.load_engine(args, spec), args.draft == "auto")
     prompts = encoded(engine, texts)
-    from mlxspec.policy import calibrate
+    from mlxspec.engine import measure
 
     with Waiting("measuring what rounds cost here"):
-        costs, path = calibrate.measured_costs(
-            engine.model, engine.chain.drafters, engine.config, engine.name
-        )
+        costs, path = measure.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
     engine.follow(costs)
     with Waiting("measuring") as wait:
         plain, scores = bench.compare(

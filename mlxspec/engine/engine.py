@@ -32,6 +32,7 @@ from mlxspec.engine.api import EngineApi, Prompt, Result
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.group import ProcessGroup
 from mlxspec.engine.image_prompt import NO_IMAGES
+from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.memory import EngineMemory, default_budget
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.engine.prefill import Prefill
@@ -58,9 +59,8 @@ from mlxspec.models.layers import add_alike
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
-from mlxspec.policy.calibrate import guessed_costs
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import CostModel
+from mlxspec.policy.costs import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
 

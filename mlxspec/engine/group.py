@@ -27,7 +27,7 @@ from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.stats import EngineStats
 from mlxspec.models.base import Model
-from mlxspec.policy.cost import CostModel
+from mlxspec.policy.costs import CostModel
 from mlxspec.policy.drafting import Drafting
 
 

@@ -23,6 +23,7 @@ from mlxspec.engine.drafter_choice import (
     unused_kv_bits_notice,
 )
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.measure import allowance
 from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
 from mlxspec.engine.ranks.peers import Peers
@@ -37,7 +38,6 @@ from mlxspec.models.fill import check_finite, evaluate
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
-from mlxspec.policy.calibrate import allowance
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 

@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.measure import WARM, BareDrafts, BareRounds, widths
 from mlxspec.engine.request import described
 from mlxspec.errors import RankError
 from mlxspec.kernels import qmv_rows, races
@@ -21,7 +22,6 @@ from mlxspec.models.base import Model
 from mlxspec.models.reads import plateau_ends
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device
-from mlxspec.policy.bare_rounds import WARM, BareDrafts, BareRounds, widths
 
 _CATCH_UP = (1, 2, 3, 4, 5, 2)  # tokens a drafter has not run, as rounds leave them behind
 _DEPTH = 4
@@ -57,7 +57,8 @@ def pieces(engine: Engine) -> Iterator[None]:
                 _draft(drafter, engine.model)
             yield
     rounds = _begun(engine, drafts=True)
-    for width in widths(engine.model, plateau_ends(engine.model, exact=engine.config.exact)):
+    ends = plateau_ends(engine.model, exact=engine.config.exact)
+    for width in widths(engine.model, ends, rounds.widest):
         yield from _run(rounds, width)
 
 

@@ -1,6 +1,6 @@
-"""What the controller's drafting remembers of a row: drafts that wait for the text, and how the last rounds went.
+"""What policy auto keeps of a row: drafts that wait for the text, and how the last rounds went.
 
-Every draft is compared with the text that comes, whoever's was verified. Knows tokens and offers; asks nobody and decides nothing.
+Every draft is compared with the text that comes, whoever's was verified. Asks nobody and decides nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlxspec.drafters.base import Draft
-from mlxspec.policy.controller import PLAIN, Choice, Controller, Offer
-from mlxspec.policy.row import RowControl
+from mlxspec.policy.acceptance import Offer
+from mlxspec.policy.controller import Choice, Controller, PolicyRow
 
 
 @dataclass(kw_only=True)
-class Said:
-    """A draft waiting for its text. lasts: whether it is compared over several rounds, as probes are; others are judged by one."""
+class PendingDraft:
+    """A draft waiting for its text. lasts: it is compared over several rounds, as probes are; others are judged by one."""
 
     offer: Offer
     tokens: list[int]
@@ -27,7 +27,7 @@ class Said:
 class Picked:
     """What a row's draft of this round is, before it is cut to what pays."""
 
-    choice: Choice = PLAIN
+    choice: Choice
     draft: Draft | None = None
     offer: Offer | None = None
 
@@ -35,55 +35,50 @@ class Picked:
 @dataclass(kw_only=True, eq=False)
 class AutoRow:
     """queued: tokens each model drafter has not run. calm: plain rounds in a row. emitted: tokens of the round just read; rested: of plain
-    rounds before it that the controller has not been told of. plain: tokens so far, and the seconds they would have taken in plain
-    rounds."""
+    rounds before it that the controller has not been told of. used_lookup: the last decided round took a lookup's offer. plain: tokens so
+    far, and the seconds they would have taken in plain rounds."""
 
-    control: RowControl
-    said: list[Said] = field(default_factory=list)
+    control: PolicyRow
+    waiting: list[PendingDraft] = field(default_factory=list)
     queued: dict[str, int] = field(default_factory=dict)
     calm: int = 0
     emitted: int = 0
     rested: int = 0
-    looked_up: bool = False
+    used_lookup: bool = False
     plain: tuple[int, float] = (0, 0.0)
 
     def observe(self, tokens: Sequence[int], control: Controller, catch_up: int) -> None:
         """The text goes on: drafts that waited for it are judged. catch_up: tokens a model drafter lets queue before it runs them."""
-        for name, waiting in self.queued.items():
-            waiting += len(tokens)
-            self.queued[name] = waiting if waiting <= catch_up else 1
-        if self.said:
-            self._judge(tokens, control)
-
-    def ask_anew(self) -> None:
-        """What lookups said of this text they are asked for again."""
-        if self.said:
-            self.said = [s for s in self.said if s.lasts]
-
-    def forget_behind(self, picked: Picked, width: int) -> None:
-        """By rejection more stands than equals the text: only what is verified tells how much."""
-        last = self.said[-1] if self.said else None
-        if last is not None and last.offer is picked.offer:
-            self.said.pop()
-            if width:
-                sure = last.offer.confidences
-                offer = last.offer._replace(length=width, confidences=None if sure is None else sure[:width])
-                self.said.append(Said(offer=offer, tokens=last.tokens[:width]))
-
-    def _judge(self, tokens: Sequence[int], control: Controller) -> None:
-        staying = []
-        for said in self.said:
-            said.heard += tokens[: len(said.tokens) - len(said.heard)]
-            same = _same(said.tokens, said.heard)
-            if said.lasts and same == len(said.heard) < len(said.tokens):
-                staying.append(said)
+        for name, queued in self.queued.items():
+            queued += len(tokens)
+            self.queued[name] = queued if queued <= catch_up else 1
+        waiting, self.waiting = self.waiting, []
+        for draft in waiting:
+            draft.heard += tokens[: len(draft.tokens) - len(draft.heard)]
+            matched = _matched(draft.tokens, draft.heard)
+            if draft.lasts and matched == len(draft.heard) < len(draft.tokens):
+                self.waiting.append(draft)
             else:
                 # the draft may be shorter than the text: all of it is known then
-                control.learn(self.control, said.offer, same, len(said.heard))
-        self.said = staying
+                control.learn(self.control, draft.offer, matched, len(draft.heard))
+
+    def ask_anew(self) -> None:
+        """What lookups offered for this text they are asked for again."""
+        self.waiting = [w for w in self.waiting if w.lasts]
+
+    def forget_behind(self, offer: Offer | None, width: int) -> None:
+        """By rejection more is accepted than equals the text: only what is verified tells how much."""
+        if not self.waiting or self.waiting[-1].offer is not offer:
+            return
+        last = self.waiting.pop()
+        if width:
+            sure = last.offer.confidences
+            cut = last.offer._replace(length=width, confidences=None if sure is None else sure[:width])
+            self.waiting.append(PendingDraft(offer=cut, tokens=last.tokens[:width]))
 
 
-def _same(draft: Sequence[int], text: Sequence[int]) -> int:
+def _matched(draft: Sequence[int], text: Sequence[int]) -> int:
+    """How many tokens at the beginning of the draft are those of the text."""
     for i, (drafted, came) in enumerate(zip(draft, text, strict=False)):
         if drafted != came:
             return i

@@ -1,484 +1,447 @@
-"""Chooses for each round the drafter and the length of draft with the most expected tokens a second. Plain decoding is always a choice.
+"""Chooses for each round who drafts, how long, and how much of each draft is verified: the choice with the largest expected gain.
 
-A round asks three questions. `choose`: given what lookup offers (it costs next to nothing) and what model drafters are expected to
-gain, who drafts for each row? `trim`: now that drafts and their confidences are there, how many tokens of each are verified? `learn`:
-the text has come, which of its tokens had been drafted?
+    gain = expected accepted tokens - rate x (seconds of the round - seconds of a plain round)
 
-Drafts that lost, were trimmed, or were only made to probe a drafter teach like verified
-ones; a verify is never paid to learn.
+rate: the row's tokens a second. Plain decoding gains 0. A round whose worst case the rows' accounts cannot pay is not run (account.py). A
+drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe.
 
-Nothing is chosen that the rows' account (account.py) cannot pay at worst. Within that values are in tokens: a row's share of a plain round
-costs `share` seconds and gives one token; a round of value v gives v tokens more than the same time spent at the row's going rate. Knows
-costs and estimates as numbers; knows no tokens, no arrays, no clock.
+The calls of a round are `choose`, `drafted` for each draft that a model made, `trim`, and when the round has been read `learn` for each
+draft and `spent`. Rounds may be decided late: `choose` and `trim` need no outcome of rounds that have not been read, however many there
+are, because the accounts reserve their worst cases. Such rounds are told to `spent` in their order, each with its own decision.
+
+Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import NamedTuple
 
-from mlxspec.policy.account import Account, balance
-from mlxspec.policy.constants import Constants
-from mlxspec.policy.cost import MAX_TOKENS, MODEL_DEPTH, CostModel, Curve, DraftCost
-from mlxspec.policy.estimate import Calibration, RowEstimate
-from mlxspec.policy.row import Bursts, Mood, Promise, RowControl
-from mlxspec.policy.widths import (
-    SHARED_DEPTHS,
-    best_at,
-    best_ratio,
-    best_steps,
-    careful,
-    payable,
-    pays_in_turn,
-    steps_of,
-)
+from mlxspec.policy.acceptance import MODEL_DEPTH, SPELL, TRUST, Acceptance, Offer
+from mlxspec.policy.account import CAP, EARN, Account
+from mlxspec.policy.costs import FADE, MAX_TOKENS, CostModel, Curve
 
-
-class Offer(NamedTuple):
-    """A draft somebody made: how many tokens, and how sure of each, if known. backing: how many tokens before it the same place would have
-    said right, if known."""
-
-    drafter: str
-    length: int
-    confidences: Sequence[float] | None = None
-    backing: int | None = None
+MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
+PRUDENCE = 1.06  # how many times a wider forward counts: curves are never quite right, and too wide costs more than too narrow
+PROBE_DEPTH = 3  # tokens of a probe
+PROBE_SHARE = 0.3  # of what the account can pay: a probe that shows nothing leaves enough for a draft
+PROBE_COST = 1.5  # plain rounds: most that a probe may cost, catch-up included
+SHARED_DEPTHS = (3, 16, 32, 63)  # lengths that drafts of several rows are cut to: few shapes of rounds
+_QUICK = 0.25  # share of its distance from certainty by which one token moves a row's own odds
+_STAY = 0.98  # how much of the way the odds stay where an outcome moved them
+_FAR = 8.0  # most that a row's odds are from those of other rows
 
 
 class Choice(NamedTuple):
-    """Who drafts for a row. offer: index of the lookup offer taken; model: the model drafter asked for `depth` tokens; a `probe`
-    is asked to look at it, not because it is expected to gain. value: tokens it is expected to gain beyond plain decoding. extra: seconds
-    that a probe takes, or a drafter that is asked in place of a better one beyond what that one takes."""
+    """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked for `depth` tokens. probe: to see
+    whether it would pay, not because it is expected to. gain: tokens expected beyond plain decoding. price: seconds of drafting at most."""
 
     offer: int | None = None
     model: str | None = None
     depth: int = 0
     probe: bool = False
-    value: float = 0.0
-    extra: float = 0.0
+    gain: float = 0.0
+    price: float = 0.0
 
 
 PLAIN = Choice()
 
 
-class _Call(NamedTuple):
-    """One call of a model drafter for several rows: its longest draft, tokens to catch up on, rows."""
+class Decision(NamedTuple):
+    """A decided round. widths: by row, how many drafted tokens are verified. worst: plain rounds by which it may be late, None if it is
+    plain."""
 
-    depth: int = 0
-    queued: int = 0
-    num_rows: int = 0
+    widths: list[int]
+    worst: float | None = None
 
-    def with_row(self, depth: int, queued: int) -> _Call:
-        return _Call(max(self.depth, depth), self.queued + queued, self.num_rows + 1)
 
-    def seconds(self, cost: DraftCost) -> float:
-        return cost.seconds(self.depth, self.queued, self.num_rows)
+class PolicyRow:
+    """What the controller remembers of one row; made by `Controller.open`.
+
+    odds: by drafter, the row's own factor on the odds of acceptance. streak: by lookup, tokens said right up to the end of the text. reach:
+    by model drafter, the mean reach of its drafts in this row, and their number. spell: rounds between drafts of lookups, which a model
+    drafter shares a catch-up among. is_drafting: its last decided round was not plain.
+    """
+
+    __slots__ = (
+        *("account", "bucket", "is_drafting", "kind", "odds", "reach", "seconds", "since"),
+        *("spell", "streak", "tokens"),
+    )
+
+    def __init__(self, kind: str, bucket: int, rate: float, plain: float) -> None:
+        self.kind, self.bucket, self.account = kind, bucket, Account()
+        self.tokens, self.seconds = SPELL * rate, SPELL * plain if rate else 0.0  # both fade
+        self.odds: dict[str, float] = {}
+        self.streak: dict[str, int] = {}
+        self.reach: dict[str, tuple[list[float], float]] = {}
+        self.spell, self.since = SPELL, 0
+        self.is_drafting = False
 
 
 class Controller:
-    """One for an engine; what it learns survives its rows. max_depth: longest draft ever asked of a model."""
+    """One for an engine. What it learns is in `costs` and outlives rows."""
 
-    def __init__(
-        self, costs: CostModel, *, max_depth: int = MODEL_DEPTH, constants: Constants | None = None
-    ) -> None:
-        self.costs, self.max_depth = costs, max_depth
-        self.constants = constants or Constants()
-        self.pause = 0.0  # seconds a plain round takes longer where it could not run ahead, as behind a probe
-        self._drafting = 0.0  # seconds that the drafts chosen for this round take
-        self._calibrations: dict[tuple[str, str, int], Calibration] = {}
-        self._promises: dict[tuple[str, str, int], Promise] = {}
-        self._rates: dict[tuple[str, int], float] = {}
-        self._bursts: dict[tuple[str, int], Bursts] = {}
-        self._hopes: dict[str, float] = {}  # by kind, the share of what is for probes that new rows may spend
-        self._moods: dict[tuple[str, int], Mood] = {}
+    def __init__(self, costs: CostModel) -> None:
+        self.costs = costs
+        self._num_tokens: dict[str, int] = {}  # by kind, that have come
 
-    def open(self, kind: str, context_bucket: int) -> RowControl:
-        """A new row. kind: rows whose drafts fare alike, such as greedy ones; knowledge is shared within a kind and context bucket."""
-        key = kind, context_bucket
-        lookups = self._bursts[key].for_next_row() if key in self._bursts else Bursts(self.constants)
-        account, hope = Account(self.constants), self._hopes.get(kind, 1.0)
-        rate = self._rates.get(key, 0.0)
-        return RowControl(kind, context_bucket, rate, lookups, account, hope, self._mood(*key))
+    def open(self, kind: str, context_bucket: int) -> PolicyRow:
+        """A new row. kind: rows whose drafts fare alike, such as greedy ones."""
+        plain = self.costs.curve(context_bucket).seconds(1)
+        return PolicyRow(kind, context_bucket, self.costs.learned.rates.get(kind, 0.0), plain)
 
-    def close(self, row: RowControl) -> None:
+    def close(self, row: PolicyRow) -> None:
         """The row has ended: what was learned in it is where the next row of its kind begins."""
-        if any(self._leads(row, name, row.rate, 1) for name in row.promises):
-            self._hopes[row.kind] = 1.0
-        elif row.probed > 0.0:
-            self._hopes[row.kind] = max(self.constants.hope, 0.5 * row.hope)
-        self._keep(row)
+        for name, (reach, num_drafts) in row.reach.items():
+            self._acceptance(row, name).add(reach, num_drafts)
+        if row.seconds:
+            plain = self.costs.curve(row.bucket).seconds(1)
+            self.costs.learned.rates[row.kind] = row.tokens * plain / row.seconds
 
-    def move(self, row: RowControl, context_bucket: int) -> None:
-        """The row has grown into another bucket: what is known there counts from now on."""
-        if context_bucket != row.bucket:
-            self._keep(row)
-            row.bucket = context_bucket
-            row.estimates.clear()
-            row.promises.clear()
-            row.mood = self._mood(row.kind, context_bucket)
+    def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
+        """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
+        return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows))
 
-    def _keep(self, row: RowControl) -> None:
-        slowly = 1.0 - self.constants.fade / (2.0 * self.constants.spell)
-        for name, promise in row.promises.items():
-            key = row.kind, name, row.bucket
-            self._promises[key] = promise.add_to(self._promises.get(key, promise), row.mood, slowly)
-        self._moods[row.kind, row.bucket] = row.mood
-        self._rates[row.kind, row.bucket] = row.rate
-        self._bursts[row.kind, row.bucket] = row.lookups
+    def _acceptance(self, row: PolicyRow, name: str) -> Acceptance:
+        return self.costs.learned.of(row.kind, name)
 
-    def _mood(self, kind: str, context_bucket: int) -> Mood:
-        as_others = [1.0] * self.max_depth
-        known = self._moods.get((kind, context_bucket))
-        return Mood((as_others, as_others) if known is None else known.factors)
+    # --- chances
 
-    def promises(self, row: RowControl, name: str) -> bool:
-        """Whether a model drafter is expected to draft for a row that decodes alone."""
-        curve = self.costs.curve(row.bucket)
-        self._promise(row, name, curve, 1)
-        rate = self._rate(row, curve, 1)
-        return self._best(row, name, self.max_depth, rate, 1)[0] > self.constants.margin
+    def reaches(self, row: PolicyRow, offer: Offer, most: int = MAX_TOKENS) -> list[float]:
+        """For each token of a draft the probability that it and all before it are accepted; shorter where hardly any is."""
+        table = self._acceptance(row, offer.drafter)
+        odds, out, reach = row.odds.get(offer.drafter, 1.0), [], 1.0
+        which, cells = table.cells(offer, row.streak.get(offer.drafter, 0), most)
+        chances = table.chances[which]
+        for cell in cells:
+            chance = chances[cell]
+            reach *= chance * odds / (1.0 - chance + chance * odds)
+            out.append(reach)
+            if reach < MARGIN:
+                break
+        return out
 
-    # --- before drafting
+    def learn(self, row: PolicyRow, offer: Offer, matched: int, known: int) -> None:
+        """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference. What lies behind
+        the first wrong token was never in question."""
+        name, table = offer.drafter, self._acceptance(row, offer.drafter)
+        streak, odds = row.streak.get(name, 0), row.odds.get(name, 1.0)
+        which, cells = table.cells(offer, streak, min(offer.length, known, matched + 1))
+        for i, cell in enumerate(cells):
+            chance, accepted = table.chances[which][cell], i < matched
+            table.count(which, cell, accepted)
+            expected = chance * odds / (1.0 - chance + chance * odds)
+            odds = (odds * (1.0 + _QUICK * (accepted - expected))) ** _STAY
+        row.odds[name] = min(_FAR, max(1.0 / _FAR, odds))
+        failed = matched < min(offer.length, known)
+        row.streak[name] = 0 if failed or not offer.length else streak + matched
+
+    def _mean_reach(self, row: PolicyRow, name: str) -> list[float]:
+        """Of a model drafter's drafts in this row, and of a few drafts more that are as those of earlier rows."""
+        table = self._acceptance(row, name)
+        own = row.reach.get(name)
+        if own is None:
+            return table.reach
+        reach, num = own
+        weight = min(table.weight, SPELL)
+        return [(weight * a + num * b) / (weight + num) for a, b in zip(table.reach, reach, strict=True)]
+
+    # --- choosing who drafts
 
     def choose(
         self,
-        rows: Sequence[RowControl],
+        rows: Sequence[PolicyRow],
         offers: Sequence[Sequence[Offer]],
         models: Sequence[Mapping[str, tuple[int, int]]],
     ) -> list[Choice]:
-        """One choice a row. models: by drafter, how many tokens it may draft and how many known ones it has to catch up on."""
+        """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
+        how many known ones it has to catch up on, at most."""
         curve, num_rows = self.curve(rows), len(rows)
-        left = self._affords(rows, curve)
-        self._drafting = 0.0
-        choices: list[Choice] = []
-        calls: dict[str, _Call] = {}
-        probing = False  # one row's probe holds up all others, so they take turns
+        plain = curve.seconds(num_rows)
+        left = self._available(rows, curve, plain)
+        choices, is_probing = [], False  # one row's probe holds up all others, so they take turns
         for row, given, asked in zip(rows, offers, models, strict=True):
-            choice = self._choose(row, given, asked, curve, num_rows, left, calls)
-            if choice.offer is None and not probing:
-                probe = self._probe(row, asked, curve, rows, left, choice)
-                choice, probing = probe or choice, probe is not None
+            choice, rate = PLAIN, self._rate(row, plain, num_rows)
+            for i, offer in enumerate(given):
+                reach = _backed(self.reaches(row, offer), curve, num_rows, left)
+                gain, _ = _best(reach, rate, curve, num_rows, left)
+                if gain > max(choice.gain, MARGIN):
+                    choice = Choice(offer=i, gain=gain)
+            for name, (limit, queued) in asked.items():
+                found = self._ask(row, name, limit, queued, rate, curve, num_rows, left)
+                if found.gain > max(choice.gain, MARGIN):
+                    choice = found
+            if choice is PLAIN and asked and not is_probing:
+                choice = self._probe(row, asked, curve, num_rows, left)
+                is_probing = choice.probe
             if choice.model is not None:
-                queued = asked[choice.model][1]
-                price = self._price(choice.model, choice.depth, queued, calls)
-                self._drafting += price
-                left -= price if choice.probe else price + self._wider(curve, num_rows, choice.depth)
-                calls[choice.model] = calls.get(choice.model, _Call()).with_row(choice.depth, queued)
+                wider = 0.0 if choice.probe else curve.seconds(num_rows + choice.depth) - plain
+                left -= choice.price + wider
             choices.append(choice)
         return choices
 
-    def curve(self, rows: Sequence[RowControl], num_rows: int | None = None) -> Curve:
-        """The curve of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
-        return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows))
+    def takes_any(self, rows: Sequence[PolicyRow], offers: Sequence[Sequence[Offer]]) -> bool:
+        """Whether a lookup's offer is taken, whatever models are expected to gain."""
+        return any(c.offer is not None for c in self.choose(rows, offers, [{}] * len(rows)))
+
+    def would_draft(self, row: PolicyRow, name: str) -> bool:
+        """Whether a model drafter is expected to gain for a row that decodes alone and has time to lose."""
+        curve = self.costs.curve(row.bucket)
+        plain = curve.seconds(1)
+        rate = self._rate(row, plain, 1)
+        return self._ask(row, name, MODEL_DEPTH, 1, rate, curve, 1, CAP * plain).gain > MARGIN
+
+    def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
+        """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
+        price = self.costs.draft(name).seconds(1, queued)
+        return price <= CAP * self.curve(rows).seconds(len(rows))
+
+    def _available(self, rows: Sequence[PolicyRow], curve: Curve, plain: float) -> float:
+        """Seconds that a round of these rows may take at worst beyond a plain one and beyond what it keeps from running ahead."""
+        return min(r.account.available for r in rows) * plain - self._pause(rows, curve)
 
     @staticmethod
-    def _rate(row: RowControl, curve: Curve, num_rows: int) -> float:
+    def _pause(rows: Sequence[PolicyRow], curve: Curve) -> float:
+        """Seconds by which the plain round behind is longer if these rows leave plain decoding now; nothing if they have left it."""
+        return 0.0 if rows[0].is_drafting else curve.pause
+
+    @staticmethod
+    def _rate(row: PolicyRow, plain: float, num_rows: int) -> float:
         """Tokens a second that the row gets without the draft in question: at least those of plain decoding."""
-        return max(row.rate, num_rows / curve.seconds(num_rows))
+        return max(row.tokens / row.seconds if row.seconds else 0.0, num_rows / plain)
 
-    def _best(self, row: RowControl, name: str, limit: int, rate: float, num_rows: int) -> tuple[float, int]:
-        """Tokens that a draft of up to `limit` tokens by a model drafter is expected to gain, and its length."""
-        cost = self.costs.draft(name)
-        call = cost.seconds(0, 2 * num_rows, num_rows) / num_rows
-        step = (cost.seconds(1, 0, num_rows) - cost.seconds(0, 0, num_rows)) / num_rows
-        return row.promises[name].best(limit, rate, row.lookups.worth(limit, rate), row.mood, (call, step))
-
-    def _leads(self, row: RowControl, name: str, rate: float, num_rows: int) -> bool:
-        """Whether a model drafter is expected to gain more for a row than plain decoding and than others that run a model."""
-        best = {n: self._best(row, n, self.max_depth, rate, num_rows)[0] for n in row.promises}
-        return best[name] > self.constants.margin and best[name] >= max(best.values())
-
-    def _affords(self, rows: Sequence[RowControl], curve: Curve) -> float:
-        """Seconds that a round of these rows may take at worst beyond a plain one."""
-        return balance([r.account for r in rows]) * curve.seconds(len(rows))
-
-    def _price(self, name: str, depth: int, queued: int, calls: Mapping[str, _Call]) -> float:
-        """Seconds that a draft for one more row takes, beside those that are chosen."""
-        cost, call = self.costs.draft(name), calls.get(name)
-        if call is None:
-            return cost.seconds(depth, queued)
-        return call.with_row(depth, queued).seconds(cost) - call.seconds(cost)
-
-    @staticmethod
-    def _wider(curve: Curve, num_rows: int, num_tokens: int) -> float:
-        """Seconds that a round takes longer by so many drafted tokens."""
-        return curve.seconds(num_rows + num_tokens) - curve.seconds(num_rows)
-
-    def _choose(
+    def _ask(
         self,
-        row: RowControl,
-        offers: Sequence[Offer],
-        models: Mapping[str, tuple[int, int]],
-        curve: Curve,
-        num_rows: int,
-        left: float,
-        calls: Mapping[str, _Call],
-    ) -> Choice:
-        constants, rate = self.constants, self._rate(row, curve, num_rows)
-        best, margin = PLAIN, constants.margin
-        for i, offer in enumerate(offers):
-            gained = self._gained(row, offer, curve, num_rows, left)
-            if gained > max(best.value, margin):
-                best = Choice(offer=i, value=gained)
-        for name, (limit, queued) in models.items():
-            self._promise(row, name, curve, num_rows)
-            limit = min(limit, self.max_depth, MAX_TOKENS if num_rows == 1 else SHARED_DEPTHS[0])
-            late = rate * self.costs.draft(name).queued * max(0, queued - 2) / row.lookups.horizon()
-            most = self._payable_depth(name, limit, queued, curve, num_rows, left, calls)
-            found = self._best(row, name, most, rate, num_rows)
-            if found[1] and found[0] - late > max(best.value, margin):
-                best = Choice(model=name, depth=found[1], value=found[0] - late)
-        return best
-
-    def _payable_depth(
-        self,
+        row: PolicyRow,
         name: str,
         limit: int,
         queued: int,
+        rate: float,
         curve: Curve,
         num_rows: int,
         left: float,
-        calls: Mapping[str, _Call],
-    ) -> int:
-        """The longest draft whose worst case, nothing of it accepted, takes at most `left` seconds beyond a plain round."""
-        while limit and self._price(name, limit, queued, calls) + self._wider(curve, num_rows, limit) > left:
-            limit -= 1
-        return limit
-
-    def takes_any(self, rows: Sequence[RowControl], offers: Sequence[Sequence[Offer]]) -> bool:
-        """Whether a lookup's offer is taken for one of rows that decode together, whatever models are expected to gain."""
-        curve, num_rows = self.curve(rows), len(rows)
-        left = self._affords(rows, curve)
-        return any(
-            self._gained(row, offer, curve, num_rows, left) > self.constants.margin
-            for row, given in zip(rows, offers, strict=True)
-            for offer in given
-        )
-
-    def _gained(self, row: RowControl, offer: Offer, curve: Curve, num_rows: int, left: float) -> float:
-        """Tokens that a lookup's offer is worth where it is cut best, 0 where it does not pay."""
-        rate = self._rate(row, curve, num_rows)
-        reaches = self.estimate(row, offer.drafter).reaches(offer.length, offer.confidences, offer.backing)
-        prudence = self.constants.prudence
-        reaches = careful(reaches, curve, num_rows, left, self._may_risk(row, curve, num_rows))
-        if num_rows > 1:
-            return best_steps(steps_of(reaches), curve, num_rows, rate, prudence)[1]
-        depth = best_ratio(reaches, curve, prudence)
-        return sum(reaches[:depth]) - prudence * rate * self._wider(curve, 1, depth) if depth else 0.0
-
-    def _may_risk(self, row: RowControl, curve: Curve, num_rows: int) -> float:
-        """Seconds that a lookup's draft may be expected to lose: little until lookups have gained, more when they have lately."""
-        share = curve.seconds(num_rows) / num_rows
-        first = self.constants.caution * share
-        return max(0.5 * first, first + row.lookups.won(share))
-
-    def _for_probes(self, rows: Sequence[RowControl], curve: Curve, most: float = 1.0) -> float:
-        """Seconds that probes may take: what time earns and, of a row alone, a part of its credit, but not what was gained. It is
-        less where earlier rows gained nothing by them, and at most a share of `most`. A probe for one of several rows holds up all of
-        them."""
-        first = self.constants.probe * curve.seconds(1) if len(rows) == 1 else 0.0
-        return sum(min(r.hope, most) * (first + self.constants.earn * r.seconds) - r.probed for r in rows)
+    ) -> Choice:
+        """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
+        cost = self.costs.draft(name)
+        late = cost.queued * max(
+            0, queued - 2
+        )  # what it has missed is shared by the drafts until it misses more
+        reach = self._mean_reach(row, name)[: limit if num_rows == 1 else min(limit, SHARED_DEPTHS[0])]
+        call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows
+        step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
+        worst = cost.seconds(0, queued), cost.step
+        gain, depth = _best(reach, rate, curve, num_rows, left, (call, step), worst)
+        gain -= rate * late / min(SPELL, max(1.0, row.spell))
+        if gain <= 0.0:
+            return PLAIN
+        return Choice(model=name, depth=depth, gain=gain, price=cost.seconds(depth, queued))
 
     def _probe(
         self,
-        row: RowControl,
+        row: PolicyRow,
         models: Mapping[str, tuple[int, int]],
         curve: Curve,
-        rows: Sequence[RowControl],
+        num_rows: int,
         left: float,
-        winner: Choice,
-    ) -> Choice | None:
-        """Now and then a drafter that does not draft shows what it would have said: a few tokens in a plain round, or its best draft in
-        place of the winner's. The latter costs what it takes longer than the winner, with catch-up, and the least share of what is for
-        probes: the winner gains as it is."""
-        num_rows, held_up = len(rows), self._held_up(len(rows))
-        share, spared, depth = 1.0, 0.0, int(self.constants.probe_depth)
-        if winner.model is not None:
-            share = self.constants.hope
-            spared = self.costs.draft(winner.model).seconds(winner.depth, models[winner.model][1])
-        most = min(left, self._for_probes(rows, curve, share) + spared)
-        due = [n for n in models if n != winner.model and row.promises[n].rest >= row.promises[n].gap]
-        for name in sorted(due, key=lambda n: -row.promises[n].rest):
+    ) -> Choice:
+        """The drafter that has waited longest for a probe, if one is due and can be paid for; else PLAIN."""
+        come, left = (
+            self._num_tokens.get(row.kind, 0),
+            min(PROBE_SHARE * left, PROBE_COST * curve.seconds(num_rows)),
+        )
+        waited = {n: come - (t := self._acceptance(row, n)).asked_at - t.gap for n in models}
+        for name in sorted((n for n, w in waited.items() if w >= 0), key=lambda n: -waited[n]):
             limit, queued = models[name]
-            deepest = depth
-            if winner.model is not None:
-                rate = self._rate(row, curve, num_rows)
-                deepest = max(depth, self._best(row, name, self.max_depth, rate, num_rows)[1])
-            deepest = min(deepest, limit)
-            cost = self.costs.draft(name)
-            while deepest > 0 and cost.seconds(deepest, queued) + held_up > most:
-                deepest -= 1
-            if deepest > 0:
-                extra = max(0.0, cost.seconds(deepest, queued) + held_up - spared)
-                return Choice(model=name, depth=deepest, probe=winner.model is None, extra=extra)
-        return None
-
-    def _held_up(self, num_rows: int) -> float:
-        """Seconds that one row's probe holds up the others."""
-        return self.pause * (num_rows - 1) / num_rows
-
-    def can_catch_up(self, rows: Sequence[RowControl], name: str, queued: int) -> bool:
-        """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
-        price = self.costs.draft(name).seconds(1, queued)
-        return price <= self.constants.cap * self.curve(rows).seconds(len(rows))
+            cost, depth = self.costs.draft(name), min(PROBE_DEPTH, limit)
+            while depth > 0 and cost.seconds(depth, queued) > left:
+                depth -= 1
+            if depth > 0:
+                return Choice(model=name, depth=depth, probe=True, price=cost.seconds(depth, queued))
+        return PLAIN
 
     # --- with drafts at hand
 
+    def drafted(self, row: PolicyRow, draft: Offer, num_rows: int, choice: Choice) -> None:
+        """A model drafter has drafted for a row, as was chosen. Depths that the draft did not reach go on as its tokens did on average."""
+        name, table = draft.drafter, self._acceptance(row, draft.drafter)
+        got = self.reaches(row, draft, MODEL_DEPTH)
+        mean = got[-1] ** (1.0 / len(got)) if got and len(got) == draft.length else 0.0
+        while len(got) < MODEL_DEPTH:
+            got.append(got[-1] * mean if got else 0.0)
+        reach, num = row.reach.get(name, ([0.0] * MODEL_DEPTH, 0.0))
+        num = (
+            min(num, TRUST if choice.probe else 1.0 / FADE - 1.0) + 1.0
+        )  # behind a pause what is known is old
+        row.reach[name] = [a + (b - a) / num for a, b in zip(reach, got, strict=True)], num
+        table.asked_at = self._num_tokens.get(row.kind, 0)
+        if choice.probe:  # ever more rarely, until time earns each probe
+            plain = self.costs.curve(row.bucket, num_rows).seconds(num_rows)
+            earned = num_rows * self.costs.draft(name).seconds(PROBE_DEPTH, 1) / (plain * EARN)
+            table.gap = max(SPELL, min(2.0 * table.gap, earned))
+        else:
+            table.gap = SPELL
+
     def trim(
         self,
-        rows: Sequence[RowControl],
+        rows: Sequence[PolicyRow],
         drafts: Sequence[Offer | None],
+        choices: Sequence[Choice],
         *,
         lookahead: Sequence[bool] | None = None,
-    ) -> list[int]:
-        """How many tokens of each row's draft to verify, so that the round as a whole pays most.
+    ) -> Decision:
+        """How many tokens of each row's draft to verify, so that the round as a whole gains most; reserves its worst case.
 
-        lookahead False: the decision on a token must not depend on those behind it, as acceptance by rejection demands; that row's
-        draft ends where a single token does not pay.
+        lookahead False: whether a token is verified must not depend on those behind it, as acceptance by rejection demands.
         """
-        curve, num_rows, prudence = self.curve(rows), len(rows), self.constants.prudence
-        left = self._affords(rows, curve) - self._drafting
-        reaches = [
-            [] if d is None else self.estimate(r, d.drafter).reaches(d.length, d.confidences, d.backing)
-            for r, d in zip(rows, drafts, strict=True)
-        ]
-        rate = max(self._rate(row, curve, num_rows) for row in rows)
-        looked = [d is not None and d.drafter not in r.promises for r, d in zip(rows, drafts, strict=True)]
-        reaches = [
-            careful(reach, curve, num_rows, left, self._may_risk(row, curve, num_rows))
-            if by_lookup
-            else reach
-            for row, reach, by_lookup in zip(rows, reaches, looked, strict=True)
-        ]
-        widths = [0] * num_rows
-        for i, (may, draft) in enumerate(zip(lookahead or (), drafts, strict=False)):
-            if not may and draft is not None:
-                most = payable(draft.length, curve, num_rows, left)
-                widths[i] = pays_in_turn(reaches[i], most, curve, num_rows, prudence * rate)
-                left -= self._wider(curve, num_rows, widths[i])
-                reaches[i] = []
-        if num_rows == 1:
-            if not widths[0]:
-                some = reaches[0][: payable(len(reaches[0]), curve, 1, left)]
-                widths[0] = (
-                    best_ratio(some, curve, prudence) if looked[0] else best_at(some, curve, prudence * rate)
-                )
-        else:
-            steps = sorted(
-                ((gain, tokens, i) for i, row in enumerate(reaches) for gain, tokens in steps_of(row)),
-                key=lambda step: -step[0] / step[1],
-            )
-            parts = [(gain, tokens) for gain, tokens, _ in steps]
-            most = payable(sum(len(r) for r in reaches), curve, num_rows, left)
-            pace = None if any(looked) else rate
-            for _, tokens, i in steps[: best_steps(parts, curve, num_rows, pace, prudence, most)[0]]:
-                widths[i] += tokens
+        drafting = sum(c.price for c in choices)
+        if not drafting and all(d is None for d in drafts):
+            for row in rows:
+                row.is_drafting = False
+            return Decision([0] * len(rows))
+        curve, num_rows = self.curve(rows), len(rows)
+        plain = curve.seconds(num_rows)
+        left = self._available(rows, curve, plain) - drafting
+        rate = max(self._rate(row, plain, num_rows) for row in rows)
+        widths, width = [0] * num_rows, num_rows
+        parts: list[tuple[float, int, int]] = []  # of drafts: expected tokens, tokens, row
+        has_lookup = False
+        for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            if draft is None:
+                continue
+            reach, is_lookup = self.reaches(row, draft), choices[i].model is None
+            if is_lookup:
+                reach = _backed(reach, curve, num_rows, left)
+            if lookahead is not None and not lookahead[i]:
+                widths[i] = _pays_in_turn(reach, draft.length, curve, width, PRUDENCE * rate, left)
+                left -= curve.seconds(width + widths[i]) - curve.seconds(width)
+                width += widths[i]
+                continue
+            has_lookup |= is_lookup
+            depths = curve.depths if num_rows == 1 else SHARED_DEPTHS
+            cuts = [0, *(d for d in depths if d <= len(reach))]
+            if num_rows > 1 and 0 < len(reach) < depths[0]:
+                cuts.append(len(reach))
+            parts += [(sum(reach[a:b]), b - a, i) for a, b in zip(cuts, cuts[1:], strict=False)]
+        if num_rows > 1:
+            parts.sort(key=lambda part: -part[0] / part[1])
+        before, best, gained, taken = curve.seconds(width), 0.0, 0.0, 0
+        for count, (gain, num, _) in enumerate(parts, 1):
+            gained, width = gained + gain, width + num
+            longer = curve.seconds(width) - before
+            if longer > left or width > MAX_TOKENS:
+                break
+            # a burst of lookups sets its own pace
+            pace = (num_rows + gained) / (before + PRUDENCE * longer) - num_rows / before
+            value = pace if has_lookup else gained - rate * PRUDENCE * longer
+            if value > best:
+                best, taken = value, count
+        for _, num, i in parts[:taken]:
+            widths[i] += num
+        return self._decide(rows, widths, drafting, curve, plain)
+
+    def _decide(
+        self, rows: Sequence[PolicyRow], widths: list[int], drafting: float, curve: Curve, plain: float
+    ) -> Decision:
+        """The round with these widths, whose worst case every account reserves."""
+        total, worst = sum(widths), None
+        if drafting or total:
+            longer = max(0.0, curve.seconds(len(rows) + total) - plain)
+            worst = (drafting + longer + self._pause(rows, curve)) / plain
         for row in rows:
-            row.left_plain = self._drafting > 0.0 or any(widths)
-        return widths
+            row.is_drafting = worst is not None
+            row.account.reserve(worst or 0.0)
+        return Decision(widths, worst)
 
-    def drafted(self, row: RowControl, draft: Offer, num_rows: int, choice: Choice = PLAIN) -> None:
-        """A model drafter has drafted for a row, as was chosen: what that draft is worth, cut at its best place, at every depth limit."""
-        curve, name, constants = self.costs.curve(row.bucket, num_rows), draft.drafter, self.constants
-        rate = self._rate(row, curve, num_rows)
-        promise = self._promise(row, name, curve, num_rows)
-        reaches = self.estimate(row, name).reaches(draft.length, draft.confidences, draft.backing)
-        if choice.extra:
-            row.probed += choice.extra
-        if choice.probe:  # what was known is old
-            promise.count = min(promise.count, constants.trust)
-            row.mood.age(promise.known, constants.trust)
-        worth = self._values(row, reaches, curve, num_rows)
-        row.mood.follow(promise.known, worth, constants.trust, constants.follow)
-        promise.follow(worth, constants.follow)
-        if self._leads(row, name, rate, num_rows):
-            promise.gap = max(constants.spell, promise.gap / 2.0)
-        else:  # ever more rarely, until time earns each probe
-            price = self.costs.draft(name).seconds(int(constants.probe_depth), 1)
-            earned = num_rows * price / curve.seconds(num_rows) / constants.earn
-            promise.gap = max(constants.spell, min(2.0 * promise.gap, earned))
-        promise.rest = 0.0
-
-    # --- when the text has come
-
-    def learn(self, row: RowControl, offer: Offer, matched: int, known: int) -> None:
-        """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference."""
-        self.estimate(row, offer.drafter).learn(
-            offer.length, offer.confidences, matched, known, offer.backing
-        )
+    # --- when rounds have been read
 
     def spent(
         self,
-        parts: Sequence[tuple[RowControl, int, bool]],
+        parts: Sequence[tuple[PolicyRow, int, bool]],
         num_rows: int,
         seconds: float,
         num_rounds: int = 1,
+        decision: Decision | None = None,
     ) -> None:
-        """So many rounds of `num_rows` rows took `seconds` in all. parts: rows of this controller, how many tokens each got, and whether
-        through lookup, which comes in bursts and is left out of the going rate."""
+        """Rounds of `num_rows` rows took `seconds` in all. parts: rows of this controller, how many tokens each got, and whether through a
+        lookup, which comes in bursts and is left out of the going rate. decision: of the one round, None for plain ones."""
         plain = self.curve([row for row, _, _ in parts], num_rows).seconds(num_rows)
-        rounds, mean = seconds / plain, sum(num for _, num, _ in parts) / len(parts)
-        share = seconds / num_rows
-        for row, num_tokens, looked_up in parts:
-            row.account.add(rounds, mean - rounds if row.left_plain else 0.0)
-            row.left_plain = False
-            for promise in row.promises.values():
-                promise.rest += num_tokens
-            row.lookups.follow(num_tokens, share, looked_up=looked_up, num_rounds=num_rounds)
-            if not looked_up and seconds > 0:
-                row.follow(num_tokens, share, self.constants.fade, num_rounds)
-            row.seconds += share
-
-    def held_up(self, rows: Sequence[RowControl], num_rows: int, seconds: float) -> None:
-        """The plain round behind drafts took so much longer than other plain rounds."""
-        late = seconds / self.curve(rows, num_rows).seconds(num_rows)
-        for row in rows:
-            row.account.add(0.0, -late)
-
-    def estimate(self, row: RowControl, name: str) -> RowEstimate:
-        found = row.estimates.get(name)
-        if found is None:
-            key = (row.kind, name, row.bucket)
-            shared = self._calibrations.get(key)
-            if shared is None:
-                shared = self._calibrations[key] = Calibration(self.constants)
-            found = row.estimates[name] = RowEstimate(shared)
-        return found
-
-    def _promise(self, row: RowControl, name: str, curve: Curve, num_rows: int) -> Promise:
-        found = row.promises.get(name)
-        if found is None:
-            kept = self._promises.get((row.kind, name, row.bucket))
-            if kept is None:
-                guess = [self.constants.first_chance ** (i + 1) for i in range(self.max_depth)]
-                spell = self.constants.spell  # so the first probe is due: there is least to catch up on now
-                known = self._values(row, guess, curve, num_rows)
-                kept = Promise(known, self.constants.trust, self.constants.spell, gap=spell, rest=spell)
-            found = row.promises[name] = kept.for_row()
-        return found
-
-    def _values(
-        self, row: RowControl, reaches: Sequence[float], curve: Curve, num_rows: int
-    ) -> tuple[list[float], list[float]]:
-        """Tokens that a draft gains and seconds by which it makes a round longer, by depth limit, cut where it is worth most. Depths the
-        draft did not reach inherit the chance of its last token."""
-        shape, rate, scale = (
-            curve.shape,
-            self._rate(row, curve, num_rows),
-            self.constants.prudence * curve.scale,
-        )
-        sum_reaches, best, reached, chance = 0.0, 0.0, 1.0, 0.0
-        gain, longer = 0.0, 0.0
-        gained, wider = [], []
-        for i in range(self.max_depth):
-            if i < len(reaches):
-                chance = reaches[i] / reached if reached > 0 else 0.0
-                reached = reaches[i]
+        rounds, share, stays = seconds / plain, seconds / num_rows, (1.0 - FADE) ** num_rounds
+        worst = None if decision is None else decision.worst
+        gained = sum(num for _, num, _ in parts) / len(parts) - rounds if worst is not None else 0.0
+        for row, num_tokens, is_lookup in parts:
+            row.account.settle(rounds, gained, worst or 0.0)
+            self._num_tokens[row.kind] = self._num_tokens.get(row.kind, 0) + num_tokens
+            row.since += num_rounds
+            if is_lookup:
+                row.spell, row.since = row.spell + 4.0 * FADE * (row.since - row.spell), 0
             else:
-                reached *= chance
-            sum_reaches += reached
-            extra = scale * (shape[num_rows + i + 1] - shape[num_rows])
-            if i + 1 in curve.depths and sum_reaches - rate * extra > best:
-                best, gain, longer = sum_reaches - rate * extra, sum_reaches, extra
-            gained.append(gain)
-            wider.append(longer)
-        return gained, wider
+                row.tokens = stays * row.tokens + num_tokens
+                row.seconds = stays * row.seconds + share
+
+    def paused(self, rows: Sequence[PolicyRow], num_rows: int, seconds: float) -> None:
+        """The plain round behind drafts took so much longer than one that runs ahead."""
+        curve = self.curve(rows, num_rows)
+        curve.pause += 2.0 * FADE * (seconds - curve.pause)
+        for row in rows:
+            row.account.settle(0.0, -seconds / curve.seconds(num_rows))
+
+
+def _best(
+    reach: Sequence[float],
+    rate: float,
+    curve: Curve,
+    num_rows: int,
+    left: float,
+    price: tuple[float, float] = (0.0, 0.0),
+    worst: tuple[float, float] = (0.0, 0.0),
+) -> tuple[float, int]:
+    """Largest gain of a draft whose first i + 1 tokens are accepted with chance reach[i], and the length that it is cut to; (0, 0) if
+    none gains. price, worst: seconds of the draft and of each of its tokens, on average and at most."""
+    best, depth, total, plain = 0.0, 0, 0.0, curve.seconds(num_rows)
+    depths = curve.depths
+    for length, chance in enumerate(reach, 1):
+        total += chance
+        if length not in depths:
+            continue
+        longer = curve.seconds(num_rows + length) - plain
+        if longer + worst[0] + worst[1] * length > left:
+            break
+        gain = total - rate * (PRUDENCE * longer + price[0] + price[1] * length)
+        if gain > best:
+            best, depth = gain, length
+    return best, depth
+
+
+def _backed(reach: list[float], curve: Curve, num_rows: int, left: float) -> list[float]:
+    """A lookup's draft without the end that may cost too much: what verifying it takes longer must be within that share of what is left
+    which is the chance that as many tokens are accepted as pay for it. A draft that fails leaves enough for the next one."""
+    plain = curve.seconds(num_rows)
+    for length in reversed([d for d in curve.depths if d <= len(reach)]):
+        longer = curve.seconds(num_rows + length) - plain
+        back = ceil(longer * num_rows / plain)
+        if back <= length and longer <= (reach[back - 1] if back > 0 else 1.0) * left:
+            return reach[:length]
+    return []
+
+
+def _pays_in_turn(
+    reach: Sequence[float], num_drafted: int, curve: Curve, width: int, rate: float, left: float
+) -> int:
+    """The longest of the curve's depths to which a draft of so many tokens pays part by part, by what is known before a part's first token.
+    A part ends at the first depth to which it pays, so it may cross a step of the curve where the plateau behind is long enough."""
+    length, begins = 0, curve.seconds(width)
+    while length < len(reach):
+        before = reach[length - 1] if length else 1.0
+        chance = reach[length] / before if before > 0.0 else 0.0
+        taken = curve.seconds(width + length)
+        for end in curve.depths:
+            longer = curve.seconds(width + end)
+            if not length < end <= num_drafted or longer - begins > left:
+                continue
+            if sum(reach[length] * chance**i for i in range(end - length)) >= rate * (longer - taken):
+                length = end
+                break
+        else:
+            break
+    return length

@@ -1,7 +1,8 @@
-"""What rounds and drafts cost on this machine, kept in the user's cache folder: written when it was measured and, with what rounds have
-taught since, when the process ends. A load beside other work measures badly; so what it keeps is put right by later rounds.
+"""What rounds and drafts cost on this machine and how drafts fared, kept in the user's cache folder: written when it was measured and, with
+what rounds have taught since, when the process ends. A load beside other work measures badly; what it keeps is put right by later rounds.
 
-One file for each model, machine and code of the rounds. Knows files and what they are named by; measures nothing.
+One file for each model, machine and code of the rounds. A file that is damaged, too large or of another version is as good as none.
+Measures nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from mlx.utils import tree_flatten
 
@@ -22,19 +25,34 @@ from mlxspec import kernels, models
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.errors import ConfigError
 from mlxspec.models.base import Model
 from mlxspec.platform import device, folders
-from mlxspec.policy.cost import ENOUGH, CostModel, read_costs, write_costs
+from mlxspec.policy.acceptance import Learned
+from mlxspec.policy.costs import ENOUGH, CostModel
 
+LARGEST = 1 << 20  # bytes of a file that is read
+_MOST_KEPT = 64  # drafters of which a file keeps anything
 _DIGITS = 32  # of a file's name
 _followed: dict[Path, tuple[int, CostFile, CostModel]] = {}
+
+
+def known_costs(data: Any, marks: Mapping[str, str]) -> CostModel | None:
+    """Costs from a file's data, of the drafters in `marks` (what they are called in the file, by name); None where they cannot be used."""
+    try:
+        costs = CostModel.from_data(data)
+        costs.learned = Learned.from_data(data["learned"], {mark: name for name, mark in marks.items()})
+    except (ConfigError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    costs.drafts = {n: costs.drafts[m] for n, m in marks.items() if m in costs.drafts}
+    return costs
 
 
 class CostFile:
     """One file, and those of its drafters that are loaded now: draft models of other sizes have costs of their own in it."""
 
     def __init__(self, path: Path, marks: Mapping[str, str]) -> None:
-        """marks: what loaded model drafters are called in the file."""
+        """marks: what loaded drafters are called in the file."""
         self.path, self._marks = path, dict(marks)
 
     @classmethod
@@ -48,15 +66,20 @@ class CostFile:
     ) -> CostFile:
         """num_ranks: among which the model is divided. What rounds take holds what their sums over ranks take, so each number of ranks has
         a file of its own."""
-        marks = {n: _mark(n, drafters[n]) for n in models_of(drafters)}
-        return cls(_path(model, config, name, num_ranks), marks)
+        return cls(_path(model, config, name, num_ranks), marks_of(drafters))
+
+    def data(self) -> Any:
+        """What the file holds, unchecked; None where it holds no JSON of a bounded size."""
+        try:
+            if self.path.stat().st_size > LARGEST:
+                return None
+            return json.loads(self.path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
 
     def read(self) -> CostModel | None:
         """None where there are none that can be used."""
-        costs = read_costs(self.path)
-        if costs is not None:
-            costs.drafts = {n: costs.drafts[m] for n, m in self._marks.items() if m in costs.drafts}
-        return costs
+        return known_costs(self.data(), self._marks)
 
     def write(self, costs: CostModel) -> None:
         """Measured just now: whoever was followed before is no longer."""
@@ -70,19 +93,28 @@ class CostFile:
         _followed[self.path] = os.getpid(), self, costs
 
     def _write(self, costs: CostModel) -> None:
-        """Beside what the file has of other drafters. A guess is not written, until drafts have replaced it."""
-        before = read_costs(self.path)
-        others = {} if before is None else before.drafts
-        own = {
-            m: costs.drafts[n] for n, m in self._marks.items() if n in costs.drafts and not costs.is_guess(n)
-        }
-        write_costs(self.path, costs, others | own)
+        """Beside what the file has of other drafters, as a whole. A folder that cannot be written to is no error."""
+        data, before = costs.as_data(), self.data()
+        drafts = {self._marks[n]: d for n, d in data["drafts"].items() if n in self._marks}
+        learned = costs.learned.as_data(self._marks)
+        if known_costs(before, {}) is not None:
+            own = self._marks.values()
+            drafts = dict(list({**before["drafts"], **drafts}.items())[-_MOST_KEPT:])
+            others = [row for row in before["learned"]["acceptance"] if row[1] not in own]
+            learned["acceptance"] = [*others, *learned["acceptance"]][-_MOST_KEPT:]
+        beside = self.path.with_suffix(".new")
+        try:
+            beside.write_text(json.dumps({**data, "drafts": drafts, "learned": learned}), encoding="utf-8")
+            beside.replace(self.path)
+        except OSError:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
 
 
 def write_followed() -> None:
     """What rounds have taught this process."""
     for pid, file, costs in _followed.values():
-        if pid == os.getpid() and costs.num_rounds + costs.num_drafts >= ENOUGH:
+        if pid == os.getpid() and costs.num_measured >= ENOUGH:
             file._write(costs)
     _followed.clear()
 
@@ -92,10 +124,14 @@ def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
     return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]
 
 
-def _mark(name: str, drafter: Drafter) -> str:
-    bits = getattr(drafter, "kv_bits", EngineConfig.kv_bits)
-    kept = "" if bits == EngineConfig.kv_bits else f", keys and values in {bits} bits"
-    return f"{name}, {drafter.weight_bytes} bytes{kept}"
+def marks_of(drafters: Mapping[str, Drafter]) -> dict[str, str]:
+    """What drafters are called in a file, by name: those that run a model by their size too."""
+    marks = {name: name for name in drafters}
+    for name in models_of(drafters):
+        bits = getattr(drafters[name], "kv_bits", EngineConfig.kv_bits)
+        kept = "" if bits == EngineConfig.kv_bits else f", keys and values in {bits} bits"
+        marks[name] = f"{name}, {drafters[name].weight_bytes} bytes{kept}"
+    return marks
 
 
 def _path(model: Model, config: EngineConfig, name: str, num_ranks: int = 1) -> Path:

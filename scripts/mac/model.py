@@ -21,8 +21,8 @@ import write_checkpoint
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
-from mlxspec.policy.calibrate import calibrate
-from mlxspec.policy.cost import CostModel
+from mlxspec.engine.measure import measure
+from mlxspec.policy.costs import CostModel
 
 from .base import ROOT, Here, table
 
@@ -61,7 +61,7 @@ class Model:
     @cached_property
     def costs(self) -> CostModel:
         """What policy auto decides by, measured now."""
-        return calibrate(self.engine.model, self.engine.chain.drafters, self.engine.config, CALIBRATION)
+        return measure(self.engine.model, self.engine.chain.drafters, self.engine.config, CALIBRATION)
 
     @cached_property
     def peer(self) -> Any:

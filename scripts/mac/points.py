@@ -15,12 +15,12 @@ from mlx.utils import tree_flatten
 
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.engine.measure import widths
 from mlxspec.kernels import conv_qkv, launch
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.reads import plateau_ends
 from mlxspec.platform import device
-from mlxspec.policy.bare_rounds import widths
 
 from .base import Here, Skipped, table
 from .model import Model

@@ -10,7 +10,7 @@ Knows numbers only.
 
 from __future__ import annotations
 
-from mlxspec.policy.cost import DraftCost
+from mlxspec.policy.costs import DraftCost
 
 from .requests import Machine
 

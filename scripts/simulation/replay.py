@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mlxspec.policy.constants import Constants
-from mlxspec.policy.controller import Choice, Controller, Offer
-from mlxspec.policy.cost import CostModel, Curve, DraftCost
-from mlxspec.policy.row import RowControl
+from mlxspec.policy.acceptance import Offer
+from mlxspec.policy.controller import Choice, Controller, PolicyRow
+from mlxspec.policy.costs import CostModel, Curve, DraftCost
 
 from .requests import MODELS, Machine, Request, forward_seconds, moods
 
@@ -29,8 +28,6 @@ class Replay:
         rng: np.random.Generator,
         *,
         error: float = 0.03,
-        max_depth: int = 8,
-        constants: Constants | None = None,
     ) -> None:
         self.machine = machine
         wrong = {w: s * float(np.exp(rng.normal(0.0, error))) for w, s in machine.curve().knots().items()}
@@ -38,11 +35,7 @@ class Replay:
             n: DraftCost(**{k: v * float(np.exp(rng.normal(0.0, error))) for k, v in vars(d).items()})
             for n, d in machine.drafts.items()
         }
-        self.control = Controller(
-            CostModel({0: wrong}, drafts, pause=machine.pause, constants=constants or Constants()),
-            max_depth=max_depth,
-            constants=constants,
-        )
+        self.control = Controller(CostModel({0: wrong}, drafts, pause=machine.pause))
         # of the last requests: row, place, choice, drafted tokens verified
         self.rounds: list[tuple[int, int, Choice, int]] = []
         self._curves: dict[int, Curve] = {}
@@ -73,7 +66,8 @@ class Replay:
             self._draft(name, active, choices, drafts, noise)
             for name in dict.fromkeys(c.model for c in choices if c.model is not None)
         )
-        verified = self.control.trim(controls, drafts)
+        decision = self.control.trim(controls, drafts, choices)
+        verified = decision.widths
         curve, width = self.curve(num_rows), num_rows + sum(verified)
         forward = forward_seconds(curve, num_rows, width, noise, tilt)
         self.control.curve(controls).refine(width, forward)
@@ -82,7 +76,7 @@ class Replay:
             self.rounds.append((rows.index(row), row.place, choice, num))
             emitted = row.advance(given, draft, choice, num)
             parts.append((row.control, emitted, choice.offer is not None))
-        self.control.spent(parts, num_rows, forward + drafting)
+        self.control.spent(parts, num_rows, forward + drafting, decision=decision)
         for row in active:
             if row.place >= len(row.request):
                 self.control.close(row.control)
@@ -114,7 +108,7 @@ class _Row:
 
     def __init__(self, control: Controller, request: Request) -> None:
         self.request = request
-        self.control: RowControl = control.open("", 0)
+        self.control: PolicyRow = control.open("", 0)
         self.place = 0
         self._learn = control.learn
         said = request.said

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxspec.policy.constants import Constants
-
 from .replay import Replay
 from .requests import (
     MODELS,
@@ -142,16 +140,13 @@ def auto_seconds(
     others: Sequence[Sequence[Request]],
     held: Sequence[Sequence[Request]],
     seed: int,
-    constants: Constants | None = None,
 ) -> np.ndarray:
     """Plain steps of each held-out group of rows, which may be one. With `others` one controller serves them all, one group behind the
     other; without, each group meets a new one, whose beliefs of the machine are off in another way."""
     if not others:
         rngs = (np.random.default_rng([seed, i]) for i in range(len(held)))
-        return np.array(
-            [Replay(machine, r, constants=constants).seconds(*g) for r, g in zip(rngs, held, strict=True)]
-        )
-    auto = Replay(machine, np.random.default_rng(seed), constants=constants)
+        return np.array([Replay(machine, r).seconds(*g) for r, g in zip(rngs, held, strict=True)])
+    auto = Replay(machine, np.random.default_rng(seed))
     for group in others:
         auto.seconds(*group)
     return np.array([auto.seconds(*g) for g in held])
@@ -161,13 +156,12 @@ def auto_over_plain(
     workload: Workload,
     length: int,
     machines: Sequence[Machine],
-    constants: Constants,
     *,
     count: int = 40,
     seed: int = 0,
     drafters: Sequence[str] = DRAFTERS,
 ) -> dict[str, float]:
-    """Speed over plain decoding of each cell, cold and warm, with these constants: what `run_cells` finds, without its other policies."""
+    """Speed over plain decoding of each cell, cold and warm: what `run_cells` finds, without its other policies."""
     rng = np.random.default_rng([seed, length])
     answers = [{n: a[n] for n in drafters if n in a} for a in workload.answers]
     half = max(1, len(answers) // 2)
@@ -177,7 +171,7 @@ def auto_over_plain(
     for machine in machines:
         plain = float(plain_seconds(held, machine).sum())
         for start, before in (("cold", []), ("warm", others)):
-            times = auto_seconds(machine, before, [[r] for r in held], seed, constants)
+            times = auto_seconds(machine, before, [[r] for r in held], seed)
             found[f"{machine.name}, {workload.name}, {start}"] = plain / float(times.sum())
     return found
 

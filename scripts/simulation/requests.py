@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxspec.policy.cost import Curve, DraftCost
+from mlxspec.policy.costs import Curve, DraftCost
 
 from .traces import Answer, Said, join
 
@@ -32,7 +32,7 @@ class Machine:
     widths: Mapping[int, float]
     drafts: Mapping[str, DraftCost]
     rows: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
-    pause: float | None = None
+    pause: float = 0.0
     step_ms: float = 30.0
     lookup_ms: float = 0.01  # all lookups of a round
     choose_ms: float = 0.015  # the controller, a round

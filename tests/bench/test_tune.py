@@ -110,18 +110,18 @@ def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_costs_on_record_are_completed_not_measured_again(tmp_path, monkeypatch) -> None:
-    from mlxspec.policy import calibrate
+    from mlxspec.engine import measure
 
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     engine = equality.engine()
     drafters = engine.chain.drafters
     args = engine.model, engine.config, "tiny"
-    first = calibrate.kept_costs(args[0], {"ngram-simple": drafters["ngram-simple"]}, *args[1:], 600.0)
+    first = measure.kept_costs(args[0], {"ngram-simple": drafters["ngram-simple"]}, *args[1:], 600.0)
     assert first.drafts == {}
-    monkeypatch.setattr(calibrate, "_rounds", None)  # measuring rounds again would fail
-    both = calibrate.kept_costs(args[0], drafters, *args[1:], 600.0)
+    monkeypatch.setattr(measure, "_rounds", None)  # measuring rounds again would fail
+    both = measure.kept_costs(args[0], drafters, *args[1:], 600.0)
     assert both.drafts.keys() == {"mtp", "eagle3", "draft-model"}
     assert both.curve(0).knots() == pytest.approx(first.curve(0).knots())
-    kept = calibrate.kept_costs(args[0], {"mtp": drafters["mtp"]}, *args[1:])
+    kept = measure.kept_costs(args[0], {"mtp": drafters["mtp"]}, *args[1:])
     assert kept.drafts == {"mtp": both.drafts["mtp"]}
     assert SpecConfig().drafters == ()

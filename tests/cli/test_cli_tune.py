@@ -22,7 +22,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_a_verdict_and_costs_that_are_kept(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxspec.policy import calibrate
+    from mlxspec.engine import measure
 
     (tmp_path / "prompts.txt").write_text("what does os.path.join do?\n\n", encoding="utf-8")
     ran = run(
@@ -35,7 +35,7 @@ def test_a_table_a_verdict_and_costs_that_are_kept(
     assert "Best: " in ran.out or "Nothing beats plain decoding" in ran.out
     kept = list((tmp_path / "cache" / "costs").glob("*.json"))
     assert len(kept) == 1
-    monkeypatch.setattr(calibrate, "_rounds", None)  # policy auto finds the costs, or fails
+    monkeypatch.setattr(measure, "_rounds", None)  # policy auto finds the costs, or fails
     assert run("generate", "-p", "x", "--max-tokens", "4", "--policy", "auto").code == 0
 
 

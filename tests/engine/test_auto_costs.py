@@ -15,20 +15,19 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine import measure
 from mlxspec.engine.engine import Engine
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads
-from mlxspec.policy import calibrate
-from mlxspec.policy.constants import Constants
+from mlxspec.policy.account import allowance
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import Curve
 from mlxspec.policy.cost_file import write_followed
+from mlxspec.policy.costs import Curve
 from tests import tiny_models
 
 WIDTHS = Curve({1: 1.0, 2: 1.3, 4: 1.6, 8: 2.4, 17: 3.6})  # plain rounds
 PAIRS = 5
-CONSTANTS = Constants()
 # shapes that drafting adds, each of which runs cold twice: drafts of a prompt's rows and of one row, verifies of 2 and 3 tokens, one more
 SHAPES = 5
 
@@ -94,7 +93,7 @@ def running(clock: Clock, *, is_sure: bool) -> Iterator[None]:
             return logits if is_sure else 0.1 * logits
 
         target_reads = Reads(dense=int(1e9 * (1 - clock.head)), head=int(1e9 * clock.head), layers=24)
-        patch.setattr(calibrate, "reads", lambda model: target_reads)
+        patch.setattr(measure, "reads", lambda model: target_reads)
         head_reads = Reads(dense=int(1e9 * clock.layer), head=int(1e9 * clock.head))
         patch.setattr(Mtp, "reads", head_reads)
         patch.setattr(time, "perf_counter", lambda: clock.spent)
@@ -115,8 +114,8 @@ def loaded(clock: Clock, load_seconds: float) -> tuple[Engine, float]:
         config=EngineConfig(prefix_budget=0),
     )
     began = clock.spent
-    seconds = calibrate.allowance(load_seconds)
-    costs = calibrate.kept_costs(target, engine.chain.drafters, engine.config, engine.name, seconds)
+    seconds = measure.allowance(load_seconds)
+    costs = measure.kept_costs(target, engine.chain.drafters, engine.config, engine.name, seconds)
     engine.drafting.follow(Controller(costs))
     return engine, clock.spent - began
 
@@ -141,7 +140,7 @@ def ratios(engine: Engine, clock: Clock, tokens: int, temperature: float) -> lis
         }
         found.append(times[1] / times[0])
         compiling = clock.compiled - compiled_before
-        allowed = CONSTANTS.credit + CONSTANTS.earn * times[0] / clock.plain
+        allowed = allowance(times[0] / clock.plain)
         assert (times[0] - times[1]) / clock.plain - compiling <= allowed
     assert clock.compiled - compiled <= SHAPES * 2 * clock.cold
     return found
@@ -158,7 +157,7 @@ def processes(
         with running(clock, is_sure=is_sure):
             engine, measuring = loaded(clock, 6.0)
             # one first run of a shape may compile for longer than was expected
-            assert measuring <= calibrate.allowance(6.0) + clock.cold * clock.plain
+            assert measuring <= measure.allowance(6.0) + clock.cold * clock.plain
             found.append(ratios(engine, clock, tokens, temperature))
             write_followed()
     return found[0], found[1]
@@ -217,14 +216,14 @@ def work(engine: Engine, spec: SpecConfig, turn: int, tokens: int) -> tuple[int,
 def test_once_a_head_has_shown_that_it_never_pays_answers_do_what_plain_decoding_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One draft is asked in the first answer. Later answers begin and await as many evaluations as without a drafter, so that nothing is
-    lost there but noise."""
+    """A few drafts are asked in the first answers. Later answers begin and await as many evaluations as without a drafter, so that only
+    noise is lost there."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     clock = Clock(plain=0.15, head=0.4, layer=0.1)
     with running(clock, is_sure=False):
         engine, _ = loaded(clock, 6.0)
         work(engine, SpecConfig(), 0, 24)
-        assert work(engine, engine.spec, 0, 24)[-1] == 1
+        assert 1 <= sum(work(engine, engine.spec, turn, 96)[-1] for turn in range(4)) <= 8
         for turn in range(2):
             plain, auto = (work(engine, spec, turn, 48) for spec in (SpecConfig(), engine.spec))
             assert auto == plain

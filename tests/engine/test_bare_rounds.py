@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.engine import measure
 from mlxspec.engine.engine import Engine
-from mlxspec.policy import bare_rounds
-from mlxspec.policy.bare_rounds import PROMPT, WIDTHS, BareRounds
+from mlxspec.engine.measure import PROMPT, WIDTHS, BareRounds
 from tests import tiny_models
 
 ROUNDS = 12
@@ -49,9 +49,9 @@ def test_plain_rounds_that_run_ahead_say_what_the_engine_says() -> None:
 
 def test_a_rejected_draft_that_is_committed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above sees a row whose state holds a token that it did not accept."""
-    match = bare_rounds.match
+    match = measure.match
     monkeypatch.setattr(
-        bare_rounds, "match", lambda drafted, sampled: min(match(drafted, sampled) + 1, len(drafted))
+        measure, "match", lambda drafted, sampled: min(match(drafted, sampled) + 1, len(drafted))
     )
     assert differs("tape")
 

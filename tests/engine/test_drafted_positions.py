@@ -21,7 +21,7 @@ from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import CostModel, DraftCost
+from mlxspec.policy.costs import CostModel, DraftCost
 from mlxspec.policy.drafting import Drafting, Proposal
 from mlxspec.sampling.acceptance import ForMatch
 from mlxspec.sampling.row import RowSampler

@@ -29,7 +29,7 @@ from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import CostModel
+from mlxspec.policy.costs import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler

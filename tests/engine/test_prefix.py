@@ -16,7 +16,7 @@ from mlxspec.engine.prefix import NEAR, STRIDE, Prefix, stride_of
 from mlxspec.engine.prefix_store import TARGET
 from mlxspec.events import PrefillEvent
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import CostModel, DraftCost
+from mlxspec.policy.costs import CostModel, DraftCost
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, asked, same, spec

@@ -22,7 +22,7 @@ from mlxspec.models import tune
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import CostModel
+from mlxspec.policy.costs import CostModel
 from tests import tiny_models
 
 LONG = 120.0

@@ -4,6 +4,7 @@ MLX's rules are written down here a second time, as a table of cases from its so
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from mlxspec.platform import device  # before mlx
@@ -13,13 +14,14 @@ import mlx.core as mx
 import pytest
 
 from mlxspec.config import EngineConfig
+from mlxspec.engine import measure
+from mlxspec.engine.measure import WIDTHS, BareRounds, widths
 from mlxspec.kernels import launch, plateaus, qmv_rows
 from mlxspec.kernels.qmv_rows import QuantizedWeight
 from mlxspec.models.reads import plateau_ends
-from mlxspec.policy import calibrate
-from mlxspec.policy.bare_rounds import WIDTHS, BareRounds, widths
-from mlxspec.policy.controller import Controller, Offer
-from mlxspec.policy.cost import CostModel, Curve, DraftCost
+from mlxspec.policy.acceptance import Offer
+from mlxspec.policy.controller import Choice, Controller
+from mlxspec.policy.costs import CostModel, Curve, DraftCost
 from tests import tiny_models
 
 BF16 = mx.bfloat16
@@ -125,9 +127,9 @@ def test_drafts_jump_to_the_end_of_a_plateau(rejects: bool) -> None:
         control = Controller(CostModel({0: curve.knots()}, {"mtp": DraftCost()}, ends=curve.ends))
         row = control.open("", 0)
         row.account.balance = 16.0
-        offer = Offer("mtp", length, [0.99] * length)
-        control.drafted(row, offer, 1)
-        return control.trim([row], [offer], lookahead=[not rejects])[0]
+        offer, choice = Offer("mtp", length, [0.99] * length), Choice(model="mtp", depth=length)
+        control.drafted(row, offer, 1, choice)
+        return control.trim([row], [offer], [choice], lookahead=[not rejects]).widths[0]
 
     curve = measured(truth, ends)
     assert verified(curve, 6) == 4  # the seventh token of a round is on the next plateau
@@ -138,7 +140,7 @@ def test_drafts_jump_to_the_end_of_a_plateau(rejects: bool) -> None:
 
 
 def test_calibration_times_both_sides_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "plateau_ends", lambda model, exact: (5, 10, 12, 32))
+    monkeypatch.setattr(measure, "plateau_ends", lambda model, exact: (5, 10, 12, 32))
     timed: set[int] = set()
 
     def run(self: BareRounds, width: int) -> float:
@@ -146,8 +148,9 @@ def test_calibration_times_both_sides_of_each_step(monkeypatch: pytest.MonkeyPat
         return 1e-6 * width
 
     monkeypatch.setattr(BareRounds, "run", run)
-    costs = calibrate.calibrate(tiny_models.target(), {}, EngineConfig(), 60.0)
+    costs = measure.measure(tiny_models.target(), {}, EngineConfig(), 60.0)
     assert timed >= {5, 6, 10, 11, 12, 13, 32, 33}
     assert costs.measured >= {5, 6, 10, 11, 12, 13, 32, 33}
     assert costs.curve(0).ends == costs.curve(0, 4).ends == (5, 10, 12, 32)
-    assert CostModel.from_data(costs.as_data()).curve(0).ends == (5, 10, 12, 32)
+    again = CostModel.from_data(json.loads(json.dumps(costs.as_data())))
+    assert again.curve(0).ends == (5, 10, 12, 32)

@@ -21,9 +21,9 @@ from zoo import Zoo
 import mlxspec
 from mlxspec.cli.main import main
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.engine.measure import likely_draft
 from mlxspec.errors import ConfigError, MlxspecError, ModelError
 from mlxspec.models.folder import drafter_in
-from mlxspec.policy.calibrate import likely_draft
 
 Hurt = Callable[[Config, Arrays], object]
 ANSWER = SamplingParams(max_tokens=30, ignore_eos=True)

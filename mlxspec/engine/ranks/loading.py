@@ -11,13 +11,12 @@ from mlx.utils import tree_flatten
 
 from mlxspec.config import SpecConfig
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.measure import kept_costs, shared_costs
 from mlxspec.engine.ranks.peers import Peers, digest_of, files_of
 from mlxspec.kernels import launch
 from mlxspec.models.ranks import ALONE, Ranks
-from mlxspec.policy import clock
-from mlxspec.policy.calibrate import kept_costs, shared_costs
-from mlxspec.policy.cost import CostModel
 from mlxspec.policy.cost_file import CostFile
+from mlxspec.policy.costs import CostModel
 
 
 class LoadTogether:
@@ -60,7 +59,12 @@ class LoadTogether:
         if peers is None:
             return kept_costs(engine.model, drafters, config, name, seconds)
         file = CostFile.of(engine.model, drafters, config, name, peers.ranks.size) if peers.leads else None
-        with clock.of(peers.read_clock):
-            return shared_costs(
-                engine.model, drafters, config, file, lambda value: peers.share(value)[0], seconds
-            )
+        return shared_costs(
+            engine.model,
+            drafters,
+            config,
+            file,
+            lambda value: peers.share(value)[0],
+            seconds,
+            peers.read_clock,
+        )

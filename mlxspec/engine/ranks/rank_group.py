@@ -14,6 +14,7 @@ from zlib import crc32
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.group import GroupEngine, ProcessGroup
+from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.ranks.lead import Leader
 from mlxspec.engine.ranks.orders import Clocked, Orders, Submission
@@ -24,8 +25,6 @@ from mlxspec.errors import CacheError, ConfigError, MlxspecError, RankError
 from mlxspec.models.base import Model
 from mlxspec.models.reads import Agreed, agree
 from mlxspec.platform import device
-from mlxspec.policy import clock
-from mlxspec.policy.calibrate import guessed_costs
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.grammar import LateClock
 
@@ -68,8 +67,7 @@ class RankGroup(ProcessGroup):
         own = Agreed.of(model, exact=config.exact)
         agree(model, Agreed.from_data(peers.share(own.as_data())[0]))
         if engine.chain.drafters:
-            with clock.of(peers.read_clock):
-                engine.follow(guessed_costs(model, engine.chain.drafters))
+            engine.follow(guessed_costs(model, engine.chain.drafters, peers.read_clock))
 
     def check_request(self, params: SamplingParams) -> None:
         if params.has_hooks:

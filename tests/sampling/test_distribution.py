@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.speculation.short_texts import Fault, Setting, Simulation, World, p_value
+from tests.sampling.short_texts import Fault, Setting, Simulation, World, p_value
 
 SMALLEST = 1e-4
 FEW = 20_000  # texts; enough for every one of FAULTS

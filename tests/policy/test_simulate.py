@@ -25,8 +25,8 @@ from simulation.requests import (
 from simulation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.constants import Constants
-from mlxspec.policy.cost import Curve, DraftCost
+from mlxspec.policy.account import allowance
+from mlxspec.policy.costs import Curve, DraftCost
 
 TRACES = Path(__file__).parent / "traces.npz"
 HELD = TRACES.with_name("held_traces.npz")  # of prompts that nothing was tuned on
@@ -334,7 +334,7 @@ def test_a_bad_stretch_does_not_end_a_drafter_that_has_gained() -> None:
             assert behind[0] < good + bad + 16
             assert beyond < -100
         else:
-            assert beyond < Constants().credit + 0.005 * 441
+            assert beyond < allowance(441 + beyond)
 
 
 @pytest.mark.slow

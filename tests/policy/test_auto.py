@@ -16,16 +16,14 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import TokensEvent
 from mlxspec.platform.host import numbers
-from mlxspec.policy import auto, cost
-from mlxspec.policy.constants import Constants
+from mlxspec.policy import auto, costs
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost import CostModel, DraftCost
+from mlxspec.policy.costs import CostModel, DraftCost
 from tests import tiny_models
 from tests.tiny_models import VOCAB
 
 FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
-SPELL, LONGER = int(Constants().spell), int(Constants().trust)
-STILL, STILL_TOGETHER = SPELL - 1, 2 * SPELL - 1
+STILL, STILL_TOGETHER, LONGER = auto.REST - 1, 2 * auto.REST - 1, auto.LONGEST_REST
 NAMES = ("ngram-simple", "mtp", "draft-model")
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7, 8, 9, 7]]
 
@@ -99,7 +97,7 @@ def test_where_every_token_costs_a_step_rounds_are_plain_and_run_ahead() -> None
 
 def test_a_long_prompt_that_no_model_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row is in another context bucket than a row begins in, and drafters end for it before any was weighed there."""
-    monkeypatch.setattr(cost, "CONTEXTS", (8, 4096))
+    monkeypatch.setattr(costs, "CONTEXTS", (8, 4096))
     monkeypatch.setattr(auto, "ASLEEP", 16)
     monkeypatch.setattr(auto, "_LITTLE", 4)
     made, plainly = engine(LINEAR, step=0.5), Engine(tiny_models.target())
@@ -197,7 +195,7 @@ def test_an_engine_that_nobody_calibrated_begins_with_guesses() -> None:
 @pytest.mark.parametrize(
     ("widths", "step", "primed"), [(FLAT, 0.001, True), (LINEAR, 0.5, False)], ids=["flat", "linear"]
 )
-def test_who_promises_to_draft_has_read_the_prompt_when_the_answer_begins(
+def test_who_is_expected_to_draft_has_read_the_prompt_when_the_answer_begins(
     widths: dict[int, float], step: float, primed: bool
 ) -> None:
     made = engine(widths, step=step)
@@ -219,7 +217,7 @@ def test_who_promises_to_draft_has_read_the_prompt_when_the_answer_begins(
 @pytest.mark.parametrize(
     ("widths", "step", "resumes"), [(FLAT, 0.001, True), (LINEAR, 0.5, False)], ids=["flat", "linear"]
 )
-def test_behind_a_long_known_beginning_who_does_not_promise_to_draft_is_left_out(
+def test_behind_a_long_known_beginning_who_is_not_expected_to_draft_is_left_out(
     widths: dict[int, float], step: float, resumes: bool
 ) -> None:
     """A plain row's beginning is 600 tokens that no drafter has run: catching up would hold the answer up for nothing."""

@@ -11,14 +11,15 @@ import write_checkpoint
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine import measure
+from mlxspec.engine.measure import WIDTHS, BareRounds
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import reads
 from mlxspec.models.registry import architecture
-from mlxspec.policy import calibrate, cost_file
-from mlxspec.policy.bare_rounds import WIDTHS, BareRounds
-from mlxspec.policy.cost import DraftCost
+from mlxspec.policy import cost_file
 from mlxspec.policy.cost_file import write_followed
+from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
 
 HEAD = 0.1  # plain rounds a draft's token
@@ -71,7 +72,7 @@ def parts() -> tuple:
 def test_no_more_seconds_than_allowed(plain: float, seconds: float, clock: Clock, parts: tuple) -> None:
     """Whatever a round takes: beside the budget only the two products with the head that the first expectation rests on."""
     clock.plain = plain
-    costs = calibrate.calibrate(*parts, seconds)
+    costs = measure.measure(*parts, seconds)
     read = reads(parts[0])
     assert clock.spent <= max(seconds, 2 * plain * read.head / read.bytes()) + 1e-9
     curve = costs.curve(0)
@@ -79,7 +80,7 @@ def test_no_more_seconds_than_allowed(plain: float, seconds: float, clock: Clock
     for width in costs.measured:
         assert curve.seconds(width) == pytest.approx(plain * (0.9 + 0.1 * width), rel=0.05)
     assert 1.0 < curve.seconds(5) / plain < 5.0  # a guess is no reason never to try
-    likely = calibrate.likely_draft(parts[1]["mtp"], parts[0])
+    likely = measure.likely_draft(parts[1]["mtp"], parts[0])
     one = costs.draft("mtp").seconds(1, 1) / plain
     assert costs.is_guess("mtp") or one == pytest.approx(HEAD, rel=0.02)
     assert one == pytest.approx(HEAD, rel=0.02) or one == pytest.approx(likely.seconds(1, 1), rel=0.02)
@@ -87,7 +88,7 @@ def test_no_more_seconds_than_allowed(plain: float, seconds: float, clock: Clock
 
 def test_with_time_enough_everything_is_measured(clock: Clock, parts: tuple) -> None:
     clock.plain = 0.001
-    costs = calibrate.calibrate(*parts)
+    costs = measure.measure(*parts)
     assert costs.measured == {1, *WIDTHS}
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
     assert clock.spent < 2.0
@@ -100,7 +101,7 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
     clock.plain, known = 0.04, set()
     for _ in range(20):
         before = clock.spent
-        costs = calibrate.kept_costs(*parts, "tiny", 1.5)
+        costs = measure.kept_costs(*parts, "tiny", 1.5)
         assert clock.spent - before <= 1.5
         assert costs.measured >= known
         known = set(costs.measured)
@@ -136,9 +137,9 @@ def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(
     clock.plain = 0.001
     target, light, config = parts
     heavy = {"mtp": Heavy(tiny_models.mtp_head(), target.max_context)}
-    measured = calibrate._draft_cost
+    measured = measure._draft_cost
     monkeypatch.setattr(
-        calibrate,
+        measure,
         "_draft_cost",
         lambda drafter, *rest: (
             (DraftCost(step=9.0), True) if isinstance(drafter, Heavy) else measured(drafter, *rest)
@@ -146,10 +147,10 @@ def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(
     )
     for _ in range(2):
         for drafters, step in ((light, HEAD * clock.plain), (heavy, 9.0)):
-            found = calibrate.kept_costs(target, drafters, config, "tiny", 60.0)
+            found = measure.kept_costs(target, drafters, config, "tiny", 60.0)
             assert list(found.drafts) == ["mtp"]
             assert found.draft("mtp").step == pytest.approx(step)
-        monkeypatch.setattr(calibrate, "_draft_cost", None)  # from here on everything is known
+        monkeypatch.setattr(measure, "_draft_cost", None)  # from here on everything is known
 
 
 def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
@@ -166,7 +167,7 @@ def test_a_machine_that_is_slow_for_a_while_makes_no_width_dear(
         return seconds
 
     monkeypatch.setattr(BareRounds, "run", run_)
-    curve = calibrate.calibrate(*parts, 60.0).curve(0)
+    curve = measure.measure(*parts, 60.0).curve(0)
     for width in (1, *WIDTHS):
         assert curve.seconds(width) / curve.seconds(1) == pytest.approx(0.9 + 0.1 * width, rel=0.05)
 
@@ -204,19 +205,19 @@ def test_a_stall_is_not_kept_for_the_next_process(
         return made
 
     monkeypatch.setattr(Mtp, "propose", stalled)
-    costs = calibrate.kept_costs(*parts, "tiny")
+    costs = measure.kept_costs(*parts, "tiny")
     for _ in range(20):  # rounds of its answers
         costs.curve(0).refine(1, clock.plain)
     write_followed()
     monkeypatch.setattr(Mtp, "propose", propose)
-    again = calibrate.kept_costs(*parts, "tiny")
+    again = measure.kept_costs(*parts, "tiny")
     assert not again.is_guess("mtp")
     assert again.draft("mtp").seconds(1, 1) == pytest.approx(HEAD * clock.plain, rel=0.1)
 
 
 @pytest.mark.parametrize(("load", "most"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.1), (10.0, 0.5), (60.0, 3.0)])
 def test_two_seconds_with_the_load_or_a_twentieth_of_it(load: float, most: float) -> None:
-    assert calibrate.allowance(load) == pytest.approx(most)
+    assert measure.allowance(load) == pytest.approx(most)
 
 
 def published(size: str, layers: int | None = None) -> tuple[Qwen35, Mtp]:
@@ -234,17 +235,17 @@ def published(size: str, layers: int | None = None) -> tuple[Qwen35, Mtp]:
 def test_a_draft_is_guessed_from_bytes(size: str, layers: int | None, least: float, most: float) -> None:
     """In plain rounds: a large vocabulary makes drafts of a small model dear."""
     model, head = published(size, layers)
-    assert least < calibrate.likely_draft(head, model).seconds(1, 1) < most
+    assert least < measure.likely_draft(head, model).seconds(1, 1) < most
 
 
 def test_where_the_host_is_what_takes_time_a_draft_is_guessed_from_layers(parts: tuple) -> None:
     model, head = parts[0], parts[1]["mtp"]
-    assert calibrate.likely_draft(head, model).step >= 2 / (reads(model).layers + 1)
+    assert measure.likely_draft(head, model).step >= 2 / (reads(model).layers + 1)
 
 
 def test_wide_rounds_of_a_mixture_are_guessed_dearer() -> None:
-    dense, mixture = (calibrate.likely_rounds(published(s, 8)[0]) for s in ("qwen3.6-27b", "qwen3.6-35b-a3b"))
-    assert dense.seconds(4) == pytest.approx(calibrate.LIKELY.seconds(4))
+    dense, mixture = (measure.likely_rounds(published(s, 8)[0]) for s in ("qwen3.6-27b", "qwen3.6-35b-a3b"))
+    assert dense.seconds(4) == pytest.approx(measure.LIKELY.seconds(4))
     assert mixture.seconds(4) > 1.1 * dense.seconds(4)
 
 
@@ -259,7 +260,7 @@ def test_the_head_is_timed_in_the_models_dtype(form: str, monkeypatch: pytest.Mo
         return logits
 
     monkeypatch.setattr(Qwen35, "head", seen)
-    calibrate._likely_plain(model)
+    measure._likely_plain(model)
     assert set(found) == {model.dtype}
 
 
@@ -269,14 +270,14 @@ def test_costs_in_which_only_wider_rounds_are_known_can_be_gone_on_from(
     """A load had no time to measure anything, and all answers of its process were drafted: nothing is known of a plain round."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     clock.plain = 5.0
-    costs = calibrate.kept_costs(*parts, "tiny", 0.1)
+    costs = measure.kept_costs(*parts, "tiny", 0.1)
     assert not costs.measured
     for _ in range(4):
         costs.curve(0).refine(4, 11.0)
         costs.refine_draft("mtp", 1, 1, 1, 0.7)
     wanted = costs.curve(0).knots()
     write_followed()
-    again = calibrate.kept_costs(*parts, "tiny", 0.1)
+    again = measure.kept_costs(*parts, "tiny", 0.1)
     assert again.measured == {4}
     assert again.curve(0).knots() == pytest.approx(wanted)
     assert not again.is_guess("mtp")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec.policy.cost import CostModel, DraftCost
 from mlxspec.policy.cost_file import CostFile, write_followed
+from mlxspec.policy.costs import CostModel, DraftCost
 
 
 @pytest.fixture
