@@ -34,7 +34,7 @@ from mlxspec.checkpoints.writing import check_target, save, save_model, whole_fo
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
 from mlxspec.loading.download import check_disk
-from mlxspec.loading.folder import VISION_FILE
+from mlxspec.loading.folder import VISION_FILE, is_hidden
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_alone
@@ -106,7 +106,8 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     trunk_bytes, head_bytes, vision_bytes = (sum(v.nbytes for v in part.values()) for part in parts)
     total = trunk_bytes + head_bytes + vision_bytes
     with whole_folder(out, total) as draft, progress.steps(f"converting {source}", total) as step:
-        for name in sorted({p.name for pattern in _ALSO for p in folder.path.glob(pattern)} - {*_NOT}):
+        also = {p.name for pattern in _ALSO for p in folder.path.glob(pattern) if not is_hidden(p)}
+        for name in sorted(also - {*_NOT}):
             shutil.copyfile(folder.path / name, draft / name)
         write_json(draft / "config.json", made.config)
         save_model(draft, made.trunk, step)

@@ -15,21 +15,47 @@ from mlxspec.loading.names import printable
 
 INDEX = "model.safetensors.index.json"
 VISION_FILE = "vision.safetensors"
+_SHARD = re.compile(r"model-(\d{1,6})-of-(\d{1,6})\.safetensors", re.ASCII)
+_PLAIN = re.compile(r"(?:mtp/)?[\w.-]+\.safetensors", re.ASCII)
 _BESIDE = ("*mtp*.safetensors", "mtp/*.safetensors", VISION_FILE)
 
 
 def tensor_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(the model's shards: those that the index names, else model*.safetensors; files beside them that are no shards). Raises ModelError
+    """(the model's shards: those that the index names, else model*.safetensors; files beside them that are no shards). An index that names
+    shards of another set than the whole one that is here is stale, and not used. Hidden files are none of the model's. Raises ModelError
     when there are none at all, or one is missing."""
-    beside = sorted(p for pattern in _BESIDE for p in folder.glob(pattern) if p.is_file())
+    beside = sorted(
+        p for pattern in _BESIDE for p in folder.glob(pattern) if p.is_file() and not is_hidden(p)
+    )
+    found = sorted(p for p in folder.glob("model*.safetensors") if p not in beside)
     index = folder / INDEX
-    if index.is_file():
+    if index.is_file() and not stale_index(folder):
         named = _named(index)
         return named, [p for p in beside if p not in named]
-    found = sorted(p for p in folder.glob("model*.safetensors") if p not in beside)
     if not found and not beside:
         raise ModelError(f"There are no model*.safetensors files in {folder}.")
     return found, beside
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a file is hidden: macOS writes a `._NAME` beside every file on drives of other systems."""
+    return path.name.startswith(".")
+
+
+def stale_index(folder: Path) -> bool:
+    """Whether the index names shards that are missing although a whole set of shards, by the files' own names, is here."""
+    found = [p.name for p in folder.glob("model*.safetensors")]
+    numbered = [m for m in map(_SHARD.fullmatch, found) if m is not None]
+    sets = {m[2] for m in numbered}
+    is_whole = "model.safetensors" in found or (
+        len(sets) == 1 and {int(m[1]) for m in numbered} == set(range(1, int(*sets) + 1))
+    )
+    try:
+        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        are_plain = all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in names)
+        return is_whole and are_plain and any(not (folder / name).is_file() for name in names)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return False  # a damaged one is reported where it is read
 
 
 def is_head_file(name: str) -> bool:
@@ -47,7 +73,7 @@ def _named(index: Path) -> list[Path]:
     if not names:
         raise ModelError(f"{index.name} names no shard.")
     for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"(?:mtp/)?[\w.-]+\.safetensors", name, re.ASCII):
+        if not isinstance(name, str) or not _PLAIN.fullmatch(name):
             raise ModelError(f"{index.name} names a shard {printable(name)}, which is no plain file name.")
         if not (index.parent / name).is_file():
             raise ModelError(f"The shard {name} is missing in {index.parent}.")

@@ -8,7 +8,7 @@ The tensors decide, never the config.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxspec.errors import ModelError
-from mlxspec.loading.folder import tensor_files
+from mlxspec.loading.folder import INDEX, stale_index, tensor_files
 from mlxspec.loading.names import printable
 from mlxspec.loading.parts import Cut, read_parts, sliced
 from mlxspec.loading.safetensors import check_header
@@ -45,9 +45,11 @@ _OF_A_TOWER = re.compile(rf"(model\.)?({_SEEING}|{_HEARING})\.")
 class FolderWeights(Weights):
     """A folder's tensors, lazily read, and the file in which each lies."""
 
-    def __init__(self) -> None:
+    def __init__(self, notices: Sequence[str] = ()) -> None:
+        """notices: whole sentences about the folder."""
         super().__init__()
         self._files: dict[str, Path] = {}
+        self.notices = tuple(notices)
 
     def add(self, path: Path) -> None:
         """Raises ModelError, also where another file holds a tensor of the same name."""
@@ -94,8 +96,9 @@ def read_folder(folder: Path) -> FolderWeights:
 
     Raises ModelError when a file is missing, truncated or malformed, or a tensor is there twice.
     """
-    weights = FolderWeights()
     shards, heads = tensor_files(folder)
+    stale = f"{INDEX} names shards that are not here; it is stale, and the {len(shards)} shards that are here were read."
+    weights = FolderWeights([stale] if (folder / INDEX).is_file() and stale_index(folder) else ())
     for path in (*shards, *heads):
         weights.add(path)
     return weights

@@ -128,7 +128,10 @@ def assemble_lazily(
             vision = _vision(config, images, weights, model)
         except ModelError as error:
             no_images = str(error)
-    notices = _passed_over(weights, vision, no_images if images is not None else None)
+    notices = [
+        *getattr(weights, "notices", ()),
+        *_passed_over(weights, vision, no_images if images is not None else None),
+    ]
     if packed and not device.has_gpu():
         notices.append(slowness_notice(packed, parsed))
     if head and refused is not None:

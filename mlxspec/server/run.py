@@ -26,6 +26,7 @@ from mlxspec.server import log
 from mlxspec.server.app import Server
 from mlxspec.server.connections import Connection, Door, raise_descriptors
 from mlxspec.server.models import Loaded, Models
+from mlxspec.server.security import App
 from mlxspec.server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -100,6 +101,24 @@ def base_url(config: ServerConfig, port: int) -> str:
     return f"http://{host}:{port}/v1"
 
 
+def web_config(app: App) -> uvicorn.Config:
+    """Every setting that uvicorn would choose by the packages that are installed, or in which it trusts what a client sends: WebSockets are
+    refused, and X-Forwarded-For names nobody."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        loop="asyncio",
+        interface="asgi3",
+        lifespan="off",
+        proxy_headers=False,
+        timeout_graceful_shutdown=_STREAMS_END_SECONDS,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+
+
 async def _serve(
     makers: Mapping[str, Callable[[], Engine]],
     config: ServerConfig,
@@ -114,15 +133,7 @@ async def _serve(
     models = Models(makers, idle_seconds=config.idle_unload, sampling=sampling)
     server = Server(models, config)
     web = _Uvicorn(
-        uvicorn.Config(
-            server.app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_STREAMS_END_SECONDS,
-            h11_max_incomplete_event_size=64 << 10,
-        ),
+        web_config(server.app),
         Door(config.limits),
     )
     stopping = asyncio.Event()

@@ -376,3 +376,38 @@ def test_tokenizers(copied: Callable[[str, str], Path], hurt: Hurt, says: str | 
         assert mlxspec.load(str(folder), draft="off").tokenizer.template is None
     else:
         refused(folder, says, TokenizerError)
+
+
+def test_a_stale_index_beside_a_whole_set_of_shards_is_not_used(copied: Callable[[str, str], Path]) -> None:
+    """As in published conversions: the index names five shards, the folder holds another set, all of it."""
+    folder = copied("tied", "hub")
+    stored: dict[str, mx.array] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        stored |= dict(mx.load(str(path)))
+        mx.eval(stored)
+        path.unlink()
+    names = sorted(stored)
+    for i, part in enumerate((names[::2], names[1::2])):
+        mx.save_safetensors(
+            str(folder / f"model-0000{i + 1}-of-00002.safetensors"), {k: stored[k] for k in part}
+        )
+    places = {k: f"model-0000{1 + i % 5}-of-00005.safetensors" for i, k in enumerate(names)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    engine = mlxspec.load(str(folder), draft="off")
+    assert any("it is stale, and the 2 shards that are here were read" in notice for notice in engine.notices)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    refused(folder, "is missing")
+
+
+def test_files_that_macos_writes_beside_others_are_no_tensors(copied: Callable[[str, str], Path]) -> None:
+    folder = copied("tied", "hub")
+    wanted = (
+        mlxspec.load(str(folder), draft="off").generate([1, 2], mlxspec.SamplingParams(max_tokens=4)).tokens
+    )
+    for path in list(folder.iterdir()):
+        (folder / f"._{path.name}").write_bytes(b"\0\5\26\7Mac OS X        ")
+    (folder / "._mtp.safetensors").write_bytes(b"\0\5\26\7Mac OS X        ")
+    found = (
+        mlxspec.load(str(folder), draft="off").generate([1, 2], mlxspec.SamplingParams(max_tokens=4)).tokens
+    )
+    assert found == wanted

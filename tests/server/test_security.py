@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import socket
@@ -15,6 +16,7 @@ import pytest
 from mlxspec.errors import ConfigError
 from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.forms.completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from mlxspec.server.run import web_config
 from mlxspec.server.security import Guard, host_name
 from mlxspec.server.settings import ServerConfig
 from tests.server.published_fields import honoured
@@ -371,3 +373,26 @@ def test_other_addresses_need_a_key() -> None:
 )
 def test_names_in_host_headers(host: str, name: str | None) -> None:
     assert host_name(host) == name
+
+
+def test_nothing_is_left_to_the_packages_that_are_installed() -> None:
+    """A WebSocket library beside us, as many packages bring one, opens no door, and no header of a client's names another client."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the guard lets HTTP through only")
+
+    config = web_config(app)
+    config.load()
+    assert config.ws_protocol_class is None
+    assert config.proxy_headers is False
+    assert (config.loop, config.interface, config.lifespan) == ("asyncio", "asgi3", "off")
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    guard = Guard(app, ServerConfig())
+    asyncio.run(guard({"type": "websocket", "headers": []}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+    asyncio.run(guard({"type": "lifespan"}, None, send))
+    assert len(sent) == 1
