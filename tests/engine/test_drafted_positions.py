@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
+from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
@@ -187,6 +188,12 @@ def run(logits: np.ndarray, prompt: str, params: SamplingParams, tell) -> tuple[
     return list(result.tokens), result.stats
 
 
+@catches(
+    "a thinking budget is looked for at a round's first position only",
+    "mlxspec.sampling.constraints:Constraints.reaches",
+    lambda right: lambda self, width: right(self, 1),
+    case="-5-right-5]",
+)
 @pytest.mark.parametrize("length", [1, 2, 5, 9, 12])
 @pytest.mark.parametrize("knows", [True, False], ids=["right", "unaware"])
 @pytest.mark.parametrize("budget", [0, 1, 2, 3, 5, 8, 13])

@@ -14,11 +14,12 @@ import tiny
 import tiny_qwen3
 from compare import load_ours
 from mlx.utils import tree_flatten
+from planting import catches
 from tokenizers import Tokenizer, models
 from zoo import Zoo
 
 import mlxspec
-from mlxspec.errors import ModelError, TokenizerError
+from mlxspec.errors import MlxspecError, ModelError, TokenizerError
 from mlxspec.platform import device
 
 Hurt = Callable[[Path], object]
@@ -399,6 +400,12 @@ def test_a_stale_index_beside_a_whole_set_of_shards_is_not_used(copied: Callable
     refused(folder, "is missing")
 
 
+@catches(
+    "hidden files are tensors",
+    "mlxspec.loading.folder:is_hidden",
+    lambda right: lambda path: False,
+    errors=(MlxspecError,),
+)
 def test_files_that_macos_writes_beside_others_are_no_tensors(copied: Callable[[str, str], Path]) -> None:
     folder = copied("tied", "hub")
     wanted = (

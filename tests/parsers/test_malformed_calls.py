@@ -10,6 +10,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.parsers.formats import THINK, ChatFormat
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning, merged
@@ -53,6 +54,12 @@ def gemma(inner: str) -> str:
     return f"<|tool_call>call:f{{{inner}}}<tool_call|>"
 
 
+@catches(
+    "every tag in a value ends it",
+    "mlxspec.parsers.xml_call:XmlCall._ends",
+    lambda right: lambda self, found, value, is_last: True,
+    case="echo",
+)
 @pytest.mark.parametrize(
     ("style", "text", "wanted"),
     [
