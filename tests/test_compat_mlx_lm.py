@@ -263,6 +263,28 @@ def test_a_prompt_cache_is_extended_copied_and_cut() -> None:
     assert copied[0].tokens == [*first, *taken]  # what was not asked for is not in it
 
 
+@pytest.mark.parametrize("how", ["cut", "taken over", "copied"])
+def test_a_generator_that_still_lives_does_not_overwrite_a_cache(how: str) -> None:
+    """As in mlx-lm, a cache grows with each token, and it belongs to whoever cut or used it last."""
+    model, tokenizer = loaded()
+    cache = our_cache.make_prompt_cache(model)
+    prompt = tokenizer.encode(CODE)
+    old = ours.generate_step(mx.array(prompt), model, prompt_cache=cache)
+    first = [next(old)[0] for _ in range(3)]
+    assert cache[0].tokens == [*prompt, *first]
+    mine = copy.deepcopy(cache) if how == "copied" else cache
+    if how != "taken over":
+        assert our_cache.trim_prompt_cache(mine, 3) == 3
+    before = list(mine[0].tokens)
+    new = ours.generate_step(mx.array(prompt[-1:]), model, prompt_cache=mine)
+    next(old)
+    old.close()
+    assert mine[0].tokens == before
+    assert len(cache[0].tokens) == len(before) + (4 if how == "copied" else 0)
+    given = [next(new)[0] for _ in range(2)]
+    assert mine[0].tokens == [*before, prompt[-1], *given]
+
+
 def test_a_cached_prompt_is_not_read_again() -> None:
     """Counted in tokens that were read."""
     model, tokenizer = loaded()

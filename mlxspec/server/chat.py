@@ -66,7 +66,7 @@ def _goes_on(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> 
         return None
     if asked is False or (body.get("add_generation_prompt") is False and not asked):
         return None
-    return goes_on_with(messages, f"messages[{len(messages) - 1}]")
+    return goes_on_with(messages, f"messages[{len(body['messages']) - 1}]")
 
 
 class ChatProtocol(AnswerProtocol):

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxspec.errors import ConfigError
+from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.values import loads
 from mlxspec.server.errors import BadField
+from mlxspec.server.images import lines
+
+_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]|\bin\s*[\[(][^\])]*['"]tool['"]""")  # compared with a role
 
 
-def render_calls(
+def render_conversation(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> tuple[str, tuple[str, ...]]:
+    """The text of messages as `normalize` makes them, and notices of what the template cannot show as it was sent.
+
+    A system message behind the first message is given as the user's, at its place, where the template refuses it or leaves it out.
+    Raises ConfigError.
+    """
+    if _takes_responses(template.source):
+        messages = _with_responses(messages)
+    later = [m["content"] for m in messages[1:] if m["role"] == "system"]
+    try:
+        text = _render_calls(template, messages, options)
+    except ConfigError:
+        if not later:
+            raise
+    else:
+        shown = unmarked(text)
+        if all(_is_in(content, shown) for content in later):
+            return text, ()
+    moved = _render_calls(template, _systems_as_users(messages), options)
+    return moved, (
+        "a system message behind the first message was given to the model as the user's, because its chat template takes none there",
+    )
+
+
+def _render_calls(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> str:
-    """The text of messages as `normalize` makes them.
-
-    Arguments of an earlier call that are no JSON object are given to the template as text, as the model wrote them. A template that takes
-    an object only gets one whose member `arguments` is that text. Raises ConfigError.
-    """
+    """Arguments of an earlier call that are no JSON object are given to the template as text, as the model wrote them. A template that
+    takes an object only gets one whose member `arguments` is that text. Raises ConfigError."""
     try:
         return template.render(messages, **options)
     except ConfigError:
@@ -77,9 +105,81 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
+def _is_in(content: str | Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Whether a rendered text shows anything of a content. Templates may change white space."""
+    if not isinstance(content, str):
+        content = "\n".join(part.get("text", "") for part in content)
+    said = [line.strip() for line in content.splitlines() if line.strip()]
+    return not said or any(line in text for line in said)
+
+
+def _systems_as_users(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """System messages behind the first message as the user's. One beside a message of the user's is a part of it."""
+    out: list[Mapping[str, Any]] = []
+    was_system = False
+    for place, message in enumerate(messages):
+        is_system = place > 0 and message["role"] == "system"
+        if is_system:
+            message = {"role": "user", "content": message["content"]}
+        beside = out and out[-1]["role"] == message["role"] == "user"
+        if beside and (is_system or was_system):
+            out[-1] = {**out[-1], "content": _below(out[-1]["content"], message["content"])}
+        else:
+            out.append(message)
+        was_system = is_system
+    return out
+
+
+def _below(first: Any, second: Any) -> Any:
+    """Two contents as one, each text or parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return lines([first, second])
+    parts = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
+    return [part for content in parts for part in content]
+
+
+def _takes_responses(source: str) -> bool:
+    """Whether a template reads results of tools from `tool_responses` of the message that called them, and knows no role `tool`. So do
+    the templates that Gemma 4 was first published with."""
+    return "tool_responses" in source and _TOOL_ROLE.search(source) is None
+
+
+def _with_responses(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Results of tools in `tool_responses` of the assistant's message with the calls. Such a template writes calls, results and then the
+    content, all in one turn: a text in front of the calls is a message of its own, and a text behind the results is that content."""
+    out: list[dict[str, Any]] = []
+    for message in map(dict, messages):
+        last = out[-1] if out else {}
+        if message["role"] == "tool" and last.get("tool_calls") and not last["content"]:
+            name = message.get("name") or _called(last["tool_calls"], message.get("tool_call_id"))
+            last.setdefault("tool_responses", []).append({"name": name, "response": message["content"]})
+        elif message["role"] == "assistant" and message.get("tool_calls") and message["content"]:
+            out += [{k: v for k, v in message.items() if k != "tool_calls"}, {**message, "content": ""}]
+            out[-1].pop("reasoning_content", None)
+        elif message["role"] == "assistant" and last.get("tool_responses") and not message.get("tool_calls"):
+            last["content"] = message["content"]
+        else:
+            out.append(message)
+    return list(out)
+
+
+def _called(calls: Sequence[Mapping[str, Any]], call_id: str | None) -> str:
+    """The name of the tool that the call with this id is of; of the only call without an id."""
+    names = [c["function"]["name"] for c in calls if c["id"] == call_id or len(calls) == 1]
+    return names[0] if names else "unknown"
+
+
 def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Text parts joined, `developer` as `system`, arguments as objects, reasoning under the name templates know. Raises BadField."""
-    return [_message(m, f"messages[{i}]") for i, m in enumerate(messages)]
+    """Text parts joined, `developer` as `system`, system messages at the beginning as one, arguments as objects, reasoning under the name
+    templates know. Raises BadField."""
+    out: list[dict[str, Any]] = []
+    for i, given in enumerate(messages):
+        message = _message(given, f"messages[{i}]")
+        if len(out) == 1 and out[0]["role"] == message["role"] == "system":
+            out[0]["content"] = "\n\n".join(c for c in (out[0]["content"], message["content"]) if c)
+        else:
+            out.append(message)
+    return out
 
 
 def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -94,7 +194,7 @@ def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
             out["tool_calls"] = [_call(c) for c in calls]
     elif calls:
         raise BadField(f"{path}.tool_calls", f"Only an assistant calls tools, not the role {role}.")
-    elif message.get("content") is None:
+    elif message.get("content") is None and role != "tool":  # a tool may have nothing to say
         raise BadField(f"{path}.content", f"{path}.content is missing.")
     if (
         role == "assistant"

@@ -55,6 +55,8 @@ def messages_request(body: Mapping[str, Any]) -> ChatRequest:
     """Of a checked body, of /messages or /messages/count_tokens. Raises BadField, GrammarError."""
     notices: list[str] = []
     messages = _conversation(body, notices)
+    if not messages or messages[-1]["role"] == "system":
+        raise BadField("messages", "messages say nothing: their content is empty.")
     tools = _tools(body.get("tools") or (), notices)
     choice = body.get("tool_choice")
     options = {**body, "stop": body.get("stop_sequences"), **_thinking_budget(body)}
@@ -99,9 +101,7 @@ def _add_assistant(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], p
             out.call(block["id"], block["name"], dict(block["input"]))
         elif block["type"] == "tool_result":
             raise BadField(f"{path}.content[{j}]", f"{path}.content[{j}]: a tool_result is the user's.")
-    message = out.assistant()
-    if not message["content"] and set(message) == {"role", "content"}:
-        raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
+    out.assistant()  # an answer may be empty
 
 
 def _add_user(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str) -> None:

@@ -96,7 +96,7 @@ def _request(
     return ChatRequest(
         messages=messages,
         tools=[{**tool, "type": "function"} for tool in tools],
-        goes_on=goes_on_with(messages, f"messages[{len(messages) - 1}]"),
+        goes_on=goes_on_with(messages, f"messages[{len(body.get('messages') or messages) - 1}]"),
         template=_template(body),
         wanted=_format(body),
         options=options_of(body),

@@ -25,7 +25,7 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
 from mlxspec.server.images import decode_limits, hold_images, placed, refuse_images
 from mlxspec.server.limits import ServerLimits
-from mlxspec.server.messages import call_lead, render_calls
+from mlxspec.server.messages import call_lead, render_conversation
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -76,7 +76,7 @@ def chat_job(
     """Of a conversation. Slow enough (template, tokenizer, images) to be called off the event loop. Raises MlxspecErrors."""
     form = format_of(engine)
     tools, choice = _tools(request, form, engine)
-    text, prompt = _render(engine, request, tools, limits or ServerLimits())
+    text, prompt, told = _render(engine, request, tools, limits or ServerLimits())
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
@@ -94,6 +94,7 @@ def chat_job(
         goes_on=request.goes_on,
         notices=(
             *request.notices,
+            *told,
             *notices,
             *(prompt.notices if isinstance(prompt, PromptWithImages) else ()),
         ),
@@ -141,7 +142,8 @@ def _tools(
 def rendered(request: ChatRequest, engine: Engine) -> tuple[str, list[int] | PromptWithImages]:
     """The prompt of a chat request, as text and as the engine takes it, which nobody answers. Raises MlxspecErrors."""
     tools, _ = _tools(request, format_of(engine), engine)
-    return _render(engine, request, tools, ServerLimits())
+    text, prompt, _ = _render(engine, request, tools, ServerLimits())
+    return text, prompt
 
 
 def token_ids(prompt: Sequence[int] | PromptWithImages) -> Sequence[int]:
@@ -156,8 +158,9 @@ def format_of(engine: Engine) -> ChatFormat:
 
 def _render(
     engine: Engine, request: ChatRequest, tools: Sequence[Any], limits: ServerLimits
-) -> tuple[str, list[int] | PromptWithImages]:
-    """A conversation as the model reads it: text, and token ids with the images where there are some. Raises ConfigError, ImageError."""
+) -> tuple[str, list[int] | PromptWithImages, tuple[str, ...]]:
+    """A conversation as the model reads it: text, and token ids with the images where there are some; and notices. Raises ConfigError,
+    ImageError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
     options = dict(request.template)
@@ -170,9 +173,9 @@ def _render(
     if engine.vision is None and hold_images(request.messages):
         raise ImageError(engine.no_images)
     messages, sources = placed(request.messages, limits)
-    text = render_calls(engine.tokenizer.template, messages, options)
+    text, notices = render_conversation(engine.tokenizer.template, messages, options)
     if not sources or engine.vision is None:
-        return unmarked(text), encoded(engine, text, special=False)
+        return unmarked(text), encoded(engine, text, special=False), notices
     prompt = prepared_prompt(
         text,
         sources,
@@ -182,7 +185,7 @@ def _render(
         most=engine.max_context,
         pause=check_wanted,
     )
-    return unmarked(text), prompt
+    return unmarked(text), prompt, notices
 
 
 def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:

@@ -105,17 +105,18 @@ class Guard:
             name = urlsplit(origin).hostname or ""
         except ValueError:
             return False
-        # browsers find every name under .localhost on this machine
-        return scheme in ("http", "https") and (is_loopback(name) or name.endswith(".localhost"))
+        return scheme in ("http", "https") and _is_this_machine(name)
 
     def _check_host(self, host: str | None) -> None:
         """Only where the key does not protect anyway: on this machine alone."""
         if not self._config.is_local:
             return
         name = host_name(host or "")
-        if name is None or not (is_loopback(name) or name in self._hosts):
+        if name is None or not (_is_this_machine(name) or name in self._hosts):
             raise ApiError(
-                "This server answers to localhost only, not to another name.", status=403, code="host"
+                "This server answers to localhost only, not to another name; --allowed-hosts NAME would allow one.",
+                status=403,
+                code="host",
             )
 
     def _check_key(self, headers: Mapping[str, str]) -> None:
@@ -136,6 +137,12 @@ class Guard:
 def is_open(path: str) -> bool:
     """Whether a path needs no key. A browser that opens the page has none to send: the page asks for it."""
     return path.rstrip("/") in _OPEN or path.startswith(PAGE_FOLDER)
+
+
+def _is_this_machine(name: str) -> bool:
+    """Whether a name can mean this machine only, whoever answers for names on the network. Browsers find every name under .localhost on
+    their own machine (RFC 6761). Not so host.docker.internal: where Docker has not defined it, it is asked of the network."""
+    return is_loopback(name) or name.endswith(".localhost")
 
 
 def is_own(origin: str, host: str | None) -> bool:

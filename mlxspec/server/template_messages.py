@@ -50,7 +50,9 @@ class TemplateMessages:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
 
     def behind(self, system: str) -> list[dict[str, Any]]:
-        """All messages, the system's first; an empty one is left out."""
+        """All messages, the system's first; an empty one is left out, and an empty answer at the end, where another answer begins."""
+        if self._is_last("assistant") and self.messages[-1] == {"role": "assistant", "content": ""}:
+            self.messages.pop()
         return [*([{"role": "system", "content": system}] if system else []), *self.messages]
 
     def _is_last(self, role: str) -> bool:

@@ -40,6 +40,9 @@ def envelope(data: bytes) -> dict[str, Any]:
         ("LOCALHOST:8080", 200),
         ("127.0.0.1:1", 200),
         ("[::1]:80", 200),
+        ("app.localhost:8080", 200),
+        ("host.docker.internal", 403),
+        ("localhost.internal", 403),
         ("127.0.0.1.nip.io", 403),
         ("evil.com", 403),
         ("localhost.evil.com", 403),
@@ -52,7 +55,9 @@ def test_hosts(demo: Served, host: str, status: int) -> None:
     found, _, data = demo.ask("GET", "/v1/models", headers={"Host": host})
     assert found == status
     if status != 200:
-        assert envelope(data)["code"] == "host"
+        error = envelope(data)
+        assert error["code"] == "host"
+        assert "--allowed-hosts" in error["message"]
 
 
 @pytest.mark.parametrize(

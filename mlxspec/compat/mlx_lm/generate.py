@@ -250,20 +250,21 @@ class _CachedRun:
         params = _params(max_tokens, options, len(before), recorder)
         spec = _spec(engine, options.get("num_draft_tokens"), has_draft)
         events = engine.stream([*before, *prompt], params, spec=spec)
+        progress = options.get("prompt_progress_callback") or (lambda done, total: None)
+        run = cls(engine, before, prompt, max_tokens, caches, progress, recorder, events, chunk, kv_bits)
         for cache in caches:
             cache.prepare(engine, model.fingerprint)
-        progress = options.get("prompt_progress_callback") or (lambda done, total: None)
-        return cls(engine, before, prompt, max_tokens, caches, progress, recorder, events, chunk, kv_bits)
+            cache.lend(run)
+        return run
 
     def steps(self) -> Generator[TokenStep, None, None]:
-        """Tokens as they come. The caches hold the prompt, and every token that was yielded, when this ends or is closed."""
+        """Tokens as they come. The caches hold the prompt, and every token that was yielded."""
         engine, total = self.engine, len(self.prompt)
         place = len(self.before) + total
         engine.keep_kv_in(self.kv_bits)
         engine.prefill_chunk = self.chunk
         self.progress(0, total)
-        given: list[int] = []
-        is_read = False
+        num_given, is_read = 0, False
         try:
             for event in self.events:
                 if isinstance(event, FinishEvent):
@@ -271,23 +272,28 @@ class _CachedRun:
                         raise MlxspecError(event.error or "The engine could not go on.")
                     return
                 if isinstance(event, PrefillEvent):
-                    is_read = event.num_done == event.num_total
-                    if not is_read:
+                    is_done = event.num_done == event.num_total
+                    if is_done and not is_read:
+                        self._extend(self.prompt)
+                    is_read = is_read or is_done
+                    if not is_done:
                         self.progress(max(0, event.num_done - len(self.before)), total)
                     continue
                 for i, token in enumerate(event.tokens):
-                    if not given:
+                    if not num_given:
                         self.progress(total, total)
                     if self.max_tokens == 0:
                         return
-                    logprobs = None if self.recorder is None else self.recorder.take(place + len(given))
-                    given.append(token)
+                    logprobs = None if self.recorder is None else self.recorder.take(place + num_given)
+                    num_given += 1
+                    self._extend([token])
                     yield TokenStep(token, logprobs, i < event.num_drafted)
         finally:
             self.events.close()  # type: ignore[attr-defined]
-            if is_read:
-                for cache in self.caches:
-                    cache.tokens = [*self.before, *self.prompt, *given]
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        for cache in self.caches:
+            cache.extend(self, tokens)
 
 
 class _Recorder:

@@ -40,6 +40,7 @@ class PromptCache:
     def __init__(self, tokens: Sequence[int] = (), saved: SavedStates | None = None) -> None:
         self.tokens = list(tokens)
         self._saved = saved
+        self._writer: object | None = None  # the run that extends it
         self._used_by: tuple[weakref.ref[Engine], str] | None = None
 
     @property
@@ -67,6 +68,8 @@ class PromptCache:
     def trim(self, num_tokens: int) -> int:
         """Forget the last `num_tokens` tokens; returns how many there were to forget."""
         num = min(max(num_tokens, 0), len(self.tokens))
+        if num:
+            self._writer = None
         del self.tokens[len(self.tokens) - num :]
         return num
 
@@ -82,6 +85,15 @@ class PromptCache:
             self._saved.hand_over(engine, fingerprint)
             self._saved = None
         self._used_by = weakref.ref(engine), fingerprint
+
+    def lend(self, writer: object) -> None:
+        """A run may extend this cache from now on, until it is cut or lent to another run."""
+        self._writer = writer
+
+    def extend(self, writer: object, tokens: Sequence[int]) -> None:
+        """Append what a run has read or given. Nothing is appended where the cache is lent to it no more: its text is another."""
+        if self._writer is writer:
+            self.tokens += tokens
 
     def states(self) -> tuple[str, dict[str, mx.array], dict[str, Any]]:
         """Fingerprint, arrays and their description, for a file: what the store has for the longest beginning of the tokens."""

@@ -1,0 +1,153 @@
+"""Conversations that agents send: several system messages, the server's own answers, and what this server has no use for. None ends in an
+error that the next request of the conversation would get again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxspec.errors import ConfigError
+from mlxspec.loading.template import ChatTemplate
+from mlxspec.server.messages import normalize, render_conversation
+from mlxspec.server.messages_api import messages_request
+from mlxspec.server.responses_api import responses_request
+from tests.server.serving import QUESTION, Served
+
+USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+_EACH = "{{ '<' + m.role + '>' + m.content }}"
+_LOOP = "{% for m in messages %}BODY{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+_LATER = "{% if m.role == 'system' and not loop.first %}"
+TEMPLATES = {
+    "all": _EACH,
+    "refuses": _LATER
+    + "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    + _EACH,
+    "leaves out": _LATER + "{% else %}" + _EACH + "{% endif %}",
+}
+
+
+def shown(kind: str, messages: list[Any]) -> tuple[str, tuple[str, ...]]:
+    template = ChatTemplate(_LOOP.replace("BODY", TEMPLATES[kind]), {})
+    return render_conversation(template, normalize(messages), {})
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("roles", [("system", "system"), ("developer", "system"), ("system", "developer")])
+def test_system_messages_at_the_beginning_are_one(kind: str, roles: tuple[str, str]) -> None:
+    begun = [
+        {"role": role, "content": text} for role, text in zip(roles, ("Be brief.", "Be kind."), strict=True)
+    ]
+    assert shown(kind, [*begun, USER]) == ("<system>Be brief.\n\nBe kind.<user>hi<assistant>", ())
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_later_system_message_is_at_its_place_in_every_template(kind: str) -> None:
+    answer = {"role": "assistant", "content": "yes"}
+    text, notices = shown(kind, [SYSTEM, USER, answer, {"role": "system", "content": "Hurry."}, USER])
+    if kind == "all":
+        assert (text, notices) == (
+            "<system>Be brief.<user>hi<assistant>yes<system>Hurry.<user>hi<assistant>",
+            (),
+        )
+    else:
+        assert text == "<system>Be brief.<user>hi<assistant>yes<user>Hurry.\nhi<assistant>"
+        assert len(notices) == 1
+
+
+def test_what_a_template_refuses_for_another_reason_stays_an_error() -> None:
+    template = ChatTemplate("{{ raise_exception('No.') }}", {})
+    for messages in ([USER], [USER, SYSTEM]):
+        with pytest.raises(ConfigError, match=r"No\."):
+            render_conversation(template, messages, {})
+
+
+# As of the templates of Gemma 4's first weeks: calls, results and text are one message, and nobody has the role tool.
+_EARLY = """{% for m in messages %}<{{ m.role }}>
+{%- for c in m.tool_calls or [] %}[call {{ c.function.name }}]{% endfor %}
+{%- for r in m['tool_responses'] or [] %}[{{ r['name'] }} says {{ r['response'] }}]{% endfor %}
+{%- set prev = 'tool' %}{{ m.content }}{% endfor %}"""
+
+
+def test_results_of_tools_for_templates_that_read_them_beside_the_calls() -> None:
+    calls = [{"id": n, "type": "function", "function": {"name": f"f{n}", "arguments": "{}"}} for n in "12"]
+    results = [{"role": "tool", "tool_call_id": n, "content": f"r{n}"} for n in "12"]
+    turns = [USER, {"role": "assistant", "content": "Look.", "tool_calls": calls}, *results]
+    wanted = "<user>hi<assistant>Look.<assistant>[call f1][call f2][f1 says r1][f2 says r2]"
+    for source, found in (
+        (_EARLY, wanted),
+        (_EARLY + "{% if messages[0].role == 'tool' %}{% endif %}", "<tool>r1"),
+    ):
+        text, _ = render_conversation(ChatTemplate(source, {}), normalize(turns), {})
+        assert found in text
+        assert ("<tool>" in text) == (source != _EARLY)
+    answered = [*turns, {"role": "assistant", "content": "Done."}, USER]
+    assert (
+        render_conversation(ChatTemplate(_EARLY, {}), normalize(answered), {})[0] == wanted + "Done.<user>hi"
+    )
+    again = [*turns, {"role": "assistant", "content": "", "tool_calls": calls[:1]}, results[0]]
+    assert render_conversation(ChatTemplate(_EARLY, {}), normalize(again), {})[0] == (
+        wanted + "<assistant>[call f1][f1 says r1]"
+    )
+
+
+def test_a_tool_that_says_nothing() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1"},
+    ]
+    assert normalize(turns)[-1] == {"role": "tool", "content": "", "tool_call_id": "1"}
+    assert normalize([*turns[:-1], {**turns[-1], "content": None}]) == normalize(turns)
+
+
+EMPTY_ANSWERS: tuple[list[dict[str, Any]], ...] = (
+    [], [{"type": "text", "text": ""}], [{"type": "thinking", "thinking": "", "signature": "s"}], [{"type": "redacted_thinking"}],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [*EMPTY_ANSWERS, ""])
+def test_an_empty_answer_is_taken_back(content: Any) -> None:
+    answer = {"role": "assistant", "content": content}
+    request = messages_request({"max_tokens": 1, "messages": [USER, answer, USER]})
+    assert list(request.messages) == [USER, {"role": "assistant", "content": ""}, USER]
+    last = messages_request({"max_tokens": 1, "messages": [USER, answer]})
+    assert (list(last.messages), last.goes_on) == ([USER], None)
+
+
+def test_answers_of_the_server_are_taken_back_by_every_form(thinker: Served) -> None:
+    """Cut while they think, with and without the text of it."""
+    asked = [{"role": "user", "content": QUESTION}]
+    bodies: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+        ("/v1/messages", {"max_tokens": 3}, "messages", "content"),
+        ("/v1/messages", {"max_tokens": 3, "thinking": {"type": "adaptive", "display": "omitted"}}, "messages", "content"),
+        ("/v1/chat/completions", {"max_tokens": 3}, "messages", "choices"),
+        ("/v1/responses", {"max_output_tokens": 3}, "input", "output"),
+        ("/api/chat", {"options": {"num_predict": 3}, "stream": False}, "messages", "message"),
+    )  # fmt: skip
+    for path, body, name, found in bodies:
+        status, answer = thinker.post(path, {**body, name: asked})
+        assert status == 200, answer
+        said = answer[found]
+        turns = {
+            "content": lambda said=said: [{"role": "assistant", "content": said}],
+            "choices": lambda said=said: [said[0]["message"]],
+            "output": lambda said=said: said,
+            "message": lambda said=said: [said],
+        }[found]()
+        status, answer = thinker.post(path, {**body, name: [*asked, *turns, USER]})
+        assert status == 200, (path, turns, answer)
+
+
+def test_responses_with_nothing_but_thinking() -> None:
+    items = [
+        USER,
+        {"type": "reasoning", "summary": [], "content": []},
+        {"role": "assistant", "content": []},
+        USER,
+    ]
+    messages = responses_request({"input": items}).messages
+    assert json.dumps([m["role"] for m in messages]) == '["user", "assistant", "user"]'
