@@ -256,7 +256,7 @@ def test_what_fails_for_a_row_ends_that_row_only(place: str, at: int, drafters: 
 
 def test_a_processor_that_fails_in_the_batch_ends_its_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Penalties of all rows are one graph: the row that breaks it is found by choosing for each apart."""
-    from mlxspec.sampling import sampler
+    from mlxspec.sampling import scores
 
     engine = equality.engine([])
     some, params = prompts(3, 5), asked(1, 3)
@@ -264,14 +264,14 @@ def test_a_processor_that_fails_in_the_batch_ends_its_row_only(monkeypatch: pyte
     rows = [engine.submit(p, s) for p, s in zip(some, params, strict=True)]
     doomed = engine.submit([1, 2, 3], SamplingParams(max_tokens=30, repetition_penalty=1.5, ignore_eos=True))
     engine.step()
-    penalize = sampler._penalize
+    penalize = scores._penalize
 
     def planted(logits, used, *rest):
         if any(r.params.repetition_penalty == 1.5 for r in used.rows):
             raise RuntimeError("planted")
         return penalize(logits, used, *rest)
 
-    monkeypatch.setattr(sampler, "_penalize", planted)
+    monkeypatch.setattr(scores, "_penalize", planted)
     run(engine)
     assert (doomed.finish_reason, doomed.error) == ("error", "RuntimeError: planted.")
     for number, request in enumerate(rows):
