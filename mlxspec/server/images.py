@@ -107,6 +107,9 @@ def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> None:
             place = f"{path}.{name}[{j}]"
             if not isinstance(kind, str):
                 continue
+            source = part.get("source")
+            if kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+                continue
             if kind in _MEDIA:
                 raise BadField(
                     f"{place}.type",

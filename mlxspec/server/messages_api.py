@@ -30,7 +30,7 @@ from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import End, Progress, Update
 from mlxspec.server.protocol import NAMED_EVENTS
 from mlxspec.server.single_answer import SingleAnswer
-from mlxspec.server.template_messages import TemplateMessages, function_tool, joined
+from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
 from mlxspec.server.usage import Extras, progress
 
 # The API's clients send a thinking block back only if it is signed. This one says who wrote it, and proves nothing.
@@ -38,6 +38,8 @@ SIGNATURE = "mlxspec"
 # What Claude Code writes into its system prompt anew for each request: a line for billing at the beginning, a budget at the end.
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?")
 _BUDGET = re.compile(r"\n?<total_tokens>[^<\n]{0,100}</total_tokens>")
+_INLINED = ("document", "search_result", "tool_reference")
+_KNOWN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "compaction", *_INLINED)
 _STOP_REASONS = {
     "end": "end_turn",
     "stop_string": "stop_sequence",
@@ -79,7 +81,7 @@ def _conversation(body: Mapping[str, Any], notices: list[str]) -> list[dict[str,
     texts = [without_volatile(part) for part in parts]
     if texts != parts:
         notices.append("a header that changes with each request was left out of system")
-    out = TemplateMessages()
+    out, other = TemplateMessages(), list[str]()
     for i, message in enumerate(body["messages"]):
         path = f"messages[{i}]"
         if message["role"] == "system":
@@ -87,11 +89,17 @@ def _conversation(body: Mapping[str, Any], notices: list[str]) -> list[dict[str,
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         add = _add_assistant if message["role"] == "assistant" else _add_user
-        add(out, blocks, path)
+        known = [b for b in blocks if b["type"] in _KNOWN]
+        other += [b["type"] for b in blocks if b["type"] not in _KNOWN]
+        if known or not blocks or add is _add_assistant:
+            add(out, known, path, notices)
+    notices += left_out(other, "block")
     return out.behind("\n".join(t for t in texts if t))
 
 
-def _add_assistant(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str) -> None:
+def _add_assistant(
+    out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str, notices: list[str]
+) -> None:
     for j, block in enumerate(blocks):
         if block["type"] == "text":
             out.assistant()["content"] += block["text"]
@@ -101,16 +109,28 @@ def _add_assistant(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], p
             out.call(block["id"], block["name"], dict(block["input"]))
         elif block["type"] == "tool_result":
             raise BadField(f"{path}.content[{j}]", f"{path}.content[{j}]: a tool_result is the user's.")
+        elif block["type"] == "compaction" and block.get("content"):
+            out.begin_again(block["content"])
+            notices.append(
+                f"the compaction in {path} was given to the model as the user's text in place of all before it"
+            )
     out.assistant()  # an answer may be empty
 
 
-def _add_user(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str) -> None:
+def _add_user(
+    out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str, notices: list[str]
+) -> None:
     for j, block in enumerate(blocks):
         place = f"{path}.content[{j}]"
         if block["type"] == "text":
             out.user(block["text"])
+        elif block["type"] in _INLINED:
+            out.user(_as_text(block, place, notices)["text"])
         elif block["type"] == "tool_result":
-            text = joined(block.get("content") or "")
+            content = block.get("content") or ""
+            if not isinstance(content, str):
+                content = [_as_text(b, f"{place}.content[{k}]", notices) for k, b in enumerate(content)]
+            text = joined(content)
             if block.get("is_error") and not text:
                 text = "The tool failed."
             called = "tool_use of an earlier message"
@@ -119,6 +139,23 @@ def _add_user(out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: 
             raise BadField(place, f"{place}: a block of the type {block['type']} is the assistant's.")
     if not blocks:
         raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
+
+
+def _as_text(block: Mapping[str, Any], place: str, notices: list[str]) -> Mapping[str, Any]:
+    """A block of text, or one that is given to the model as text, with its title and where it is from."""
+    kind = block["type"]
+    if kind not in _INLINED:
+        return block
+    if kind == "tool_reference":
+        said = [f"The tool {block['tool_name']} can be used."]
+    elif kind == "search_result":
+        said = [block["title"], block["source"], joined(block["content"])]
+    else:
+        source = block["source"]
+        text = source["data"] if source["type"] == "text" else joined(source["content"])
+        said = [block.get("title") or "", block.get("context") or "", text]
+    notices.append(f"{place} of the type {kind} was given to the model as text")
+    return {"type": "text", "text": "\n".join(s for s in said if s)}
 
 
 def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from mlxspec.server.messages import arguments_of
 from mlxspec.server.protocol import NAMED_EVENTS
 from mlxspec.server.single_answer import SingleAnswer
 from mlxspec.server.stored_responses import StoredResponse, StoredResponses, size_of
-from mlxspec.server.template_messages import TemplateMessages, function_tool, joined
+from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
 from mlxspec.server.usage import Extras, progress
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def responses_request(body: Mapping[str, Any], earlier: Sequence[Mapping[str, An
             "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
         )
     notices: list[str] = []
+    if body.get("truncation") == "auto":
+        notices.append("truncation auto drops nothing here: an input longer than the context is refused")
     new = input_items(body)
     messages = _conversation([*earlier, *new], len(earlier), body.get("instructions"), notices)
     if not messages or messages[-1]["role"] == "system":
@@ -98,7 +100,7 @@ def _conversation(
     items: Sequence[Mapping[str, Any]], num_earlier: int, instructions: str | None, notices: list[str]
 ) -> list[dict[str, Any]]:
     system = [instructions] if instructions else []
-    out = TemplateMessages()
+    out, other = TemplateMessages(), list[str]()
     for i, item in enumerate(items):
         path = f"input[{i - num_earlier}]"
         kind = item.get("type") or "message"
@@ -120,9 +122,12 @@ def _conversation(
             out.call(item["call_id"], item["name"], arguments_of(item["arguments"]))
         elif kind == "custom_tool_call":
             out.call(item["call_id"], item["name"], {"input": item["input"]})
+        elif kind not in ("function_call_output", "custom_tool_call_output"):
+            other.append(kind)
         else:
             called = "call of an earlier item"
             out.result(item["call_id"], joined(item["output"]), f"{path}.call_id", called)
+    notices += left_out(other, "item")
     return out.behind("\n\n".join(system))
 
 

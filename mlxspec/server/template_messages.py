@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ class TemplateMessages:
             self.messages[-1]["content"] = lines([self.messages[-1]["content"], text])
         else:
             self.messages.append({"role": "user", "content": text})
+
+    def begin_again(self, summary: str) -> None:
+        """A summary, as the user's text, in the place of all messages so far."""
+        self.messages = [{"role": "user", "content": summary}]
 
     def assistant(self) -> dict[str, Any]:
         """The message of the assistant's at the end, which is made where there is none."""
@@ -57,6 +62,14 @@ class TemplateMessages:
 
     def _is_last(self, role: str) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == role
+
+
+def left_out(kinds: Sequence[str], what: str) -> list[str]:
+    """Notices about parts of a conversation, by their types. what: what the API calls such a part."""
+    return [
+        f"{num} {what}{'s' if num > 1 else ''} of the type {kind} {'were' if num > 1 else 'was'} left out: this server cannot use them"
+        for kind, num in Counter(kinds).items()
+    ]
 
 
 def function_tool(

@@ -4,12 +4,16 @@ error that the next request of the conversation would get again."""
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
+from mlxspec.server.forms.base import review
+from mlxspec.server.forms.messages import MessagesRequest, OtherBlock
+from mlxspec.server.forms.responses import ItemLeftOut, ResponsesRequest
+from mlxspec.server.images import take_images
 from mlxspec.server.messages import normalize, render_conversation
 from mlxspec.server.messages_api import messages_request
 from mlxspec.server.responses_api import responses_request
@@ -151,3 +155,82 @@ def test_responses_with_nothing_but_thinking() -> None:
     ]
     messages = responses_request({"input": items}).messages
     assert json.dumps([m["role"] for m in messages]) == '["user", "assistant", "user"]'
+
+
+ANSWER = {"role": "assistant", "content": "a"}
+
+
+def test_items_that_cannot_be_used_are_left_out_with_a_notice() -> None:
+    kinds = get_args(ItemLeftOut)
+    items = [
+        {"type": kind, "id": "x", "action": {"type": "search"}}
+        for kind in kinds
+        for _ in range(1 + (kind == "compaction"))
+    ]
+    body = {"input": [USER, *items, ANSWER, USER], "truncation": "auto"}
+    assert review(ResponsesRequest, body) == []
+    request = responses_request(body)
+    assert list(request.messages) == [USER, ANSWER, USER]
+    told = "\n".join(request.notices)
+    assert "2 items of the type compaction were left out" in told
+    for kind in {*kinds} - {"compaction"}:
+        assert f"1 item of the type {kind} was left out" in told
+    assert "truncation auto drops nothing" in told
+
+
+def test_blocks_that_cannot_be_used_are_left_out_with_a_notice() -> None:
+    kinds = get_args(OtherBlock.model_fields["type"].annotation)
+    blocks = [{"type": kind, "id": "x", "content": [{"type": "y"}]} for kind in kinds]
+    body = {
+        "max_tokens": 1,
+        "messages": [USER, {"role": "assistant", "content": [*blocks, {"type": "text", "text": "a"}]}, USER],
+    }
+    assert review(MessagesRequest, body) == []
+    request = messages_request(body)
+    assert list(request.messages) == [USER, ANSWER, USER]
+    assert len(request.notices) == len(kinds)
+
+
+def test_a_compaction_stands_in_place_of_what_is_before_it() -> None:
+    summary = {"type": "compaction", "content": "So far: hi.", "encrypted_content": "x"}
+    turns = [USER, {"role": "assistant", "content": [summary, {"type": "text", "text": "a"}]}, USER]
+    body = {"max_tokens": 1, "messages": turns}
+    assert review(MessagesRequest, body) == []
+    request = messages_request(body)
+    assert list(request.messages) == [{"role": "user", "content": "So far: hi."}, ANSWER, USER]
+    assert len(request.notices) == 1
+    failed = messages_request(
+        {**body, "messages": [USER, {"role": "assistant", "content": [{"type": "compaction"}]}, USER]}
+    )
+    assert [m["content"] for m in failed.messages] == ["hi", "", "hi"]
+
+
+INLINED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"type": "tool_reference", "tool_name": "f"}, "The tool f can be used."),
+    ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Text."}, "title": "T"}, "T\nText."),
+    ({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "a"}]}, "context": "C"}, "C\na"),
+    ({"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "a"}]}, "t\ns\na"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "text"), INLINED)
+def test_blocks_that_are_given_as_text(block: dict[str, Any], text: str) -> None:
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "Read", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]}
+    contents = [[USER, use, result]]
+    if block["type"] != "tool_reference":
+        contents.append([{"role": "user", "content": [block]}])
+    for messages in contents:
+        body: dict[str, Any] = {"max_tokens": 1, "messages": messages}
+        take_images(body)
+        assert review(MessagesRequest, body) == []
+        request = messages_request(body)
+        assert request.messages[-1]["content"] == text
+        assert [block["type"] in n for n in request.notices] == [True]
+
+
+def test_more_than_128_tools() -> None:
+    tools = [{"name": f"t{i}", "input_schema": {"type": "object"}} for i in range(300)]
+    body = {"max_tokens": 1, "messages": [USER], "tools": tools}
+    assert review(MessagesRequest, body) == []
+    assert len(messages_request(body).tools) == 300

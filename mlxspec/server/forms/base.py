@@ -65,6 +65,12 @@ class Fields(BaseModel):
     harmless: ClassVar[Mapping[str, str]] = {}
 
 
+class LeftOut(Fields):
+    """What a published API has and this server cannot use: it is accepted, its members are not looked at, and a notice names it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 def optional(about: str | None = None, *, name: str | None = None, same_as: str | None = None) -> Any:
     """The default of a field that may be left out. name: in the body, where Python has none like it. same_as: the field that this is
     another name of."""
@@ -147,7 +153,7 @@ Flag = bool | None
 Fraction = Annotated[float, Range(0, 1)]
 Many = Annotated[list[Annotated[T, BeforeValidator(_pause)]], Field(fail_fast=True)]
 Turns = Annotated[Many[T], Field(max_length=20_000)]
-Tools = Annotated[Many[T], Field(max_length=128)]
+Tools = Annotated[Many[T], Field(max_length=2048)]
 
 
 def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:

@@ -39,12 +39,55 @@ class ToolUse(MessageBlock):
     input: t.Object
 
 
+class TextSource(t.Fields):
+    type: Literal["text"]
+    media_type: str | None = t.optional("not read")
+    data: t.Text
+
+
+class ContentSource(t.Fields):
+    type: Literal["content"]
+    content: t.Text | t.Many[shared.TextBlock]
+
+
+class Document(MessageBlock):
+    """Of text; it is given to the model as text."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    title: t.Text | None = None
+    context: t.Text | None = None
+
+
+class SearchResult(MessageBlock):
+    """It is given to the model as text."""
+
+    type: Literal["search_result"]
+    source: t.Text
+    title: t.Text
+    content: t.Many[shared.TextBlock]
+
+
+class ToolReference(MessageBlock):
+    """A tool that the client has found: all tools are told to the model anyway."""
+
+    type: Literal["tool_reference"]
+    tool_name: t.Name
+
+
 class ToolResult(MessageBlock):
     type: Literal["tool_result"]
     tool_use_id: t.Id
-    content: t.Text | t.Many[Annotated[shared.TextBlock | ImageBlock, Field(discriminator="type")]] | None = (
-        None
-    )
+    content: (
+        t.Text
+        | t.Many[
+            Annotated[
+                shared.TextBlock | ImageBlock | Document | SearchResult | ToolReference,
+                Field(discriminator="type"),
+            ]
+        ]
+        | None
+    ) = None
     is_error: t.Flag = None
 
 
@@ -59,8 +102,35 @@ class RedactedThought(MessageBlock):
     data: str = t.optional("not read: nothing here can decrypt it")
 
 
+class Compaction(MessageBlock):
+    """A summary in place of all messages before it."""
+
+    type: Literal["compaction"]
+    content: t.Text | None = None
+    harmless: ClassVar = MessageBlock.harmless | t.harmless(
+        "encrypted_content signature tool_changes", shared.UNREAD
+    )
+
+
+class OtherBlock(t.LeftOut):
+    type: Literal[
+        "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "advisor_tool_result", "code_execution_tool_result",
+        "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result", "mcp_tool_use",
+        "mcp_tool_result", "mcp_tool_listing", "tool_addition", "tool_removal", "fallback",
+    ]  # fmt: skip
+
+
 AnyBlock = Annotated[
-    shared.TextBlock | ImageBlock | ToolUse | ToolResult | Thought | RedactedThought,
+    shared.TextBlock
+    | ImageBlock
+    | ToolUse
+    | ToolResult
+    | Thought
+    | RedactedThought
+    | Document
+    | SearchResult
+    | Compaction
+    | OtherBlock,
     Field(discriminator="type"),
 ]
 

@@ -4,7 +4,7 @@ Fields that all APIs share stand beside them under their usual names."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
@@ -84,9 +84,24 @@ class ReasoningItem(Item):
     encrypted_content: t.Text | None = None
 
 
+ItemLeftOut = Literal[
+    "item_reference", "compaction", "compaction_trigger", "web_search_call", "file_search_call", "computer_call", "computer_call_output",
+    "code_interpreter_call", "image_generation_call", "tool_search_call", "tool_search_output", "additional_tools", "local_shell_call",
+    "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_list_tools",
+    "mcp_call", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
+]  # fmt: skip
+
+
+class OtherItem(t.LeftOut):
+    type: ItemLeftOut
+
+
 def _kind_of_item(value: Any) -> Any:
     """Items without a type are messages."""
-    return value.get("type", "message") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type", "message")
+    return "other" if isinstance(kind, str) and kind in get_args(ItemLeftOut) else kind
 
 
 AnyItem = Annotated[
@@ -95,7 +110,8 @@ AnyItem = Annotated[
     | Annotated[CallOutput, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CustomToolCall, Tag("custom_tool_call")]
-    | Annotated[CallOutput, Tag("custom_tool_call_output")],
+    | Annotated[CallOutput, Tag("custom_tool_call_output")]
+    | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind_of_item),
 ]
 
@@ -170,12 +186,14 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
         "keep the response for previous_response_id, within max_stored and stored_seconds"
     )
     include: Annotated[t.Many[t.Id], Field(max_length=64)] | None = None
+    truncation: Literal["auto", "disabled"] | None = t.optional(
+        "auto is accepted and drops nothing: an input longer than the context is refused"
+    )
     refused: ClassVar = {
         **shared.REFUSED,
         **t.refuse("background", "this server answers while the client waits", False),
         **t.refuse("conversation", "use previous_response_id"),
         **t.refuse("prompt", "prompts are not stored here"),
-        **t.refuse("truncation", "a prompt is read whole or refused", "disabled"),
         **t.refuse("context_management", "a prompt is read whole or refused", *t.OFF),
         **t.refuse("messages", "use input"),
         **t.refuse("n n_cmpl", "an answer of this API is one response", 1),
