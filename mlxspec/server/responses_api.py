@@ -119,9 +119,9 @@ def _conversation(
             thought = "".join(part["text"] for part in item.get("content") or ())
             out.think(thought or unsealed(item.get("encrypted_content")))
         elif kind == "function_call":
-            out.call(item["call_id"], item["name"], arguments_of(item["arguments"]))
+            out.call(item["call_id"], _flat_name(item), arguments_of(item["arguments"]))
         elif kind == "custom_tool_call":
-            out.call(item["call_id"], item["name"], {"input": item["input"]})
+            out.call(item["call_id"], _flat_name(item), {"input": item["input"]})
         elif kind not in ("function_call_output", "custom_tool_call_output"):
             other.append(kind)
         else:
@@ -131,30 +131,48 @@ def _conversation(
     return out.behind("\n\n".join(system))
 
 
+def _flat_name(call: Mapping[str, Any]) -> str:
+    """What the model knows a tool by: tools of a namespace have it in front of their name."""
+    space = call.get("namespace")
+    return f"{space}__{call['name']}" if space else str(call["name"])
+
+
+def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Tools with their paths, those of a namespace in its place, with its name as their member `namespace`."""
+    for i, tool in enumerate(tools):
+        if tool["type"] == "namespace" and tool.get("name"):
+            for k, inner in enumerate(tool.get("tools") or ()):
+                yield f"tools[{i}].tools[{k}]", {**inner, "namespace": tool["name"]}
+        else:
+            yield f"tools[{i}]", tool
+
+
 def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
     """The tools that a client runs, in the nested form. Raises BadField."""
-    out = []
-    for i, tool in enumerate(tools):
+    out: list[dict[str, Any]] = []
+    for path, tool in _flat(tools):
         kind = tool["type"]
         if kind not in ("function", "custom"):
             notices.append(
-                f"tools[{i}] of the type {kind[:60]} was left out: only function and custom tools can be used"
+                f"{path} of the type {kind[:60]} was left out: only function and custom tools can be used"
             )
             continue
         if "name" not in tool:
-            raise BadField(f"tools[{i}].name", f"tools[{i}].name is missing.")
+            raise BadField(f"{path}.name", f"{path}.name is missing.")
         about, parameters = tool.get("description") or "", tool.get("parameters")
         if kind == "custom":
             form = tool.get("format") or {}
             if form.get("definition"):
                 about += f"\nThe input follows this {form.get('syntax') or ''} grammar:\n{form['definition']}"
-                notices.append(f"tools[{i}].format is told to the model and not enforced")
+                notices.append(f"{path}.format is told to the model and not enforced")
             parameters = {
                 "type": "object",
                 "properties": {"input": {"type": "string"}},
                 "required": ["input"],
             }
-        out.append(function_tool(tool["name"], parameters=parameters, description=about.strip() or None))
+        if _flat_name(tool) in (t["function"]["name"] for t in out if "namespace" in tool):
+            raise BadField(f"{path}.name", f"{path}: there is another tool {_flat_name(tool)}.")
+        out.append(function_tool(_flat_name(tool), parameters=parameters, description=about.strip() or None))
     return out
 
 
@@ -162,7 +180,8 @@ def _tool_choice(given: Any, body: Mapping[str, Any]) -> ToolChoice | None:
     if given is None or (given in ("auto", "none") and not body.get("tools")):
         return None
     if isinstance(given, Mapping):
-        return ToolChoice(kind="required", named=given["name"])
+        names = [_flat_name(t) for _, t in _flat(body.get("tools") or ()) if t.get("name") == given["name"]]
+        return ToolChoice(kind="required", named=names[0] if names else given["name"])
     return ToolChoice(kind=given)
 
 
@@ -206,7 +225,11 @@ class ResponsesProtocol(SingleAnswer):
         super().__init__(extras=Extras.of(body), notices=notices)
         self._body, self._earlier, self._store = body, earlier, store
         self._is_sealed = _SEALED in (body.get("include") or ())
-        self._custom = {t.get("name") for t in body.get("tools") or () if t["type"] == "custom"}
+        tools = [tool for _, tool in _flat(body.get("tools") or ()) if tool.get("name")]
+        self._custom = {_flat_name(t) for t in tools if t["type"] == "custom"}
+        self._called = {
+            _flat_name(t): {k: t[k] for k in ("name", "namespace")} for t in tools if "namespace" in t
+        }
         self._ids: dict[int, str] = {}  # of the items, by block
         self._num_events = self._num_thinking = 0
         self._head: dict[str, Any] = {
@@ -339,7 +362,7 @@ class ResponsesProtocol(SingleAnswer):
                 {"encrypted_content": sealed(block.text)} if self._is_sealed and not is_new else {}
             )
             return {**item, **seal}
-        head |= {"call_id": block.call_id, "name": block.name}
+        head |= {"call_id": block.call_id, "name": block.name, **self._called.get(block.name, {})}
         if self._is_custom(block):
             return {**head, "type": "custom_tool_call", "input": "" if is_new else _custom_input(block)}
         return {**head, "type": "function_call", "arguments": "" if is_new else block.text}
@@ -367,7 +390,9 @@ class ResponsesProtocol(SingleAnswer):
                 yield self._event("response.custom_tool_call_input.delta", **place, delta=given)
                 yield self._event("response.custom_tool_call_input.done", **place, input=given)
             elif block.kind == "call":
-                yield self._event(f"response.{name}.done", **place, arguments=block.text, name=block.name)
+                yield self._event(
+                    f"response.{name}.done", **place, arguments=block.text, name=self._item(block)["name"]
+                )
             else:
                 yield self._event(f"response.{name}.done", **part, text=block.text, **more)
                 yield self._event("response.content_part.done", **part, part=_part(block, block.text))

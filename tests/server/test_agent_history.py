@@ -234,3 +234,26 @@ def test_more_than_128_tools() -> None:
     body = {"max_tokens": 1, "messages": [USER], "tools": tools}
     assert review(MessagesRequest, body) == []
     assert len(messages_request(body).tools) == 300
+
+
+def test_tools_of_a_namespace_are_called_by_the_names_the_client_knows(thinker: Served) -> None:
+    inner = {
+        "type": "function",
+        "name": "search",
+        "parameters": {"type": "object", "properties": {"q": {"enum": ["a"]}}, "required": ["q"]},
+    }
+    space = {"type": "namespace", "name": "mcp__docs", "description": "d", "tools": [inner]}
+    body = {"input": "hi", "tools": [space], "tool_choice": {"type": "function", "name": "search"}, "enable_thinking": False,
+            "max_output_tokens": 90}  # fmt: skip
+    assert review(ResponsesRequest, body) == []
+    status, answer = thinker.post("/v1/responses", body)
+    assert status == 200, answer
+    (call,) = answer["output"]
+    assert (call["name"], call["namespace"], json.loads(call["arguments"])) == (
+        "search",
+        "mcp__docs",
+        {"q": "a"},
+    )
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+    messages = responses_request({"input": [USER, call, result], "tools": [space]}).messages
+    assert messages[1]["tool_calls"][0]["function"]["name"] == "mcp__docs__search"

@@ -212,7 +212,7 @@ def test_tools_of_every_type() -> None:
     assert custom["parameters"]["required"] == ["input"]
     assert custom["description"] == "Edits files.\nThe input follows this lark grammar:\nstart: /x/"
     said = "\n".join(request.notices)
-    for name in ("web_search", "local_shell", "namespace"):
+    for name in ("web_search", "local_shell"):
         assert f"of the type {name} was left out" in said
     assert "tools[1].format is told to the model and not enforced" in said
 

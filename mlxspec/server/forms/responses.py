@@ -53,6 +53,7 @@ class MessageItem(Item):
 
 
 class FunctionCall(Item):
+    namespace: t.Id | None = None
     type: Literal["function_call"]
     call_id: t.Name
     name: t.Name
@@ -60,6 +61,7 @@ class FunctionCall(Item):
 
 
 class CustomToolCall(Item):
+    namespace: t.Id | None = None
     type: Literal["custom_tool_call"]
     call_id: t.Name
     name: t.Name
@@ -126,9 +128,9 @@ class ToolFormat(t.Fields):
     definition: t.Text | None = None
 
 
-class ResponsesTool(t.Fields):
+class OneTool(t.Fields):
     type: t.Id = Field(
-        description="function or custom; tools of other types, which the provider runs, are left out"
+        description="function, custom or namespace; tools of other types, which the provider runs, are left out"
     )
     name: t.ToolName = t.optional()
     description: t.Text | None = None
@@ -137,9 +139,12 @@ class ResponsesTool(t.Fields):
     format: ToolFormat | None = None
     harmless: ClassVar = {
         **shared.CACHE,
-        **t.harmless("tools", "of a namespace, which is left out"),
         **t.harmless("defer_loading", "all tools are told to the model"),
     }
+
+
+class ResponsesTool(OneTool):
+    tools: t.Tools[OneTool] | None = t.optional("of a namespace: told to the model as NAMESPACE__NAME")
 
 
 class Chosen(t.Fields):
@@ -226,10 +231,9 @@ _Reasoning = t.answer(
     "OutputReasoning", "encrypted_content", **_ITEM, type=Literal["reasoning"], summary=list[dict[str, Any]],
     content=t.many(t.answer("ReasoningText", type=Literal["reasoning_text"], text=str)), encrypted_content=str,
 )  # fmt: skip
-_Call = t.answer("OutputCall", **_ITEM, type=Literal["function_call"], call_id=str, name=str, arguments=str)
-_CustomCall = t.answer(
-    "OutputCustomCall", **_ITEM, type=Literal["custom_tool_call"], call_id=str, name=str, input=str
-)
+_CALL: dict[str, Any] = {**_ITEM, "call_id": str, "name": str, "namespace": str}
+_Call = t.answer("OutputCall", "namespace", **_CALL, type=Literal["function_call"], arguments=str)
+_CustomCall = t.answer("OutputCustomCall", "namespace", **_CALL, type=Literal["custom_tool_call"], input=str)
 _Usage = t.answer(
     "ResponseUsage", input_tokens=Count, input_tokens_details=t.answer("InputDetails", cached_tokens=Count, cache_write_tokens=Count),
     output_tokens=Count, output_tokens_details=t.answer("OutputDetails", reasoning_tokens=Count), total_tokens=Count,
