@@ -433,7 +433,7 @@ class Server:
         await reply.json(
             {
                 "object": "list",
-                "data": [self._described(n) for n in names],
+                "data": [self._described(n, asked) for n in names],
                 "has_more": False,
                 "first_id": names[0],
                 "last_id": names[-1],
@@ -444,10 +444,11 @@ class Server:
         name = asked.request.path_params["name"]
         if name not in self.models.names:
             raise ApiError(f"There is no model {name[:100]!r} here.", status=404, code="model_not_found")
-        await reply.json(self._described(name))
+        await reply.json(self._described(name, asked))
 
-    def _described(self, name: str) -> dict[str, Any]:
-        """In the fields of OpenAI, vLLM, OpenRouter and Anthropic, which clients read what a model can do from."""
+    def _described(self, name: str, asked: Asked) -> dict[str, Any]:
+        """In the fields of OpenAI, vLLM, OpenRouter and Anthropic, which clients read what a model can do from. Anthropic's clients know
+        another kind of `capabilities`, and take null for not known."""
         meta = self.models.meta(name)
         created = datetime.datetime.fromtimestamp(self.models.created, datetime.UTC)
         length = meta.get("n_ctx")
@@ -461,7 +462,12 @@ class Server:
             "display_name": name,
             "created_at": created.isoformat(),
             "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-            "capabilities": meta.get("capabilities", []),
+            "capabilities": None
+            if "anthropic-version" in asked.request.headers
+            else meta.get("capabilities", []),
+            "lifecycle": "active",
+            "max_input_tokens": length,
+            "max_tokens": length,
             **known,
             "meta": meta,
         }

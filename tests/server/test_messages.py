@@ -83,6 +83,15 @@ def test_the_sdk(sdk: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_sdk_lists_models(sdk: Any) -> None:
+    import anthropic
+
+    (found,) = sdk.models.list().data
+    anthropic.types.ModelInfo.model_validate_json(found.model_dump_json(), strict=True)
+    assert sdk.models.retrieve(found.id) == found
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_the_sdk_knows_the_errors(sdk: Any) -> None:
     import anthropic
 

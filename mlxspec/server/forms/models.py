@@ -11,7 +11,9 @@ _Modalities = t.answer("Modalities", input_modalities=list[str], output_modaliti
 ModelAnswer = t.answer(
     "Model", "context_length max_model_len",
     id=str, object=Literal["model"], created=int, owned_by=str, type=Literal["model"], display_name=str, created_at=str,
-    architecture=_Modalities, capabilities=list[str], context_length=Count, max_model_len=Count, meta=t.answer("Meta", loaded=bool),
+    architecture=_Modalities, capabilities=list[str] | None,
+    lifecycle=Literal["active"], max_input_tokens=int | None, max_tokens=int | None,
+    context_length=Count, max_model_len=Count, meta=t.answer("Meta", loaded=bool),
 )  # fmt: skip
 ModelsAnswer = t.answer(
     "Models", object=Literal["list"], data=t.many(ModelAnswer), has_more=bool, first_id=str, last_id=str
