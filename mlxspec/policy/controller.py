@@ -26,6 +26,7 @@ MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that ro
 PRUDENCE = 1.06  # how many times a wider forward counts: curves are never quite right, and too wide costs more than too narrow
 PROBE_DEPTH = 3  # tokens of a probe
 PROBE_SHARE = 0.3  # of what the account can pay: a probe that shows nothing leaves enough for a draft
+STARVED = 100  # times the time between two probes
 PROBE_COST = 1.5  # plain rounds: most that a probe may cost, catch-up included
 SHARED_DEPTHS = (3, 16, 32, 63)  # lengths that drafts of several rows are cut to: few shapes of rounds
 _QUICK = 0.25  # share of its distance from certainty by which one token moves a row's own odds
@@ -246,15 +247,15 @@ class Controller:
         left: float,
     ) -> Choice:
         """The drafter that has waited longest for a probe, if one is due and can be paid for; else PLAIN."""
-        come, left = (
-            self._num_tokens.get(row.kind, 0),
-            min(PROBE_SHARE * left, PROBE_COST * curve.seconds(num_rows)),
-        )
+        come, dearest = self._num_tokens.get(row.kind, 0), PROBE_COST * curve.seconds(num_rows)
         waited = {n: come - (t := self._acceptance(row, n)).asked_at - t.gap for n in models}
         for name in sorted((n for n, w in waited.items() if w >= 0), key=lambda n: -waited[n]):
             limit, queued = models[name]
             cost, depth = self.costs.draft(name), min(PROBE_DEPTH, limit)
-            while depth > 0 and cost.seconds(depth, queued) > left:
+            # who has waited several times as long may take all of it where there is nothing to catch up on, as when an answer begins
+            has_starved = queued <= 1 and waited[name] >= STARVED * self._acceptance(row, name).gap
+            most = min(dearest, left if has_starved else PROBE_SHARE * left)
+            while depth > 0 and cost.seconds(depth, queued) > most:
                 depth -= 1
             if depth > 0:
                 return Choice(model=name, depth=depth, probe=True, price=cost.seconds(depth, queued))

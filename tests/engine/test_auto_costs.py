@@ -216,14 +216,14 @@ def work(engine: Engine, spec: SpecConfig, turn: int, tokens: int) -> tuple[int,
 def test_once_a_head_has_shown_that_it_never_pays_answers_do_what_plain_decoding_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few drafts are asked in the first answers. Later answers begin and await as many evaluations as without a drafter, so that only
+    """At most a few drafts are asked in the first answers. Later answers begin and await as many evaluations as without a drafter: only
     noise is lost there."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     clock = Clock(plain=0.15, head=0.4, layer=0.1)
     with running(clock, is_sure=False):
         engine, _ = loaded(clock, 6.0)
         work(engine, SpecConfig(), 0, 24)
-        assert 1 <= sum(work(engine, engine.spec, turn, 96)[-1] for turn in range(4)) <= 8
+        assert sum(work(engine, engine.spec, turn, 96)[-1] for turn in range(3)) <= 4
         for turn in range(2):
             plain, auto = (work(engine, spec, turn, 48) for spec in (SpecConfig(), engine.spec))
             assert auto == plain

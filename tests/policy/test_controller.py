@@ -281,6 +281,25 @@ def test_probes_become_rare_and_cost_what_time_earns() -> None:
     assert sum(g >= price / EARN for g in gaps) > len(gaps) / 2
 
 
+def test_a_dear_drafter_is_probed_all_the_same_once_it_has_waited_long() -> None:
+    """A probe takes more of the account than probes usually may; where an answer begins it is run at last."""
+    control = controller(LINEAR, mtp=DraftCost(step=0.6, queued=0.1))
+    probed = []
+    for number in range(20):
+        row = control.open("", 0)
+        for place in range(100):
+            (choice,) = control.choose([row], [[]], [{"mtp": (8, place + 1)}])
+            if choice.probe:
+                probed.append((number, place))
+                control.drafted(row, Offer("mtp", choice.depth, [0.3] * choice.depth), 1, choice)
+            control.spent(
+                [(row, 1, False)], 1, 1.0 + choice.price, decision=control.trim([row], [None], [choice])
+            )
+        control.close(row)
+    assert 1 <= len(probed) <= 3
+    assert all(place == 0 for _, place in probed)
+
+
 def test_a_probe_whose_tokens_come_costs_the_less() -> None:
     """By what came of it, not by how sure the drafter was."""
     paid = []
