@@ -153,13 +153,13 @@ def _nodes(engine: Engine, width: int) -> int:
     cache, prompt = engine.model.make_cache(1, by_tape()), list(range(20, 120))
     # on a CPU a forward is handed over in pieces, and what has been handed over cannot be counted any more
     with device.private_kernels(), patch.object(device, "start"):
-        engine.model.forward(mx.array(prompt, mx.int32), FlatRows((len(prompt),)), cache, facts=True)
+        engine.model.forward(mx.array(prompt, mx.int32), FlatRows((len(prompt),)), cache, certain=True)
         cache.commit()
         for _ in range(2):
             mx.eval(cache.arrays)
             cache.abort()
             tokens, rows = mx.array([5] * width, mx.int32), FlatRows((width,))
-            out = engine.model.forward(tokens, rows, cache, facts=width == 1)
+            out = engine.model.forward(tokens, rows, cache, certain=width == 1)
         return count_nodes(mx.argmax(out.logits, -1), *cache.arrays)
 
 
@@ -232,13 +232,13 @@ def _verify(peer: Any, engine: Engine, rounds: int) -> dict[str, float]:
 
     def step(width: int) -> Callable[[], object]:
         model, cache = engine.model, engine.model.make_cache(1, by_tape())
-        model.forward(prompt, FlatRows((prompt.size,)), cache, facts=True)
+        model.forward(prompt, FlatRows((prompt.size,)), cache, certain=True)
         cache.commit()
         mx.eval(cache.arrays)
         tokens = mx.array([5] * width)
 
         def run() -> None:
-            out = model.forward(tokens, FlatRows((width,)), cache, facts=width == 1)
+            out = model.forward(tokens, FlatRows((width,)), cache, certain=width == 1)
             mx.eval(mx.argmax(out.logits, -1), cache.arrays)
             cache.commit([1])
 
@@ -267,7 +267,7 @@ def _prefill(peer: Any, engine: Engine, rounds: int) -> dict[str, float]:
             for begin in range(0, prompt.size, chunk):
                 piece = prompt[begin : begin + chunk]
                 rows = FlatRows((piece.size,))
-                out = engine.model.forward(piece, rows, cache, facts=True, logits_at="last")
+                out = engine.model.forward(piece, rows, cache, certain=True, logits_at="last")
                 cache.commit()
                 mx.eval(out.logits, cache.arrays)
 

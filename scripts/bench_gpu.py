@@ -169,13 +169,13 @@ def verify(engine: Engine, rounds: int, widths: Sequence[int] = WIDTHS) -> dict[
 
     def step(width: int) -> Any:
         cache = model.make_cache(1)
-        model.forward(prompt, FlatRows((PROMPT,)), cache, facts=True)
+        model.forward(prompt, FlatRows((PROMPT,)), cache, certain=True)
         cache.commit()
         mx.eval(cache.arrays)
         tokens = mx.array([7] * width, mx.int32)
 
         def run() -> None:
-            out = model.forward(tokens, FlatRows((width,)), cache, facts=width == 1)
+            out = model.forward(tokens, FlatRows((width,)), cache, certain=width == 1)
             mx.eval(mx.argmax(out.logits, -1), cache.arrays)
             cache.commit([1])
 

@@ -141,9 +141,9 @@ def _recurrences(shape: GdnShape, dtype: mx.Dtype) -> None:
         for last in (None, kept):
             kept_inputs = projected[:, : shape.conv_size]
             inputs = None if last is None else conv_qkv.LastInputs(kept_inputs, layout, num)
-            for facts in (True,) if is_prompt else (False, True):
-                conv_qkv.conv_qkv_metal(projected, window, weights, shape, layout, inputs, facts=facts)
-            gdn_round.gdn_facts_metal(tokens, state, layout, last)
+            for certain in (True,) if is_prompt else (False, True):
+                conv_qkv.conv_qkv_metal(projected, window, weights, shape, layout, inputs, certain=certain)
+            gdn_round.gdn_advance_metal(tokens, state, layout, last)
             if not is_prompt:
                 gdn_round.gdn_round_metal(tokens, state, layout, last)
         if is_prompt:

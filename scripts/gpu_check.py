@@ -126,7 +126,7 @@ def checked_cases() -> list[Case]:
     rounds = [Round((w,), (w,)) for w in WIDTHS]
     ragged = Round((3, 1, 0, 6), (2, 0, 0, 6), key_heads=2, value_heads=6, value_dim=64)
     rounds += [
-        replace(ragged, mode=mode, dtype=dtype) for mode in ("tape", "facts", "states") for dtype in LIMITS
+        replace(ragged, mode=mode, dtype=dtype) for mode in ("tape", "certain", "states") for dtype in LIMITS
     ]
     products = [replace(CHECKED_PRODUCT, num_rows=m) for m in WIDTHS]
     products += [
@@ -171,7 +171,7 @@ def correctness(run: Run, checked: Sequence[Case]) -> tuple[bool, dict[str, floa
 def replay_is_forward(run: Run) -> bool:
     """The tape of a round, replayed by the next, against the state that the same tokens gave."""
     r = Round((5,), (0,), key_heads=2, value_heads=6, value_dim=64)
-    forward = cases.gdn_round(replace(r, mode="facts"))
+    forward = cases.gdn_round(replace(r, mode="certain"))
     made = run(cases.gdn_round(r))
     given = cases.gdn_round(replace(r, kept=(5,)))
     tape = {"tape_k": given.inputs["k"], "tape_delta": made["delta"], "tape_log_g": given.inputs["log_g"]}

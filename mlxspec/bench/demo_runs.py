@@ -147,7 +147,7 @@ def find_flip(
             mx.array(known, mx.int32),
             FlatRows((len(known),)),
             model.make_cache(1),
-            facts=True,
+            certain=True,
             logits_at="last",
             images=images,
         )

@@ -49,8 +49,7 @@ class ModelCache:
     """B rows of a model's caches.
 
     lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and its
-    index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of facts (prefill: every token is
-    certain) or of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token,
+    index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of certain tokens (prefill) or of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token,
     which every verify runs, and its accepted drafts.
     deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
 
@@ -77,7 +76,7 @@ class ModelCache:
         # of the unread commit: its forward, and the lengths before it
         self._unread: tuple[FlatRows, list[int]] | None = None
         self.pending: FlatRows | None = None
-        self.pending_facts = False
+        self.pending_certain = False
         self.deferred: Committed | None = None
         self._family: dict[str, int] = {"writer": id(self)}
         self._is_fork = False
@@ -109,7 +108,7 @@ class ModelCache:
         """How many of a forward's tokens may be rejected in one row, None for all. Longer drafts must not be verified."""
         return self.rollback.max_rollback if self.has_recurrent else None
 
-    def begin(self, rows: FlatRows, *, facts: bool = False) -> Places:
+    def begin(self, rows: FlatRows, *, certain: bool = False) -> Places:
         """Open a transaction in which each row gets `rows.widths` tokens, and return their positions. Raises CacheError if one is open."""
         if self.pending is not None:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
@@ -117,7 +116,7 @@ class ModelCache:
             raise CacheError(f"The forward has {rows.num_rows} rows, the cache has {self.num_rows}.")
         self._require_alive()
         self._family["writer"] = id(self)
-        self.pending, self.pending_facts = rows, facts
+        self.pending, self.pending_certain = rows, certain
         return Places(rows, self.lengths, self.exact, self.shifts)
 
     def shift(self, row: int, num: int) -> None:
@@ -130,7 +129,7 @@ class ModelCache:
         `settle` must follow.
 
         Raises CacheError when nothing is pending, before an unread commit is settled, on a count outside 0..width, on a partial commit of
-        facts, if more tokens of a row would be rejected than `max_rollback`, and on an array if a layer must know the numbers. The
+        certain tokens, if more tokens of a row would be rejected than `max_rollback`, and on an array if a layer must know the numbers. The
         transaction stays open then.
         """
         rows = self.pending
@@ -142,18 +141,20 @@ class ModelCache:
             self._commit_unread(rows, num_committed)
             return
         num_committed = _checked(rows.widths if num_committed is None else num_committed, rows)
-        if self.pending_facts and num_committed != list(rows.widths):
-            raise CacheError("A forward of facts is committed whole.")
+        if self.pending_certain and num_committed != list(rows.widths):
+            raise CacheError("A forward of certain tokens is committed whole.")
         most = max(w - k for k, w in zip(num_committed, rows.widths, strict=True))
         if self.max_rollback is not None and most > self.max_rollback:
             raise CacheError(f"Cannot take back {most} tokens: only {self.max_rollback + 1} states are kept.")
-        self._close(None if self.pending_facts else Committed.of(rows, num_committed), num_committed)
+        self._close(None if self.pending_certain else Committed.of(rows, num_committed), num_committed)
         if self.exact is not None:
             self.exact = self.exact + mx.array(num_committed, mx.int32)
 
     def _commit_unread(self, rows: FlatRows, num_committed: mx.array) -> None:
-        if self.pending_facts or self.exact is not None:
-            raise CacheError("A forward of facts, or of a fork of an unread commit, is committed by numbers.")
+        if self.pending_certain or self.exact is not None:
+            raise CacheError(
+                "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
+            )
         if any(isinstance(layer, WindowedLayerCache) for layer in self.layers):
             raise CacheError("A sliding window must know where its rows end: commit by numbers.")
         most = rows.max_width - 1

@@ -25,10 +25,10 @@ from mlxspec.kernels.flat import FEW, FlatRows
 from mlxspec.kernels.gdn_few import few_facts, few_round, go_back, go_back_known, trail_bytes
 from mlxspec.kernels.gdn_ops import Tape as TapeArrays
 from mlxspec.kernels.gdn_prefill import gdn_prefill
-from mlxspec.kernels.gdn_round import Replay, RowLayout, gdn_facts, gdn_flush, gdn_round, gdn_snapshots
+from mlxspec.kernels.gdn_round import Replay, RowLayout, gdn_advance, gdn_flush, gdn_round, gdn_snapshots
 from mlxspec.platform import device
 
-STEPS_AT_MOST = 16  # facts wider than this go through the chunked form
+STEPS_AT_MOST = 16  # certain tokens wider than this go through the chunked form
 _LEAST_ROOM = 4  # tokens
 
 
@@ -110,7 +110,7 @@ class Rollback(ABC):
     ) -> tuple[mx.array, mx.array]:
         """Run certain tokens one by one."""
 
-    def facts(
+    def advance(
         self,
         inputs: GdnInputs,
         past: RecurrentState,
@@ -150,7 +150,7 @@ class TapeRollback(Rollback):
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return gdn_facts(inputs, past.state, here, _replay(past, committed))
+        return gdn_advance(inputs, past.state, here, _replay(past, committed))
 
     def bytes_for(self, width: int, state: Sequence[int]) -> int:
         """Upper bound of the bytes held for a row of up to `width` tokens in a layer of state (Hv, Dv, Dk)."""
@@ -269,7 +269,7 @@ class Checkpoint(Rollback):
         widths: FlatRows,
     ) -> Verified:
         state = self.flush(past, committed)
-        y, _ = gdn_facts(inputs, state, here)
+        y, _ = gdn_advance(inputs, state, here)
         return Verified(y, state, tuple(inputs[1:]))
 
     def flush(self, past: RecurrentState, committed: Committed | None) -> mx.array:
@@ -283,12 +283,12 @@ class Checkpoint(Rollback):
         else:
             is_committed = (rows.index.places < committed.num_committed[rows.index.owners])[:, None]
         log_g, beta = mx.where(is_committed, log_g, 0.0), mx.where(is_committed, beta, 0.0)
-        return gdn_facts(GdnInputs(k, k, v, log_g, beta), past.state, rows)[1]
+        return gdn_advance(GdnInputs(k, k, v, log_g, beta), past.state, rows)[1]
 
     def _steps(
         self, inputs: GdnInputs, past: RecurrentState, committed: Committed | None, here: RowLayout
     ) -> tuple[mx.array, mx.array]:
-        return gdn_facts(inputs, self.flush(past, committed), here)
+        return gdn_advance(inputs, self.flush(past, committed), here)
 
 
 TAPE = TapeRollback()

@@ -96,7 +96,7 @@ class DFlashDrafter(BehindUnread):
         unread: Unread,
     ) -> dict[int, Draft]:
         rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
-        self._model.remember(unread.hidden, rows, cache, facts=False)
+        self._model.remember(unread.hidden, rows, cache, certain=False)
         cache.commit(self._of_all_rows(unread.num_committed, names))
         return self._block(cache, asks, sampler, {a.row: i for i, a in enumerate(asks)}, unread)
 

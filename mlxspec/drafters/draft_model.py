@@ -82,7 +82,7 @@ class DraftModel(ModelDrafter):
             tokens = mx.minimum(tokens, self._model.vocab_size - 1)
         wanted: LogitsAt = step.logits_at if self.proposals is None else "none"
         more: dict[str, Any] = {} if images is None else {"images": images}
-        out = self._model.forward(tokens, step.rows, step.cache, facts=True, logits_at=wanted, **more)
+        out = self._model.forward(tokens, step.rows, step.cache, certain=True, logits_at=wanted, **more)
         if self.proposals is not None:
             return self._own_head(out, step)
         if out.logits is None or missing == 0:

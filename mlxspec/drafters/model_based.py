@@ -120,7 +120,7 @@ class ModelDrafter(Drafter):
         return None if self.proposals is None else self.proposals.ids
 
     def _taken(self, hidden: mx.array) -> mx.array:
-        """What was observed with some tokens, (N, H), as `_forward` takes it with facts."""
+        """What was observed with some tokens, (N, H), as `_forward` takes it for certain tokens."""
         return hidden
 
     @property

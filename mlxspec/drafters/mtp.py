@@ -81,7 +81,12 @@ class Mtp(BehindUnread):
         (rows, H)."""
         rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
         out = self._head.forward(
-            unread.tokens.reshape(-1), self._taken(unread.hidden), rows, cache, facts=False, logits_at="none"
+            unread.tokens.reshape(-1),
+            self._taken(unread.hidden),
+            rows,
+            cache,
+            certain=False,
+            logits_at="none",
         )
         cache.commit(self._of_all_rows(unread.num_committed, names))
         before = np.arange(len(names), dtype=np.int32) * unread.width - 1

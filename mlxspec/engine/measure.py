@@ -100,7 +100,7 @@ class BareRounds:
         prompt = [i % model.vocab_size for i in range(1, PROMPT + 1)]
         row = RowSampler(SamplingParams(), prompt, model.vocab_size)
         self._sampler, self._length = BatchSampler([row], model.vocab_size), PROMPT
-        out = model.forward(_array(prompt), FlatRows((PROMPT,)), self._cache, facts=True, logits_at="last")
+        out = model.forward(_array(prompt), FlatRows((PROMPT,)), self._cache, certain=True, logits_at="last")
         self._cache.commit()
         self._newest = self._sampled(out.logits, 1)  # (1,), not in the cache
         mx.eval(self._newest, self._cache.arrays)
@@ -124,7 +124,7 @@ class BareRounds:
         return self._clock() - started
 
     def _plain(self, newest: mx.array) -> mx.array:
-        out = self._model.forward(newest, FlatRows((1,)), self._cache, facts=True, taps=self._layers)
+        out = self._model.forward(newest, FlatRows((1,)), self._cache, certain=True, taps=self._layers)
         sampled = self._sampled(out.logits, 1)
         mx.async_eval(sampled)
         self._cache.commit()
@@ -137,7 +137,7 @@ class BareRounds:
         tokens = _array(given)
         device.start(tokens)
         plain = width == 1
-        out = self._model.forward(tokens, FlatRows((width,)), self._cache, facts=plain, taps=self._layers)
+        out = self._model.forward(tokens, FlatRows((width,)), self._cache, certain=plain, taps=self._layers)
         sampled = self._sampled(out.logits, width)
         mx.async_eval(sampled)
         if plain:

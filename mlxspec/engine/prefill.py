@@ -184,7 +184,7 @@ class Prefill:
             with device.idle():
                 logits_at: LogitsAt = "last" if last else "none"
                 out = self._model.forward(
-                    tokens, rows, self.cache, facts=True, logits_at=logits_at, taps=self._layers, **more
+                    tokens, rows, self.cache, certain=True, logits_at=logits_at, taps=self._layers, **more
                 )
         except BaseException:
             self.cache.abort()

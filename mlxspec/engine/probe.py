@@ -69,7 +69,7 @@ def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int, kv_bi
 
 def _prompt(model: Model, tokens: list[int], kv_bits: int) -> Snapshot:
     cache = model.make_cache(1, kv_bits=kv_bits)
-    model.forward(_ids(tokens), FlatRows((len(tokens),)), cache, facts=True, logits_at="none")
+    model.forward(_ids(tokens), FlatRows((len(tokens),)), cache, certain=True, logits_at="none")
     cache.commit()
     return cache.snapshot(0)
 
@@ -79,7 +79,7 @@ def _steps(model: Model, start: Snapshot, tokens: list[int], kv_bits: int) -> ND
     cache, found = model.make_cache(1, kv_bits=kv_bits), []
     cache.restore(start)
     for token in tokens:
-        out = model.forward(_ids([token]), FlatRows((1,)), cache, facts=True)
+        out = model.forward(_ids([token]), FlatRows((1,)), cache, certain=True)
         cache.commit()
         found.append(_numbers(out.logits))
     return np.concatenate(found)
@@ -100,7 +100,7 @@ def _verify(
     wide = model.forward(_ids(tokens), FlatRows((len(tokens),)), cache)
     logits = _numbers(wide.logits)
     cache.commit([kept])
-    out = model.forward(_ids(behind), FlatRows((1,)), cache, facts=True)
+    out = model.forward(_ids(behind), FlatRows((1,)), cache, certain=True)
     cache.commit()
     return logits, _numbers(out.logits)
 

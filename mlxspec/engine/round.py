@@ -282,7 +282,7 @@ def _forward(
     layers = streams.layers if any(r.shows_layers for r in requests) else ()
     try:
         # without drafts every token is a fact: recurrent states advance directly and there is nothing to decide
-        out = model.forward(tokens, rows, cache, facts=plain, taps=layers)
+        out = model.forward(tokens, rows, cache, certain=plain, taps=layers)
         hidden = streams.join(out)
         if out.logits is None:
             raise ValueError("a verify needs logits at every position")

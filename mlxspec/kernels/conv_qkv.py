@@ -57,8 +57,8 @@ class ConvWeights:
 
 
 class Convolved(NamedTuple):
-    """inputs: of the recurrence. window (B, 3, C): what stands before these tokens, or after them where they are facts. conv_inputs (M, C
-    or more columns, M >= N): what a later forward needs to go back to any of these tokens; None for facts."""
+    """inputs: of the recurrence. window (B, 3, C): what stands before these tokens, or after them where they are certain. conv_inputs (M, C
+    or more columns, M >= N): what a later forward needs to go back to any of these tokens; None for certain tokens."""
 
     inputs: GdnInputs
     window: mx.array
@@ -87,16 +87,16 @@ def conv_qkv(
     rows: RowLayout,
     last: LastInputs | None = None,
     *,
-    facts: bool = False,
+    certain: bool = False,
     room: int | None = None,
 ) -> Convolved:
     """projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) in one dtype; `last` None: the window stands right before these tokens.
 
-    facts: all of these tokens are certain. room: for how many tokens, at least N, the kernel makes conv_inputs, k and log_g, with zeros
+    certain: all of these tokens are certain. room: for how many tokens, at least N, the kernel makes conv_inputs, k and log_g, with zeros
     behind the last one: what a later forward is given then has one of few shapes. The twin makes them for N tokens.
     """
     run = conv_qkv_metal if on_kernel(projected.dtype, shape, window.shape[1] + 1) else conv_qkv_twin
-    return run(projected, window, weights, shape, rows, last, facts=facts, room=room)
+    return run(projected, window, weights, shape, rows, last, certain=certain, room=room)
 
 
 def conv_qkv_twin(
@@ -107,7 +107,7 @@ def conv_qkv_twin(
     rows: RowLayout,
     last: LastInputs | None = None,
     *,
-    facts: bool = False,
+    certain: bool = False,
     room: int | None = None,
 ) -> Convolved:
     """Plain mx."""
@@ -117,7 +117,7 @@ def conv_qkv_twin(
     taps = mx.split(weights.weight, len(weights.weight)) if weights.taps is None else weights.taps
     joined = joined_inputs(window, qkv, rows.index)
     inputs = conv_qkv_ops(joined, b, a, taps, weights.neg_a, weights.dt_bias, shape, rows.index)
-    if facts:
+    if certain:
         return Convolved(inputs, window_after(joined, window.shape, rows.starts, rows.index), None)
     return Convolved(inputs, window, projected)
 
@@ -137,14 +137,14 @@ def conv_qkv_metal(
     rows: RowLayout,
     last: LastInputs | None = None,
     *,
-    facts: bool = False,
+    certain: bool = False,
     room: int | None = None,
 ) -> Convolved:
     """The kernel."""
     num_tokens, stride = projected.shape
     num_rows, dtype = window.shape[0], projected.dtype
     units = 2 * shape.num_k_heads + shape.num_v_heads
-    room = num_tokens if facts else max(num_tokens, room or 0)
+    room = num_tokens if certain else max(num_tokens, room or 0)
     keys, values = (shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
     last_inputs, last_starts, num_committed = (
         (last.inputs, last.rows.starts, last.num_committed) if last else (projected, rows.starts, rows.starts)
@@ -169,7 +169,7 @@ def conv_qkv_metal(
             ((room, shape.num_v_heads), mx.float32),
             (values[:2], mx.float32),
             (window.shape, dtype),
-            ((1, 1) if facts else (room, shape.conv_size), dtype),
+            ((1, 1) if certain else (room, shape.conv_size), dtype),
         ],
         template={
             "T": dtype,
@@ -181,12 +181,12 @@ def conv_qkv_metal(
             "LAST_STRIDE": last_inputs.shape[1] if last else shape.conv_size,
             "SEGMENT": _SEGMENT,
             "REPLAY": int(last is not None),
-            "FACTS": int(facts),
+            "FACTS": int(certain),
         },
         grid=(32 * num_segments(rows.widest), units, num_rows),
         threadgroup=(32, min(4, units), 1),
     )
-    return Convolved(GdnInputs(*inputs), window, None if facts else conv_inputs)
+    return Convolved(GdnInputs(*inputs), window, None if certain else conv_inputs)
 
 
 def num_segments(widest: int) -> int:
@@ -196,7 +196,7 @@ def num_segments(widest: int) -> int:
 
 @launch.self_check("conv_qkv")
 def _self_check() -> launch.Check:
-    """Two ragged forwards, the second with parts of the first committed, tape and facts. float32: the twin rounds between operations."""
+    """Two ragged forwards, the second with parts of the first committed, tape and prefill. float32: the twin rounds between operations."""
     rng = np.random.default_rng(0)
     shape = GdnShape(2, 4, 64, 32)
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 20), (2, 4, 1))]
@@ -213,8 +213,8 @@ def _self_check() -> launch.Check:
     projected, found = draw(7, columns), []
     for run in (conv_qkv_metal, conv_qkv_twin):
         outputs: list[mx.array] = []
-        for facts, kept in ((False, last), (True, last), (True, None)):
-            inputs, after, again = run(projected, window, weights, shape, rows[1], kept, facts=facts)
+        for certain, kept in ((False, last), (True, last), (True, None)):
+            inputs, after, again = run(projected, window, weights, shape, rows[1], kept, certain=certain)
             outputs += [*inputs, after, *(() if again is None else (again[:, : shape.conv_size],))]
         found.append(outputs)
     return launch.Check(error=launch.largest_error(*found), limit=1e-5)

@@ -1,7 +1,7 @@
 """The gated delta rule over many certain tokens, such as a prompt: chunks of matrix products, in one launch for all rows.
 
 `gdn_prefill` picks the Metal kernel unless it has lost its race (`tune`), else the chunked form in plain mx (the twin); rows too narrow for
-chunks belong to `gdn_facts`. The state must have no tape pending (`gdn_flush` applies one). Shapes as in `gdn_round`.
+chunks belong to `gdn_advance`. The state must have no tape pending (`gdn_flush` applies one). Shapes as in `gdn_round`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One round of the gated delta rule: replay the accepted tokens of the last forward, run the new tokens, and give their tape.
 
-`gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_facts` the state after them (all are certain),
+`gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_advance` the state after them (all are certain),
 `gdn_snapshots` the last few states, `gdn_flush` the state without any new tokens. Each picks the Metal kernel, the same for all, or the
 plain-mx twin. The cache makes sure that num_committed (the kernel's `kept`) fits the tape.
 
@@ -101,11 +101,11 @@ def gdn_round(
     return (gdn_round_metal if _use_metal(inputs) else gdn_round_ops)(inputs, state, rows, last)
 
 
-def gdn_facts(
+def gdn_advance(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """Certain tokens: y and the state after them."""
-    return (gdn_facts_metal if _use_metal(inputs) else gdn_facts_ops)(inputs, state, rows, last)
+    return (gdn_advance_metal if _use_metal(inputs) else gdn_advance_ops)(inputs, state, rows, last)
 
 
 def gdn_snapshots(
@@ -137,7 +137,7 @@ def gdn_round_ops(
     return GdnRoundResult(ran.y, state, ran.tape)
 
 
-def gdn_facts_ops(
+def gdn_advance_ops(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """Plain mx."""
@@ -174,7 +174,7 @@ def gdn_round_metal(
     return GdnRoundResult(y, after, Tape(inputs.k, delta, inputs.log_g))
 
 
-def gdn_facts_metal(
+def gdn_advance_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """One launch, the state read and written once, no tape."""
@@ -302,12 +302,12 @@ def _check_dtype(dtype: mx.Dtype) -> float:
     last = Replay(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
     slot = mx.array([1, 0, 1], mx.int32)
     found = []
-    for run, facts, snapshots, flush in (
-        (gdn_round_metal, gdn_facts_metal, gdn_snapshots_metal, gdn_flush_metal),
-        (gdn_round_ops, gdn_facts_ops, gdn_snapshots_ops, gdn_flush_ops),
+    for run, certain, snapshots, flush in (
+        (gdn_round_metal, gdn_advance_metal, gdn_snapshots_metal, gdn_flush_metal),
+        (gdn_round_ops, gdn_advance_ops, gdn_snapshots_ops, gdn_flush_ops),
     ):
         y, base, tape = run(second, state, rows[1], last)
         states = mx.stack([state, 2 * state], axis=1)
-        more = *facts(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
+        more = *certain(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
         found.append([y, base, tape.delta, *more, flush(state, last)])
     return launch.largest_error(*found)

@@ -65,15 +65,15 @@ class Model(Protocol):
         rows: FlatRows,
         cache: ModelCache,
         *,
-        facts: bool = False,
+        certain: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
         """Run `tokens` (N,) int32 behind the committed tokens of every row of `cache` and leave the transaction open.
 
-        The caller commits or aborts. `facts`: all tokens will stand, so states may be advanced directly (prefill). images: given where
-        some of the tokens are image tokens, never else; then all are facts.
+        The caller commits or aborts. `certain`: all tokens stay, so states may be advanced at once (prefill). images: given where
+        some of the tokens are image tokens, never else; then all are certain.
         """
         ...
 

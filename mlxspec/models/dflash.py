@@ -263,11 +263,11 @@ class DFlash(nn.Module):
         )
 
     def remember(
-        self, features: mx.array, rows: FlatRows, cache: ModelCache, *, facts: bool = True
+        self, features: mx.array, rows: FlatRows, cache: ModelCache, *, certain: bool = True
     ) -> Output:
         """features (N, n * H): what the target's chosen layers gave out for the next tokens of each row. Leaves the transaction open; the
-        Output has no logits, and as hidden the cells (N, H). facts: as in models.base."""
-        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
+        Output has no logits, and as hidden the cells (N, H). certain: as in models.base."""
+        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
         cos, sin = self._rotary.table(places.turns)
         cells = self._runners.get("cells", self._cells, rows)(features.astype(self.dtype))
         for i in range(len(self.layers)):

@@ -405,14 +405,14 @@ class Eagle3Head(nn.Module):
         rows: FlatRows,
         cache: ModelCache,
         *,
-        facts: bool = True,
+        certain: bool = True,
         logits_at: LogitsAt = "last",
         images: ImageInput | None = None,
     ) -> Output:
-        """tokens (N,) int32 with g (N, H), or with the output of the step before; leaves the transaction open. facts: as in models.base.
+        """tokens (N,) int32 with g (N, H), or with the output of the step before; leaves the transaction open. certain: as in models.base.
         images: of these the rows replace embeddings, and positions stay indices. logits (rows, R); hidden (N, H) is what the next
         step takes."""
-        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
+        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
         cos, sin = self._rotary.table(places.turns)
         embedded = self._embed(tokens)
         if images is not None:

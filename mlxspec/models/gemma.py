@@ -103,12 +103,12 @@ class Gemma(TextModel):
         rows: FlatRows,
         cache: ModelCache,
         *,
-        facts: bool = False,
+        certain: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
-        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
+        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
         angles = {shape: rotary.table(places.turns) for shape, rotary in self._rotaries.items()}
         c = self.config
         prepare = self._runners.get("prepare", self._prepare, rows)

@@ -108,13 +108,13 @@ class Qwen35(TextModel):
         rows: FlatRows,
         cache: ModelCache,
         *,
-        facts: bool = False,
+        certain: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
-        places = cache.begin(rows, facts=facts)
-        run = self._segments.begin(rows, cache, self.dtype, facts=facts, taps=taps)
+        places = cache.begin(rows, certain=certain)
+        run = self._segments.begin(rows, cache, self.dtype, certain=certain, taps=taps)
         turns = self._rotary.table(turns_of(self._rotary, places, images))  # cosines and sines
         x = self.embed(tokens)
         if images is not None:

@@ -36,7 +36,7 @@ class RoundLayout(NamedTuple):
     """
 
     widths: FlatRows
-    facts: bool
+    certain: bool
     rollback: Rollback
     here: RowLayout
     committed: Committed | None = None
@@ -192,12 +192,12 @@ class GatedDeltaNet(nn.Module):
             self._shape,
             layout.here,
             last_inputs,
-            facts=layout.facts,
+            certain=layout.certain,
             room=layout.room,
         )
         where = layout.here, layout.widths
-        if layout.facts:
-            y, state = layout.rollback.facts(inputs, past, committed, *where)
+        if layout.certain:
+            y, state = layout.rollback.advance(inputs, past, committed, *where)
             future = RecurrentState(state, window)
         else:
             y, state, held = layout.rollback.verify(inputs, past, committed, *where)

@@ -73,14 +73,14 @@ class Qwen35Mtp(nn.Module):
         rows: FlatRows,
         cache: ModelCache,
         *,
-        facts: bool = True,
+        certain: bool = True,
         logits_at: LogitsAt = "last",
         images: ImageInput | None = None,
     ) -> Output:
-        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. facts, images: as in
+        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. certain, images: as in
         models.base."""
         target, layer = self._target[0], self.layers[0]
-        places, num_cold = cache.begin(rows, facts=facts), self._runners.num_cold
+        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
         cos, sin = self._rotary.table(turns_of(self._rotary, places, images))
         embedded = target.embed(tokens)
         if images is not None:

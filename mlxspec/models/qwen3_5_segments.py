@@ -89,10 +89,10 @@ class Segments:
         )
 
     def begin(
-        self, rows: FlatRows, cache: ModelCache, dtype: mx.Dtype, *, facts: bool, taps: Sequence[int]
+        self, rows: FlatRows, cache: ModelCache, dtype: mx.Dtype, *, certain: bool, taps: Sequence[int]
     ) -> SegmentRun:
-        """One forward over the rows of a cache whose transaction has begun. facts, taps: as `Model.forward` has them."""
-        return SegmentRun(self, rows, cache, dtype, facts=facts, taps=tuple(sorted(set(taps))))
+        """One forward over the rows of a cache whose transaction has begun. certain, taps: as `Model.forward` has them."""
+        return SegmentRun(self, rows, cache, dtype, certain=certain, taps=tuple(sorted(set(taps))))
 
 
 class SegmentRun:
@@ -105,11 +105,11 @@ class SegmentRun:
         cache: ModelCache,
         dtype: mx.Dtype,
         *,
-        facts: bool,
+        certain: bool,
         taps: tuple[int, ...],
     ) -> None:
         self._runners, self._layers, self._pieces = owner.runners, owner._layers, owner._pieces
-        self._rows, self._cache, self._facts, self._wanted = rows, cache, facts, taps
+        self._rows, self._cache, self._certain, self._wanted = rows, cache, certain, taps
         self._num_cold = owner.runners.num_cold
         self.taps: dict[int, mx.array] = {}
         way = cache.rollback
@@ -117,8 +117,8 @@ class SegmentRun:
         self._layout = _pack_layout(rows, cache, indexed=not self._by_kernels)
         self._deferred = max((_num_deferred(segment, cache) for segment in owner), default=0)
         # wide ragged prompts are read row by row, so their graph depends on every single width
-        self._repeats = rows.is_uniform or not facts or rows.max_width <= STEPS_AT_MOST
-        self._key = facts, way
+        self._repeats = rows.is_uniform or not certain or rows.max_width <= STEPS_AT_MOST
+        self._key = certain, way
         # what of the rows shapes each piece: around attention nothing but the number of tokens does
         num_tokens = rows.num_tokens
         self._shapes: dict[str, Hashable] = dict.fromkeys(("after", "before"), num_tokens)
@@ -173,7 +173,7 @@ class SegmentRun:
         return self._linear if name == "linear" else getattr(self._pieces, name)  # type: ignore[no-any-return]
 
     def _linear(self, layer: Any, x: mx.array, past: Sequence[mx.array], packed: dict[str, Any]) -> Any:
-        layout = _unpack_layout(self._rows, self._facts, self._cache.rollback, packed, self._room)
+        layout = _unpack_layout(self._rows, self._certain, self._cache.rollback, packed, self._room)
         x, state = self._pieces.linear(layer, x, _unpack_state(past), layout)
         return x, _pack_state(state)
 
@@ -254,7 +254,7 @@ def _pack_layout(rows: FlatRows, cache: ModelCache, *, indexed: bool) -> dict[st
 
 
 def _unpack_layout(
-    rows: FlatRows, facts: bool, rollback: Rollback, packed: dict[str, Any], room: int | None
+    rows: FlatRows, certain: bool, rollback: Rollback, packed: dict[str, Any], room: int | None
 ) -> RoundLayout:
     def layout(starts: str, index: str) -> RowLayout:
         found = RaggedIndex.of(packed[index]) if index in packed else None
@@ -265,4 +265,4 @@ def _unpack_layout(
         committed = Committed(
             layout("last_starts", "last_index"), packed["num_committed"], packed["num_rejected"]
         )
-    return RoundLayout(rows, facts, rollback, layout("starts", "index"), committed, room)
+    return RoundLayout(rows, certain, rollback, layout("starts", "index"), committed, room)

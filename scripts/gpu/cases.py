@@ -63,7 +63,7 @@ def exact(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Round:
-    """A round of one layer. mode: "tape" replays `kept` and gives a tape; "facts" replays and gives the state after; "states" gives the
+    """A round of one layer. mode: "tape" replays `kept` and gives a tape; "certain" replays and gives the state after; "states" gives the
     last three states, from the second of two slots."""
 
     widths: tuple[int, ...]
@@ -77,7 +77,7 @@ class Round:
 
     @property
     def num_states(self) -> int:
-        return {"tape": 0, "facts": 1, "states": 3}[self.mode]
+        return {"tape": 0, "certain": 1, "states": 3}[self.mode]
 
 
 def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
@@ -139,7 +139,7 @@ def gdn_round(r: Round, seed: int = 0) -> Launch:
             "Hv": r.value_heads,
             "Dk": r.key_dim,
             "Dv": r.value_dim,
-            "MODE": 1 if r.mode == "facts" else 2 * (r.mode == "states"),
+            "MODE": 1 if r.mode == "certain" else 2 * (r.mode == "states"),
             "REPLAY": int(replay),
             "FLUSH": 0,
             "ROWS": share,

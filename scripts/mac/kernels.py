@@ -109,7 +109,7 @@ def prefill(here: Here) -> None:
         if here.has_metal:
             gdn_prefill.tune(inputs, state, flat)
             runs["kernel"] = partial(gdn_prefill.gdn_prefill_metal, inputs, state, flat)
-            runs["steps"] = partial(gdn_round.gdn_facts_metal, inputs, state, layout)
+            runs["steps"] = partial(gdn_round.gdn_advance_metal, inputs, state, layout)
             if hasattr(mx.fast, "gated_delta_update"):
                 q, k, v, log_g, beta = (x[None] for x in inputs)
                 gates = mx.exp(log_g).astype(v.dtype), beta.astype(v.dtype)

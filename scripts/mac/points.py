@@ -116,7 +116,7 @@ def _variants(_: Model) -> Found:
         for length in range(1, MOST_PIECES + 1):
             projected = mx.zeros((length, shape.conv_size + shape.num_v_heads * (shape.v_dim + 2)))
             rows = RowLayout.of(FlatRows((length,)))
-            conv_qkv.conv_qkv_metal(projected, window, weights, shape, rows, facts=True)
+            conv_qkv.conv_qkv_metal(projected, window, weights, shape, rows, certain=True)
     count = len({variant.template for variant in recorder.texts})
     said = f"{count} variants of conv_qkv for prompts of 1 to {MOST_PIECES} tokens"
     return Found(count <= MOST_VARIANTS, said)
@@ -195,7 +195,7 @@ def _wired(model: Model) -> Found:
 def _forward(model: Model, length: int) -> None:
     """One piece of a prompt, evaluated."""
     cache = model.engine.model.make_cache(1)
-    out = model.engine.model.forward(mx.array(model.prompt(length)), FlatRows((length,)), cache, facts=True)
+    out = model.engine.model.forward(mx.array(model.prompt(length)), FlatRows((length,)), cache, certain=True)
     cache.commit()
     mx.eval(out.logits, cache.arrays)
 

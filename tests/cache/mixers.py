@@ -63,19 +63,19 @@ class Mixer:
         sizes = c.num_v_heads, c.v_head_dim, c.k_head_dim, c.conv_dim, c.conv_kernel
         return ModelCache([RecurrentLayerCache(*sizes, self.dtype, num_rows)], num_rows, rollback)
 
-    def forward(self, tokens: mx.array, rows: FlatRows, cache: ModelCache, *, facts: bool) -> mx.array:
+    def forward(self, tokens: mx.array, rows: FlatRows, cache: ModelCache, *, certain: bool) -> mx.array:
         """Leaves the transaction open."""
-        cache.begin(rows, facts=facts)
-        layout = RoundLayout(rows, facts, cache.rollback, RowLayout.of(rows), cache.deferred)
+        cache.begin(rows, certain=certain)
+        layout = RoundLayout(rows, certain, cache.rollback, RowLayout.of(rows), cache.deferred)
         layer = cache.recurrent(0)
         out, state = self.net(tokens, layer.current, layout)
         layer.append(state)
         return out
 
-    def run(self, pieces: list[list[int]], cache: ModelCache, *, facts: bool = False) -> np.ndarray:
+    def run(self, pieces: list[list[int]], cache: ModelCache, *, certain: bool = False) -> np.ndarray:
         flat = mx.array(np.asarray([t for piece in pieces for t in piece], np.int32))
         rows = FlatRows(tuple(len(p) for p in pieces))
-        return as_numpy(self.forward(flat, rows, cache, facts=facts))
+        return as_numpy(self.forward(flat, rows, cache, certain=certain))
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019  (mixers live as long as the process)
     def plainly(self, tokens: tuple[int, ...]) -> tuple[np.ndarray | None, list[mx.array]]:
@@ -85,7 +85,7 @@ class Mixer:
             return None, [cache.recurrent(0).current.state, cache.recurrent(0).current.window]
         _, (state, window) = self.plainly(tokens[:-1])
         cache.recurrent(0).restore((state, window))
-        out = self.run([[tokens[-1]]], cache, facts=True)
+        out = self.run([[tokens[-1]]], cache, certain=True)
         cache.commit()
         current = cache.recurrent(0).current
         mx.eval(current.state, current.window)

@@ -26,7 +26,7 @@ from tests import tiny_models
 from tests.rounding import of_model
 
 EXACT = device.report().blas_kind == "wheel"
-STEPS = 16  # widest forward of facts in step form
+STEPS = 16  # widest forward of certain tokens in step form
 MAX_ROWS = 4
 MAX_LENGTH = 90
 PROBE = 17  # the token whose logits are compared
@@ -43,10 +43,10 @@ class Driver:
     def fresh(self, num_rows: int) -> ModelCache:
         return self.model.make_cache(num_rows)
 
-    def run(self, cache: ModelCache, pieces: list[list[int]], *, facts: bool) -> mx.array:
+    def run(self, cache: ModelCache, pieces: list[list[int]], *, certain: bool) -> mx.array:
         flat = [t for piece in pieces for t in piece]
         rows = FlatRows(tuple(len(p) for p in pieces))
-        return self.model.forward(mx.array(np.asarray(flat, np.int32)), rows, cache, facts=facts).logits
+        return self.model.forward(mx.array(np.asarray(flat, np.int32)), rows, cache, certain=certain).logits
 
     # ---- operations; each takes numbers and makes of them what the present state allows
 
@@ -54,7 +54,7 @@ class Driver:
         pieces = self._fit(pieces)
         if not any(pieces):
             return
-        self.run(self.cache, pieces, facts=False)
+        self.run(self.cache, pieces, certain=False)
         if aborted:
             self.cache.abort()
             return
@@ -68,7 +68,7 @@ class Driver:
         pieces = self._fit(pieces)
         if not any(pieces):
             return
-        self.run(self.cache, pieces, facts=False)
+        self.run(self.cache, pieces, certain=False)
         if self.cache.max_rollback is not None and max(map(len, pieces)) - 1 > self.cache.max_rollback:
             self.cache.abort()
             return
@@ -77,12 +77,12 @@ class Driver:
         known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
         fork = self.cache.fork()
         for token in (3, 4):
-            self.onward(fork, [[token]] * len(known), known, facts=True)
+            self.onward(fork, [[token]] * len(known), known, certain=True)
             fork.commit()
             known = [[*k, token] for k in known]
         self.known, known = [k[:-2] for k in known], self.known
         more = [(more[r % len(more)] or [1])[: max(1, MAX_LENGTH - len(k))] for r, k in enumerate(self.known)]
-        self.onward(self.cache, more, self.known, facts=False)
+        self.onward(self.cache, more, self.known, certain=False)
         if less:
             limit = self.cache.max_rollback
             kept = [
@@ -100,20 +100,20 @@ class Driver:
         self.cache.commit(counts)
         self.known = [k + m[:n] for k, m, n in zip(self.known, more, counts, strict=True)]
 
-    def facts(self, pieces: list[list[int]], repeat: int, aborted: bool) -> None:
+    def certain(self, pieces: list[list[int]], repeat: int, aborted: bool) -> None:
         pieces = self._fit([p * repeat for p in pieces])
         if EXACT:
             pieces = [p[:STEPS] for p in pieces]
         if not any(pieces):
             return
-        self.run(self.cache, pieces, facts=True)
+        self.run(self.cache, pieces, certain=True)
         if aborted:
             self.cache.abort()
             return
         self.cache.commit()
         self.known = [k + p for k, p in zip(self.known, pieces, strict=True)]
 
-    def fork(self, pieces: list[list[int]], kept: list[int], facts: bool) -> None:
+    def fork(self, pieces: list[list[int]], kept: list[int], certain: bool) -> None:
         """Run on, twice, on a fork of a fork, and look whether the fork itself is right."""
         pieces = self._fit(pieces)
         if not any(pieces):
@@ -121,8 +121,8 @@ class Driver:
         fork = self.cache.fork()
         if kept[0] % 2:
             fork = fork.fork()
-        self.run(fork, pieces, facts=facts)
-        counts = [len(p) if facts else kept[r % len(kept)] % (len(p) + 1) for r, p in enumerate(pieces)]
+        self.run(fork, pieces, certain=certain)
+        counts = [len(p) if certain else kept[r % len(kept)] % (len(p) + 1) for r, p in enumerate(pieces)]
         fork.commit(counts)
         known = [k + p[:n] for k, p, n in zip(self.known, pieces, counts, strict=True)]
         self.check_logits(fork, known)
@@ -136,7 +136,7 @@ class Driver:
         other = self.fresh(1)
         tokens = (piece * repeat)[: STEPS if EXACT else MAX_LENGTH]
         if tokens:
-            self.run(other, [tokens], facts=True)
+            self.run(other, [tokens], certain=True)
             other.commit()
         self.cache.join(other)
         self.known.append(tokens)
@@ -170,16 +170,16 @@ class Driver:
     def check_logits(self, cache: ModelCache, known: list[list[int]]) -> None:
         assert cache.lengths == [len(k) for k in known]
         probe = cache.fork()
-        got = np.asarray(self.run(probe, [[PROBE]] * len(known), facts=False))
+        got = np.asarray(self.run(probe, [[PROBE]] * len(known), certain=False))
         for r, tokens in enumerate(known):
             wanted = _reference(self.stack, tuple(tokens))[0]
             close(got[r], wanted, f"logits of row {r} of {[len(k) for k in known]}")
 
     def onward(
-        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, facts: bool
+        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, certain: bool
     ) -> None:
         """Run pieces behind known tokens, whose number the host need not know, and look at what each row's last one gives."""
-        got = np.asarray(self.run(cache, pieces, facts=facts))[np.cumsum([len(p) for p in pieces]) - 1]
+        got = np.asarray(self.run(cache, pieces, certain=certain))[np.cumsum([len(p) for p in pieces]) - 1]
         for r, (before, piece) in enumerate(zip(known, pieces, strict=True)):
             wanted = _last_logits(self.stack, (*before, *piece))
             close(got[r], wanted, f"logits of row {r} behind {len(before)} tokens")
@@ -222,7 +222,7 @@ def _reference(stack: str, tokens: tuple[int, ...]) -> tuple[np.ndarray, list[li
     cache = model.make_cache(1)
     for start in range(0, len(tokens), STEPS):
         piece = tokens[start : start + STEPS]
-        model.forward(mx.array(piece), FlatRows((len(piece),)), cache, facts=True)
+        model.forward(mx.array(piece), FlatRows((len(piece),)), cache, certain=True)
         cache.commit()
     states = [_row_arrays(layer, 0, len(tokens)) for layer in cache.layers]
     out = model.forward(mx.array([PROBE]), FlatRows((1,)), cache)
@@ -235,7 +235,7 @@ def _last_logits(stack: str, tokens: tuple[int, ...]) -> np.ndarray:
     cache = model.make_cache(1)
     for start in range(0, len(tokens), STEPS):
         piece = tokens[start : start + STEPS]
-        out = model.forward(mx.array(piece), FlatRows((len(piece),)), cache, facts=True, logits_at="last")
+        out = model.forward(mx.array(piece), FlatRows((len(piece),)), cache, certain=True, logits_at="last")
         cache.commit()
     return np.asarray(out.logits[0])
 
@@ -249,7 +249,7 @@ operation = st.one_of(
     st.tuples(st.just("draft"), pieces, numbers, rarely),
     st.tuples(st.just("draft"), pieces, numbers, st.just(False)),
     st.tuples(st.just("unread"), pieces, numbers, pieces, st.booleans()),
-    st.tuples(st.just("facts"), pieces, st.integers(1, 6), rarely),
+    st.tuples(st.just("certain"), pieces, st.integers(1, 6), rarely),
     st.tuples(st.just("fork"), pieces, numbers, st.booleans()),
     st.tuples(st.just("flush")),
     st.tuples(st.just("join"), piece, st.integers(1, 5)),

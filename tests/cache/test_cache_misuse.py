@@ -15,15 +15,15 @@ from tests import tiny_models
 
 
 def forward(
-    cache: ModelCache, widths: tuple[int, ...], *, facts: bool = False, stack: str = "hybrid"
+    cache: ModelCache, widths: tuple[int, ...], *, certain: bool = False, stack: str = "hybrid"
 ) -> mx.array:
     tokens = mx.arange(sum(widths)) % tiny_models.VOCAB
-    return tiny_models.stack(stack).forward(tokens, FlatRows(widths), cache, facts=facts).logits
+    return tiny_models.stack(stack).forward(tokens, FlatRows(widths), cache, certain=certain).logits
 
 
 def cache_of(num_rows: int, length: int = 3, stack: str = "hybrid") -> ModelCache:
     cache = tiny_models.stack(stack).make_cache(num_rows)
-    forward(cache, (length,) * num_rows, facts=True, stack=stack)
+    forward(cache, (length,) * num_rows, certain=True, stack=stack)
     cache.commit()
     return cache
 
@@ -111,7 +111,7 @@ def test_settling_on_what_there_is_not_is_refused(kept: list[int]) -> None:
 def test_what_must_know_its_numbers_refuses_arrays() -> None:
     one = mx.array([1], mx.int32)
     cache = cache_of(1)
-    forward(cache, (2,), facts=True)
+    forward(cache, (2,), certain=True)
     with pytest.raises(CacheError, match="by numbers"):
         cache.commit(one)
     cache.commit()
@@ -128,8 +128,8 @@ def test_what_must_know_its_numbers_refuses_arrays() -> None:
 
 def test_facts_are_committed_whole() -> None:
     cache = cache_of(1)
-    forward(cache, (3,), facts=True)
-    with pytest.raises(CacheError, match="facts"):
+    forward(cache, (3,), certain=True)
+    with pytest.raises(CacheError, match="certain"):
         cache.commit([2])
     cache.commit()
     assert cache.lengths == [6]
@@ -257,7 +257,7 @@ def test_buffers_grow_without_losing_what_they_hold() -> None:
     cache, seen = model.make_cache(2), []
     for start in range(0, 600, 50):
         tokens = (mx.arange(100) * 7 + start) % tiny_models.VOCAB
-        model.forward(tokens, FlatRows((50, 50)), cache, facts=True)
+        model.forward(tokens, FlatRows((50, 50)), cache, certain=True)
         cache.commit()
         seen.append(np.asarray(cache.layers[0].keys[1][0, :, start : start + 50]))
     assert cache.layers[0].keys[0].shape[2] >= 600

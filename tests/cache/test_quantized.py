@@ -60,11 +60,11 @@ class Driver:
         return ModelCache([QuantizedLayerCache(HEADS, DIM, self.dtype, bits, 1) for bits in BITS], 1)
 
     def forward(
-        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, facts: bool
+        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, certain: bool
     ) -> None:
         """Looks at what the forward itself sees, the host's lengths being right or bounds."""
         rows = FlatRows(tuple(map(len, pieces)))
-        places = cache.begin(rows, facts=facts)
+        places = cache.begin(rows, certain=certain)
         ids = mx.array([t for p in pieces for t in p], mx.int32)
         for layer, bits in zip(cache.layers, BITS, strict=True):
             views = layer.append(self.tables[0][ids], self.tables[1][ids], places)
@@ -97,7 +97,7 @@ class Driver:
         pieces = self.fit(pieces)
         if not any(pieces):
             return
-        self.forward(self.cache, pieces, self.known, facts=False)
+        self.forward(self.cache, pieces, self.known, certain=False)
         if aborted:
             self.cache.abort()
             return
@@ -110,20 +110,20 @@ class Driver:
         pieces = self.fit([p or [1] for p in pieces])
         if not all(pieces):
             return
-        self.forward(self.cache, pieces, self.known, facts=False)
+        self.forward(self.cache, pieces, self.known, certain=False)
         kept = [1 + kept[r % len(kept)] % len(p) for r, p in enumerate(pieces)]
         self.cache.commit(mx.array(kept, mx.int32) + 0)
         self.known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
         more = [[more[r % len(more)]] for r in range(len(self.known))]
-        self.forward(self.cache, more, self.known, facts=False)
+        self.forward(self.cache, more, self.known, certain=False)
         self.cache.settle(kept)
         self.cache.commit()
         self.known = [k + m for k, m in zip(self.known, more, strict=True)]
 
-    def facts(self, pieces: list[list[int]], repeat: int) -> None:
+    def certain(self, pieces: list[list[int]], repeat: int) -> None:
         pieces = self.fit([p * repeat for p in pieces])
         if any(pieces):
-            self.forward(self.cache, pieces, self.known, facts=True)
+            self.forward(self.cache, pieces, self.known, certain=True)
             self.cache.commit()
             self.known = [k + p for k, p in zip(self.known, pieces, strict=True)]
 
@@ -132,7 +132,7 @@ class Driver:
         fork, known = self.cache.fork(tails=tails), [list(k) for k in self.known]
         for token in steps:
             pieces = [[token] for _ in known]
-            self.forward(fork, pieces, known, facts=True)
+            self.forward(fork, pieces, known, certain=True)
             fork.commit()
             known = [[*k, token] for k in known]
 
@@ -140,7 +140,7 @@ class Driver:
         if len(self.known) < MAX_ROWS:
             other = self.fresh()
             if tokens:
-                self.forward(other, [tokens], [[]], facts=True)
+                self.forward(other, [tokens], [[]], certain=True)
                 other.commit()
             self.cache.join(other)
             self.known.append(list(tokens))
@@ -194,7 +194,9 @@ operation = st.one_of(
     st.tuples(st.just("draft"), several, numbers, st.booleans()),
     st.tuples(st.just("draft"), several, numbers, st.just(False)),
     st.tuples(st.just("unread"), several, numbers, st.lists(tokens, min_size=1, max_size=3)),
-    st.tuples(st.just("facts"), several, st.sampled_from([1, 3, 50])),  # buffers grow in steps of 256 tokens
+    st.tuples(
+        st.just("certain"), several, st.sampled_from([1, 3, 50])
+    ),  # buffers grow in steps of 256 tokens
     st.tuples(st.just("fork"), st.lists(tokens, min_size=1, max_size=4), st.booleans()),
     st.tuples(st.just("join"), piece),
     st.tuples(st.just("select"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
@@ -243,7 +245,7 @@ def test_bytes(dtype: mx.Dtype, bits: int) -> None:
     cache = ModelCache([layer], 1)
     for width in (100, 3, 400, 1):
         rows = FlatRows((width,))
-        places = cache.begin(rows, facts=True)
+        places = cache.begin(rows, certain=True)
         layer.append(*(mx.zeros((width, HEADS, DIM), dtype) for _ in range(2)), places)
         cache.commit()
     assert layer.snapshot_bytes * 504 <= sum(x.nbytes for x in layer.arrays) <= layer.bytes_for(504, 400)

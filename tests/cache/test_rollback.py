@@ -35,27 +35,27 @@ class MixerDriver(Driver):
     def fresh(self, num_rows: int) -> ModelCache:
         return self.mixer.make_cache(num_rows, self.rollback)
 
-    def run(self, cache: ModelCache, pieces: list[list[int]], *, facts: bool, known=None) -> None:
-        out = self.mixer.run(pieces, cache, facts=facts)
+    def run(self, cache: ModelCache, pieces: list[list[int]], *, certain: bool, known=None) -> None:
+        out = self.mixer.run(pieces, cache, certain=certain)
         near = NEAR[self.mixer.dtype] if self.rollback == AT_ONCE else 0.0
         same_outputs(out, self.known if known is None else known, pieces, self.mixer, near)
 
-    def facts(self, pieces: list[list[int]], repeat: int, aborted: bool) -> None:
-        super().facts([(p * repeat)[:STEPS] for p in pieces], 1, aborted)
+    def certain(self, pieces: list[list[int]], repeat: int, aborted: bool) -> None:
+        super().certain([(p * repeat)[:STEPS] for p in pieces], 1, aborted)
 
     def draft(self, pieces: list[list[int]], kept: list[int], aborted: bool) -> None:
         pieces = self._fit(pieces)
         super().draft(pieces, self._allowed(pieces, kept), aborted)
 
-    def fork(self, pieces: list[list[int]], kept: list[int], facts: bool) -> None:
+    def fork(self, pieces: list[list[int]], kept: list[int], certain: bool) -> None:
         pieces = self._fit(pieces)
         allowed = self._allowed(pieces, kept)
-        super().fork(pieces, allowed, facts)
+        super().fork(pieces, allowed, certain)
 
     def onward(
-        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, facts: bool
+        self, cache: ModelCache, pieces: list[list[int]], known: list[list[int]], *, certain: bool
     ) -> None:
-        self.run(cache, pieces, facts=facts, known=known)
+        self.run(cache, pieces, certain=certain, known=known)
 
     def _allowed(self, pieces: list[list[int]], kept: list[int]) -> list[int]:
         """As the contract's driver wants it (a number a row, taken modulo width + 1), within what the rollback takes back."""
@@ -70,14 +70,14 @@ class MixerDriver(Driver):
             return
         other, tokens = self.fresh(1), (piece * repeat)[:STEPS]
         if tokens:
-            self.run(other, [tokens], facts=True, known=[[]])
+            self.run(other, [tokens], certain=True, known=[[]])
             other.commit()
         self.cache.join(other)
         self.known.append(tokens)
 
     def check_logits(self, cache: ModelCache, known: list[list[int]]) -> None:
         assert cache.lengths == [len(k) for k in known]
-        self.run(cache.fork(), [[PROBE]] * len(known), facts=False, known=known)
+        self.run(cache.fork(), [[PROBE]] * len(known), certain=False, known=known)
 
     def check_states(self) -> None:
         same_state(self.cache, self.known, self.mixer)
@@ -177,7 +177,7 @@ def test_the_ways_agree_behind_a_chunked_prefill(dtype: str) -> None:
         cache = mixer.make_cache(2, rollback)
         outs = [mixer.run([[1, 2, 3], [4]], cache)]
         cache.commit([1, 1])
-        outs.append(mixer.run([list(range(40)), [7] * 3], cache, facts=True))
+        outs.append(mixer.run([list(range(40)), [7] * 3], cache, certain=True))
         cache.commit()
         outs.append(mixer.run([[8, 9], [1, 2]], cache))
         cache.commit([1, 2])

@@ -49,7 +49,7 @@ def test_rounds_over_the_kernels_leave_what_plain_decoding_leaves(
     driver.draft([[5, 5, 5], [6, 6], [7]], [1, 2, 1], True)
     driver.fork([[1, 2, 3], [4], []], [2, 1, 0], False)
     driver.draft([[8, 2, 8], [1, 8, 2], [4]], [3, 1, 1], False)
-    driver.facts([[4, 5], [9], [0]], 1, False)
+    driver.certain([[4, 5], [9], [0]], 1, False)
     driver.draft([[1], [2, 3], [3, 5, 8]], [1, 1, 2], False)
     driver.snapshot(1, True)
     driver.check_states()

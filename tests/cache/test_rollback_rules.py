@@ -26,10 +26,10 @@ from tests.cache.mixers import AT_ONCE, NEAR, WAYS, Mixer, as_numpy, full_size, 
 FULL = 48  # value heads of 27B
 
 
-def verify(cache: ModelCache, widths: tuple[int, ...], mixer: Mixer, *, facts: bool = False) -> None:
+def verify(cache: ModelCache, widths: tuple[int, ...], mixer: Mixer, *, certain: bool = False) -> None:
     """Run tokens 0, 1, ... of each row without evaluating anything; leaves the transaction open."""
     flat = mx.array([t % 4 for width in widths for t in range(width)], mx.int32)
-    mixer.forward(flat, FlatRows(widths), cache, facts=facts)
+    mixer.forward(flat, FlatRows(widths), cache, certain=certain)
 
 
 @pytest.fixture(params=sorted(WAYS))
@@ -78,7 +78,7 @@ def test_an_aborted_forward_is_taken_back_whatever_its_width(way: Rollback) -> N
 def test_facts_and_attention_alone_know_no_limit() -> None:
     mixer = tiny("float32")
     cache = mixer.make_cache(1, Snapshots(2))
-    verify(cache, (12,), mixer, facts=True)
+    verify(cache, (12,), mixer, certain=True)
     cache.commit()
     assert tiny_models.stack("attention").make_cache(1, Snapshots(2)).max_rollback is None
     assert tiny_models.stack("hybrid").make_cache(1).max_rollback is None

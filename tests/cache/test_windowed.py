@@ -34,11 +34,11 @@ def fresh(window: int, num_rows: int = 1) -> ModelCache:
 
 
 def forward(
-    cache: ModelCache, pieces: Sequence[Sequence[int]], known: Sequence[Sequence[int]], *, facts: bool
+    cache: ModelCache, pieces: Sequence[Sequence[int]], known: Sequence[Sequence[int]], *, certain: bool
 ) -> None:
     """Append pieces to all layers, and look at the views of those rows that have any."""
     rows = FlatRows(tuple(len(p) for p in pieces))
-    written = cache.begin(rows, facts=facts)
+    written = cache.begin(rows, certain=certain)
     places = [range(n, n + len(p)) for n, p in zip(cache.lengths, pieces, strict=True)]
     pairs = [*zip(chain.from_iterable(pieces), chain.from_iterable(places), strict=True)]
     keys = mx.array(np.asarray(pairs, np.float32)[:, None])
@@ -61,7 +61,7 @@ class Driver:
     def draft(self, pieces: list[list[int]], kept: list[int], aborted: bool) -> None:
         if not any(pieces := self._fit(pieces)):
             return
-        forward(self.cache, pieces, self.known, facts=False)
+        forward(self.cache, pieces, self.known, certain=False)
         if aborted:
             self.cache.abort()
             return
@@ -69,10 +69,10 @@ class Driver:
         self.cache.commit(kept)
         self.known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
 
-    def facts(self, pieces: list[list[int]], repeat: int) -> None:
+    def certain(self, pieces: list[list[int]], repeat: int) -> None:
         if not any(pieces := self._fit([p * repeat for p in pieces])):
             return
-        forward(self.cache, pieces, self.known, facts=True)
+        forward(self.cache, pieces, self.known, certain=True)
         self.cache.commit()
         self.known = [k + p for k, p in zip(self.known, pieces, strict=True)]
 
@@ -82,7 +82,7 @@ class Driver:
         for n in range(times):
             if not any(grown := self._fit([p * repeat for p in pieces], known)):
                 break
-            forward(fork, grown, known, facts=True)
+            forward(fork, grown, known, certain=True)
             fork.commit()
             known = [k + p for k, p in zip(known, grown, strict=True)]
             if n == 1:
@@ -92,7 +92,7 @@ class Driver:
         if len(self.known) < MAX_ROWS:
             other = fresh(self.window)
             if piece:
-                forward(other, [piece * repeat], [[]], facts=True)
+                forward(other, [piece * repeat], [[]], certain=True)
                 other.commit()
             self.cache.join(other)
             self.known.append(piece * repeat)
@@ -108,7 +108,7 @@ class Driver:
         for _ in range(2):
             restored = fresh(self.window)
             restored.restore(snapshot)
-            forward(restored.fork(), [[9] * 3], [self.known[row]], facts=True)
+            forward(restored.fork(), [[9] * 3], [self.known[row]], certain=True)
         if joined and len(self.known) < MAX_ROWS:
             self.cache.join(restored)
             self.known.append(list(self.known[row]))
@@ -127,7 +127,7 @@ class Driver:
 
     def look(self) -> None:
         assert self.cache.lengths == [len(k) for k in self.known]
-        forward(self.cache.fork(), [[5, 6]] * len(self.known), self.known, facts=False)
+        forward(self.cache.fork(), [[5, 6]] * len(self.known), self.known, certain=False)
 
     def _fit(self, pieces: list[list[int]], known: list[list[int]] | None = None) -> list[list[int]]:
         """A piece for every row, none of which grows too long."""
@@ -144,7 +144,7 @@ numbers = st.lists(st.integers(0, 9), min_size=1, max_size=MAX_ROWS)
 operation = st.one_of(
     st.tuples(st.just("draft"), pieces, numbers, st.booleans()),
     st.tuples(st.just("draft"), pieces, numbers, st.just(False)),
-    st.tuples(st.just("facts"), pieces, st.integers(1, 20)),
+    st.tuples(st.just("certain"), pieces, st.integers(1, 20)),
     st.tuples(st.just("fork"), pieces, st.integers(1, 20), st.integers(1, 3)),
     st.tuples(st.just("join"), piece, st.integers(1, 20)),
     st.tuples(st.just("select"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
@@ -173,7 +173,7 @@ def test_a_buffer_holds_little_more_than_the_window() -> None:
     cache, known, window = fresh(64), [[]], 64
     for n in range(900):
         forward_piece = [n % 90] * (1 + n % 4)
-        forward(cache, [forward_piece], known, facts=False)
+        forward(cache, [forward_piece], known, certain=False)
         cache.commit([1 + n % 2 if n % 4 else 1])
         known[0] += forward_piece[: cache.lengths[0] - len(known[0])]
         mx.eval(cache.arrays)
@@ -183,10 +183,10 @@ def test_a_buffer_holds_little_more_than_the_window() -> None:
 
 def test_a_wide_prompt_leaves_no_wide_buffer() -> None:
     cache, known = fresh(16), [[1] * 5000]
-    forward(cache, known, [[]], facts=True)
+    forward(cache, known, [[]], certain=True)
     cache.commit()
     for _ in range(300):
-        forward(cache, [[7]], known, facts=False)
+        forward(cache, [[7]], known, certain=False)
         cache.commit()
         known[0].append(7)
     assert cache.layers[0].keys[0].shape[2] < 400
@@ -194,15 +194,15 @@ def test_a_wide_prompt_leaves_no_wide_buffer() -> None:
 
 def test_truncating_too_far_is_an_error_and_changes_nothing() -> None:
     cache, known = fresh(8), [list(range(90)) * 10]
-    forward(cache, known, [[]], facts=True)
+    forward(cache, known, [[]], certain=True)
     cache.commit()
     for _ in range(2):
-        forward(cache, [[1] * 200], known, facts=True)
+        forward(cache, [[1] * 200], known, certain=True)
         cache.commit()
         known[0] += [1] * 200
     with pytest.raises(CacheError, match="no longer holds what 3 tokens see"):
         cache.truncate(0, 3)
-    forward(cache, [[2]], known, facts=False)
+    forward(cache, [[2]], known, certain=False)
     cache.commit([0])
     cache.truncate(0, len(known[0]) - 5)
-    forward(cache, [[2]], [known[0][:-5]], facts=False)
+    forward(cache, [[2]], [known[0][:-5]], certain=False)

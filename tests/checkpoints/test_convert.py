@@ -77,7 +77,7 @@ def theirs(source: Path, folder: Path, how: Format) -> Path:
 def logits(made: Assembled) -> np.ndarray:
     cache = made.model.make_cache(1)
     rows = FlatRows((len(TOKENS),))
-    return np.array(made.model.forward(mx.array(TOKENS), rows, cache, facts=True).logits)
+    return np.array(made.model.forward(mx.array(TOKENS), rows, cache, certain=True).logits)
 
 
 SOURCES = (

@@ -232,7 +232,7 @@ def test_no_state_is_larger_than_what_is_told(name: str, folders: Callable[[str]
     made = loaded(folders(name))
     cache, chunk, verify = made.model.make_cache(1, by_tape()), 40, 9
     for width in (chunk, chunk, 7):
-        made.model.forward(mx.arange(width) % 190, FlatRows((width,)), cache, facts=True)
+        made.model.forward(mx.arange(width) % 190, FlatRows((width,)), cache, certain=True)
         cache.commit()
     for kept in (1, verify, 4, 2, verify, verify, 3):
         out = made.model.forward(mx.arange(verify), FlatRows((verify,)), cache)

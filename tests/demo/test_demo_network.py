@@ -63,7 +63,7 @@ def test_exported_weights_are_the_network_for_the_engine(member: str, tmp_path: 
     config = json.loads((tmp_path / member / "config.json").read_text())
     ours = assemble(config, lambda: read_folder(tmp_path / member), mx.float32).model
     cache, tokens = ours.make_cache(1), mx.array(ids[0].tolist(), mx.int32)
-    out = ours.forward(tokens, FlatRows((160,)), cache, facts=True)
+    out = ours.forward(tokens, FlatRows((160,)), cache, certain=True)
     np.testing.assert_allclose(np.array(out.logits), whole, atol=2e-4, rtol=1e-4)
     read = export.read_member(tmp_path / member, member)
     torch.testing.assert_close(read.lm_head(read.model(ids))[0].numpy(), whole, atol=1e-6, rtol=1e-6)

@@ -30,7 +30,7 @@ def shown(model: Qwen35 | Gemma, tokens: Sequence[int], layers: Sequence[int]) -
 
 def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
     rows, cache = FlatRows((len(tokens),)), model.make_cache(1)
-    places = cache.begin(rows, facts=True)
+    places = cache.begin(rows, certain=True)
     cos, sin = model._rotary.table(places.turns)
     layout = _unpack_layout(rows, True, cache.rollback, _pack_layout(rows, cache, indexed=True), None)
     x, found = model.embed(tokens), []
@@ -48,7 +48,7 @@ def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
 
 def _gemma(model: Gemma, tokens: mx.array) -> list[mx.array]:
     rows, cache, c = FlatRows((len(tokens),)), model.make_cache(1), model.config
-    places = cache.begin(rows, facts=True)
+    places = cache.begin(rows, certain=True)
     x, own_inputs = model._prepare(model.embed(tokens), model._embed_per_layer(tokens))
     found, views = [], {}
     for i, (layer, shape) in enumerate(zip(model.language_model.model.layers, c.layers, strict=True)):

@@ -27,7 +27,7 @@ def true_hiddens(history: list[int], needs: Needs = Mtp.needs) -> mx.array:
     these needs name."""
     model = tiny_models.target()
     cache, rows = model.make_cache(1), FlatRows((len(history),))
-    out = model.forward(mx.array(history, mx.int32), rows, cache, facts=True, taps=needs.layers)
+    out = model.forward(mx.array(history, mx.int32), rows, cache, certain=True, taps=needs.layers)
     given = mx.concatenate([out.taps[i] for i in needs.layers], axis=-1) if needs.layers else out.hidden
     return mx.concatenate([mx.zeros((1, given.shape[1])), given[:-1]])
 
@@ -182,7 +182,7 @@ def test_a_draft_model_is_the_model_itself_running_on() -> None:
     text = list(driver.rows[0])
     for _ in range(5):
         cache = model.make_cache(1)
-        out = model.forward(mx.array(text), FlatRows((len(text),)), cache, facts=True, logits_at="last")
+        out = model.forward(mx.array(text), FlatRows((len(text),)), cache, certain=True, logits_at="last")
         text.append(int(mx.argmax(out.logits[0]).item()))
     assert driver.propose({0: 5})[0] == text[5:]
 

@@ -59,16 +59,16 @@ def _short_rests() -> Any:
         yield
 
 
-def facts(value: Any) -> Any:
+def certain(value: Any) -> Any:
     """All state of a row as plain data, but what is followed and what is only computed when asked for."""
     if isinstance(value, (int, float, str, bytes, type(None))):
         return value
     if isinstance(value, dict):
-        return {k: facts(v) for k, v in value.items()}
+        return {k: certain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [facts(v) for v in value]
+        return [certain(v) for v in value]
     names = getattr(value, "__slots__", None) or vars(value)
-    return {n: facts(getattr(value, n)) for n in names if n not in ("best", "_follower")}
+    return {n: certain(getattr(value, n)) for n in names if n not in ("best", "_follower")}
 
 
 def asked(row: NgramRow, limit: int) -> tuple[list[int], Any]:
@@ -94,7 +94,7 @@ def test_drafts_keep_their_limits_whatever_came(make: Callable[[], NgramRow], op
         assert asked(twin, limit) == (tokens, confidences)
         for each in (row, twin):
             each.extend([*tokens[: round(share * len(tokens))], other])
-    assert facts(row) == facts(twin)
+    assert certain(row) == certain(twin)
     assert row.nbytes > 0
 
 
@@ -106,7 +106,7 @@ def test_borders_between_observations_do_not_matter(make: Any, pieces: list[list
     whole.extend([t for piece in pieces for t in piece])
     for piece in pieces:
         cut.extend(piece)
-    assert facts(whole) == facts(cut)
+    assert certain(whole) == certain(cut)
     assert asked(whole, 6) == asked(cut, 6)
 
 

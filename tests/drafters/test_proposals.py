@@ -158,7 +158,7 @@ def _logits(driver: Driver, history: list[int]) -> np.ndarray:
         mx.array(history, mx.int32),
         FlatRows((len(history),)),
         model.make_cache(1),
-        facts=True,
+        certain=True,
         logits_at="last",
     )
     return np.asarray(out.logits[0])

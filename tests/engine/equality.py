@@ -155,7 +155,7 @@ def top_gap(
     processors, and with noise where it samples. And the bound below which rounding may decide between them."""
     cache, history = model.make_cache(1, kv_bits=kv_bits), [*prompt, *answer]
     for token in history:
-        out = model.forward(mx.array([token], mx.int32), FlatRows((1,)), cache, facts=True)
+        out = model.forward(mx.array([token], mx.int32), FlatRows((1,)), cache, certain=True)
         cache.commit()
     row = RowSampler(params, prompt, model.vocab_size)
     row.observe(answer)

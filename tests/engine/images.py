@@ -141,7 +141,7 @@ def greedy_with_logprobs(model, given: PromptWithImages, num: int, tower: OneMat
             mx.array(tokens, mx.int32),
             FlatRows((len(tokens),)),
             model.make_cache(1),
-            facts=True,
+            certain=True,
             logits_at="last",
             images=ImageInput(rows=rows, positions=positions(given, len(answer))),
         )

@@ -22,8 +22,8 @@ class Table:
     def make_cache(self, num_rows: int, *rollback, **_) -> ModelCache:
         return ModelCache([], num_rows)
 
-    def forward(self, tokens, rows, cache, *, facts=False, logits_at="all", taps=()) -> Output:
-        cache.begin(rows, facts=facts)
+    def forward(self, tokens, rows, cache, *, certain=False, logits_at="all", taps=()) -> Output:
+        cache.begin(rows, certain=certain)
         logits = self._logits[tokens]
         if logits_at != "all":
             logits = logits[rows.last_indices] if logits_at == "last" else None

@@ -134,7 +134,7 @@ def test_rows_that_join_and_leave_while_others_run() -> None:
 
 def logits(model: Any, tokens: list[int], cache: Any) -> np.ndarray:
     """(len(tokens), V) float32 of one committed forward."""
-    out = model.forward(mx.array(tokens, mx.int32), FlatRows((len(tokens),)), cache, facts=True)
+    out = model.forward(mx.array(tokens, mx.int32), FlatRows((len(tokens),)), cache, certain=True)
     cache.commit()
     return np.array(out.logits.astype(mx.float32))
 

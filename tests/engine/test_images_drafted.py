@@ -177,7 +177,7 @@ def head_alone(given, answer: list[int], known: int, num: int):  # type: ignore[
     ids = mx.array([images.LOOKUP if t == images.IMAGE else t for t in tokens], mx.int32)
     whole = ImageInput(rows=tuple(rows), positions=places[: known - 1])
     hidden = target.forward(
-        ids[:-1], FlatRows((known - 1,)), target.make_cache(1), facts=True, logits_at="none", images=whole
+        ids[:-1], FlatRows((known - 1,)), target.make_cache(1), certain=True, logits_at="none", images=whole
     ).hidden
     cells = ImageInput(
         rows=tuple((p - 1, r) if p else (0, r[1:]) for p, r in rows), positions=places[: known - 1]

@@ -49,7 +49,7 @@ def greedy(form: str, given, num: int) -> list[int]:  # type: ignore[no-untyped-
             mx.array(tokens, mx.int32),
             FlatRows((len(tokens),)),
             model.make_cache(1),
-            facts=True,
+            certain=True,
             logits_at="last",
             images=seen,
         )

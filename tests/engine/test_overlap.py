@@ -145,7 +145,7 @@ def test_whenever_the_host_waits_another_round_is_queued(
 
         def forward(self, tokens, rows, cache, **more):
             out = real(tokens, rows, cache, **more)
-            if not more.get("facts"):
+            if not more.get("certain"):
                 waits.append("queued")
             return out
 
@@ -371,7 +371,7 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_goes_on(at: int) -> N
             return getattr(tiny_models.target(), name)
 
         def forward(self, tokens, rows, cache, **more):
-            if not more.get("facts"):
+            if not more.get("certain"):
                 left[0] -= 1
                 if left[0] == 0:
                     raise MemoryError("no memory for that")

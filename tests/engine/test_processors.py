@@ -281,7 +281,7 @@ def test_logprobs_are_the_models_own() -> None:
     result = engine().generate([9, 8, 7], params, spec=spec(*ALL))
     model = tiny_models.target()
     cache_, text = model.make_cache(1), [9, 8, 7, *result.tokens]
-    out = model.forward(mx.array(text, mx.int32), FlatRows((len(text),)), cache_, facts=True)
+    out = model.forward(mx.array(text, mx.int32), FlatRows((len(text),)), cache_, certain=True)
     logits = np.asarray(out.logits, np.float64)
     wanted = (
         logits

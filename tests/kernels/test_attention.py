@@ -205,9 +205,9 @@ def test_a_kernel_that_cannot_run_costs_only_itself(on_gpu: Callable[[Any], None
 
     def logits() -> np.ndarray:
         cache = model.make_cache(1)
-        prompt = model.forward(tokens, FlatRows((5,)), cache, facts=True)
+        prompt = model.forward(tokens, FlatRows((5,)), cache, certain=True)
         cache.commit()
-        step = model.forward(tokens[:1], FlatRows((1,)), cache, facts=True)
+        step = model.forward(tokens[:1], FlatRows((1,)), cache, certain=True)
         cache.commit()
         verify = model.forward(tokens[:3], FlatRows((3,)), cache)
         return np.concatenate([np.asarray(out.logits) for out in (prompt, step, verify)])

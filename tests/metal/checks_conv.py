@@ -47,7 +47,7 @@ def check_two_forwards(
     whole: bool = True,
     extra: int = 0,
 ) -> GdnInputs:
-    """Keep `kept` of each row of a forward of `first` widths, run `second` with and without facts, all against float64. `whole`: the last
+    """Keep `kept` of each row of a forward of `first` widths, run `second` with and without certain, all against float64. `whole`: the last
     forward's inputs are its whole projection, not its first C columns alone. `extra`: tokens that there is room for beside these."""
     rng = np.random.default_rng(seed)
     size, columns, heads = shape.conv_size, num_columns(shape), tuple(shape)
@@ -74,12 +74,12 @@ def check_two_forwards(
     for name, got, parts in zip(GdnInputs._fields, result, zip(*wanted, strict=True), strict=True):
         assert_close(got, np.concatenate(parts), name, ROUNDING[dtype] if name in "qkv" else 2e-6)
     assert np.array_equal(numpy_of(window_before), np.stack(before)), "the window before these tokens"
-    facts, window_after, nothing = kernel.conv_qkv_metal(
-        new, window, weights, shape, layout(*second), last, facts=True
+    certain, window_after, nothing = kernel.conv_qkv_metal(
+        new, window, weights, shape, layout(*second), last, certain=True
     )
     assert np.array_equal(numpy_of(window_after), np.stack(after)), "the window after these tokens"
     assert nothing is None
-    assert all(np.array_equal(numpy_of(a), numpy_of(b)) for a, b in zip(facts, result, strict=True))
+    assert all(np.array_equal(numpy_of(a), numpy_of(b)) for a, b in zip(certain, result, strict=True))
     return result
 
 

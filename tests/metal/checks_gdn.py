@@ -108,7 +108,7 @@ def check_two_rounds(
     seed: int = 0,
     extra: int = 0,
 ) -> GdnRoundResult:
-    """Run `first` widths, keep `kept` of each row, run `second`, once with a tape and once as facts: all against float64. `extra`: tokens
+    """Run `first` widths, keep `kept` of each row, run `second`, once with a tape and once as certain: all against float64. `extra`: tokens
     for which the first tape has room and that do not exist."""
     rng = np.random.default_rng(seed)
     t1, t2, state = shape.tokens(rng, first), shape.tokens(rng, second), shape.state(rng, len(first))
@@ -130,9 +130,9 @@ def check_two_rounds(
     assert_close(two.state, begun, "the replayed state")
     assert_close(two.y, np.concatenate([y for y, _, _ in rows2]), "y of the second round")
     assert_close(two.tape.delta, np.concatenate([d for _, d, _ in rows2]), "delta of the second round")
-    y, after = kernel.gdn_facts_metal(t2.inputs, one.state, t2.rows, last)
-    assert same_bits(y, two.y), "y of facts is not bitwise y of a round"
-    assert_close(after, np.stack([states[-1] for _, _, states in rows2]), "the state after facts")
+    y, after = kernel.gdn_advance_metal(t2.inputs, one.state, t2.rows, last)
+    assert same_bits(y, two.y), "y of certain tokens is not bitwise y of a round"
+    assert_close(after, np.stack([states[-1] for _, _, states in rows2]), "the state after certain")
     return two
 
 

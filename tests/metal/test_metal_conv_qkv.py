@@ -66,11 +66,11 @@ def test_a_prefill_of_many_segments_is_bitwise_its_tokens_alone(metal):
     weights, window = draw_weights(rng, SHAPE, mx.float32), draw(rng, 1, 3, SHAPE.conv_size)
     projected = draw(rng, 40, num_columns(SHAPE))
     with metal():
-        whole, after, _ = kernel.conv_qkv_metal(projected, window, weights, SHAPE, layout(40), facts=True)
+        whole, after, _ = kernel.conv_qkv_metal(projected, window, weights, SHAPE, layout(40), certain=True)
         for at in range(0, 40, 13):
             end = min(at + 13, 40)
             part, window, _ = kernel.conv_qkv_metal(
-                projected[at:end], window, weights, SHAPE, layout(end - at), facts=True
+                projected[at:end], window, weights, SHAPE, layout(end - at), certain=True
             )
             assert all(same_bits(a, b[at:end]) for a, b in zip(part, whole, strict=True))
     assert same_bits(window, after)

@@ -163,7 +163,7 @@ FAULTS = [
     ("conv_qkv", "q not scaled", "if (unit < Hk) {\n    scale", "if (unit < 0) {\n    scale"),
     ("conv_qkv", "b and a exchanged", "projected[gates + Hv]", "projected[gates]"),
     ("conv_qkv", "the last token's gates unwritten", "first + lane < end", "first + lane < end - 1"),
-    ("conv_qkv", "window after facts one too early", "FACTS ? width - 3 + i", "FACTS ? width - 4 + i"),
+    ("conv_qkv", "window after certain one too early", "FACTS ? width - 3 + i", "FACTS ? width - 4 + i"),
     ("conv_qkv", "every segment writes the window", "if (segment == 0) {", "if (segment >= 0) {"),
     (
         "conv_qkv",
@@ -173,7 +173,7 @@ FAULTS = [
     ),
     (
         "conv_qkv",
-        "the next forward's inputs written for facts",
+        "the next forward's inputs written for certain",
         "if (!FACTS) {\n        inputs_out[token",
         "{\n        inputs_out[token",
     ),

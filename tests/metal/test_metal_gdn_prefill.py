@@ -55,7 +55,7 @@ def test_it_agrees_with_steps(metal):
     t, state = SMALL.tokens(rng, (20, 7)), SMALL.state(rng, 2)
     with metal():
         y, after = kernel.gdn_prefill_metal(t.inputs, state, FlatRows((20, 7)))
-        y_steps, after_steps = gdn_round.gdn_facts_metal(t.inputs, state, t.rows)
+        y_steps, after_steps = gdn_round.gdn_advance_metal(t.inputs, state, t.rows)
     assert_close(y, numpy_of(y_steps), "y", 1e-5)
     assert_close(after, numpy_of(after_steps), "the state", 1e-5)
 

@@ -134,16 +134,16 @@ def test_the_twins_compute_the_same(metal):
     begun = np.stack([s[n] for (_, _, s), n in zip(reference_rows(t1, numpy_of(state)), (3, 2), strict=True)])
     twin = kernel.gdn_round_ops(t2.inputs, state, t2.rows, last)
     assert_close(twin.state, begun, "the twin's replayed state")
-    facts, states = (
+    certain, states = (
         (t2.inputs, state, t2.rows, last),
         (t2.inputs, SMALL.state(rng, 2, 3), ints([2, 0]), t2.rows, 4),
     )
     with metal():
         ours = kernel.gdn_round_metal(t2.inputs, state, t2.rows, last)
-        got = *kernel.gdn_facts_metal(*facts), *kernel.gdn_snapshots_metal(*states)
+        got = *kernel.gdn_advance_metal(*certain), *kernel.gdn_snapshots_metal(*states)
         got += (kernel.gdn_flush_metal(state, last),)
     wanted = (
-        *kernel.gdn_facts_ops(*facts),
+        *kernel.gdn_advance_ops(*certain),
         *kernel.gdn_snapshots_ops(*states),
         kernel.gdn_flush_ops(state, last),
     )

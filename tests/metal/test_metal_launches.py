@@ -28,8 +28,8 @@ def recorded(function: Callable[..., Any], *arrays: mx.array) -> list[str]:
     return [e["name"] for e in seen if e.get("type") == "primitive" and e["name"] not in VIEWS]
 
 
-@pytest.mark.parametrize("facts", [False, True])
-def test_convolution_and_recurrence_are_two_launches(facts):
+@pytest.mark.parametrize("certain", [False, True])
+def test_convolution_and_recurrence_are_two_launches(certain):
     rng = np.random.default_rng(0)
     weights, rows = draw_weights(rng, SHAPE, mx.float32), layout(2, 1)
     mx.eval(weights.weight, weights.neg_a, weights.dt_bias)
@@ -44,10 +44,10 @@ def test_convolution_and_recurrence_are_two_launches(facts):
             gdn_round.Tape(projected[:, :128].reshape(3, 2, 64), delta, log_g), rows, ints([1, 1])
         )
         inputs, after, _ = conv_qkv.conv_qkv_metal(
-            projected, window, weights, SHAPE, rows, last_inputs, facts=facts
+            projected, window, weights, SHAPE, rows, last_inputs, certain=certain
         )
-        if facts:
-            return [after, *gdn_round.gdn_facts_metal(inputs, state, rows, last)]
+        if certain:
+            return [after, *gdn_round.gdn_advance_metal(inputs, state, rows, last)]
         y, base, tape = gdn_round.gdn_round_metal(inputs, state, rows, last)
         return [after, y, base, *tape]
 

@@ -241,10 +241,10 @@ def test_the_engine_says_what_the_twins_say(on_metal, monkeypatch, form, script)
     ran = check(on_metal, monkeypatch, form, script, {"order": "random"})
     names = {launched for launched, _ in ran}
     assert names == {"qmv_rows" if name == "qmv_rows_fp" else name for name in kernels_of(form)}
-    # facts and tokens that may be rejected, with and without tokens of the last forward to replay
-    every = {(replay, facts) for replay in (0, 1) for facts in (0, 1)}
-    for kernel, facts in (("conv_qkv", "FACTS"), ("gdn_round", "MODE")):
-        found = modes(ran, kernel, "REPLAY", facts)
+    # certain and tokens that may be rejected, with and without tokens of the last forward to replay
+    every = {(replay, certain) for replay in (0, 1) for certain in (0, 1)}
+    for kernel, certain in (("conv_qkv", "FACTS"), ("gdn_round", "MODE")):
+        found = modes(ran, kernel, "REPLAY", certain)
         assert found == every if script is MANY else found <= every
     if "qmv_rows" in names:
         assert modes(ran, "qmv_rows", "AFFINE") == {(int("qmv_rows" in kernels_of(form)),)}

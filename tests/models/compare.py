@@ -44,7 +44,7 @@ def stepwise(model: Qwen35, tokens: Sequence[int], num_steps: int) -> np.ndarray
     """Logits (len(tokens), V) of one row: a prefill, then `num_steps` committed steps of one token."""
     cache = model.make_cache(1)
     prompt = tokens[: len(tokens) - num_steps]
-    found = [model.forward(array(prompt), FlatRows((len(prompt),)), cache, facts=True).logits]
+    found = [model.forward(array(prompt), FlatRows((len(prompt),)), cache, certain=True).logits]
     cache.commit()
     for token in tokens[len(prompt) :]:
         found.append(model.forward(array([token]), FlatRows((1,)), cache).logits)
@@ -56,7 +56,7 @@ def stepwise_rows(model: Qwen35, rows: Sequence[Sequence[int]], num_steps: int) 
     """The same of ragged rows together, each (its tokens, V): one forward for all prompts, then one for each step of all rows."""
     prompts = [tokens[: len(tokens) - num_steps] for tokens in rows]
     cache, flat = model.make_cache(len(rows)), FlatRows(tuple(map(len, prompts)))
-    logits = model.forward(array([t for p in prompts for t in p]), flat, cache, facts=True).logits
+    logits = model.forward(array([t for p in prompts for t in p]), flat, cache, certain=True).logits
     cache.commit()
     found = [[logits[a:b]] for a, b in zip(flat.starts, flat.starts[1:], strict=False)]
     for step in range(num_steps):

@@ -126,12 +126,12 @@ def filled_like_mlx_lm(model: Any, length: int) -> list[Any]:
 
 
 def forward(
-    model: Qwen35, cache: ModelCache, widths: Sequence[int], *, facts: bool = False
+    model: Qwen35, cache: ModelCache, widths: Sequence[int], *, certain: bool = False
 ) -> tuple[mx.array, list[mx.array]]:
     """Logits, and all that the forward leaves behind; the transaction stays open."""
     rows = FlatRows(tuple(widths))
     tokens = blank((rows.num_tokens,), mx.int32)
     mx.eval(rows.starts_array)
-    out = model.forward(tokens, rows, cache, facts=facts)
+    out = model.forward(tokens, rows, cache, certain=certain)
     assert out.logits is not None
     return out.logits, cache.arrays

@@ -51,7 +51,7 @@ def figures(made: Assembled) -> dict[str, np.ndarray]:
 
     cache = model.make_cache(len(ROWS))
     prompt = draw(sum(ROWS))
-    first = model.forward(prompt, FlatRows(ROWS), cache, facts=True)
+    first = model.forward(prompt, FlatRows(ROWS), cache, certain=True)
     found = {"prompt": first.logits}
     if made.mtp is not None:
         own = made.mtp.make_cache(len(ROWS))

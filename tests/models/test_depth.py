@@ -35,7 +35,7 @@ def our_forward(model: Any, width: int) -> tuple[Callable[[], list[mx.array]], l
         cache.abort()
         deep.cut(cache)
         started = time.perf_counter()
-        logits, left = deep.forward(model, cache, [width], facts=width == 1)
+        logits, left = deep.forward(model, cache, [width], certain=width == 1)
         taken.append(time.perf_counter() - started)
         return [logits, *left]
 

@@ -43,7 +43,7 @@ def prefilled(model: Gemma, lengths: tuple[int, ...], vocab: int) -> tuple[Model
     """A cache of rows of so many random tokens, and the hidden of each row's last."""
     tokens = [t for r, n in enumerate(lengths) for t in tokens_of(r, n, vocab)]
     cache, rows = model.make_cache(len(lengths)), FlatRows(lengths)
-    out = model.forward(array(tokens), rows, cache, facts=True)
+    out = model.forward(array(tokens), rows, cache, certain=True)
     cache.commit()
     return cache, out.hidden[rows.last_indices]
 

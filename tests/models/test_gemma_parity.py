@@ -66,7 +66,7 @@ def test_a_long_prompt(gemmas: Gemmas, name: str) -> None:
     cache, found = model.make_cache(1), []
     for start, end in ((0, 300), (300, 301), (301, 340), (340, 600)):
         piece = tokens[start:end]
-        found.append(model.forward(array(piece), FlatRows((end - start,)), cache, facts=True).logits)
+        found.append(model.forward(array(piece), FlatRows((end - start,)), cache, certain=True).logits)
         cache.commit()
     assert_same_logits(to_numpy(found), reference, f"{name}, chunks")
 

@@ -110,7 +110,7 @@ def launches(outputs: Sequence[mx.array], folder: Any) -> Counter[str]:
     return Counter(name for name in names if name not in VIEWS)
 
 
-def ours(config: Qwen35Config, *, facts: bool) -> list[mx.array]:
+def ours(config: Qwen35Config, *, certain: bool) -> list[mx.array]:
     """One row that decodes, its last token kept; as the model runs it, compiled."""
     mixer = GatedDeltaNet(config)
     quantized(mixer)
@@ -142,7 +142,7 @@ def ours(config: Qwen35Config, *, facts: bool) -> list[mx.array]:
 
     def step(x: mx.array, window: mx.array, state: mx.array, projected: mx.array, *held: mx.array) -> Any:
         past = RecurrentState(state, window, projected, held)
-        y, future = mixer(x, past, RoundLayout(rows, facts, TAPE, here, committed))
+        y, future = mixer(x, past, RoundLayout(rows, certain, TAPE, here, committed))
         return [y, *(a for a in (future.state, future.window, future.inputs) if a is not None), *future.held]
 
     return list(mx.compile(step)(x, window, state, projected, *held))
@@ -189,9 +189,9 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
 
 
 @compiled
-@pytest.mark.parametrize("facts", [False, True], ids=["verify", "facts"])
-def test_the_mixer_launches_at_most_six_kernels(config, with_kernels, monkeypatch, tmp_path, facts):
-    own = launches(ours(config, facts=facts), tmp_path)
+@pytest.mark.parametrize("certain", [False, True], ids=["verify", "certain"])
+def test_the_mixer_launches_at_most_six_kernels(config, with_kernels, monkeypatch, tmp_path, certain):
+    own = launches(ours(config, certain=certain), tmp_path)
     other = launches(theirs(monkeypatch), tmp_path)
     print(f"\nlaunches of a Gated DeltaNet mixer in a decode step: {own.total()} {dict(own)}")
     print(f"mlx-lm's: {other.total()} {dict(other)}")

@@ -58,7 +58,7 @@ def test_no_cast_is_launched_around_norms(zoo: Zoo, monkeypatch: pytest.MonkeyPa
     with as_on_metal(monkeypatch):
         model = assemble(config, lambda: stored).model
         cache = deep.filled(model, 64)
-        graph = [*deep.forward(model, cache, [width], facts=width == 1)]
+        graph = [*deep.forward(model, cache, [width], certain=width == 1)]
         found = launches([graph[0], *graph[1]])
     print(f"\nlaunches of a forward of {width}: {found.total()} {dict(found)}")
     assert found["AsType"] == 0
@@ -81,8 +81,8 @@ def test_prompts_of_all_lengths_share_four_variants_of_the_convolution(mac: Any)
     for length in range(1, 601):
         rows = RowLayout.of(FlatRows((length,)))
         projected = mx.zeros((length, columns), BF16)
-        for facts, kept in ((True, None), (True, last), (False, None), (False, last)):
-            conv_qkv.conv_qkv(projected, window, weights, shape, rows, kept, facts=facts)
+        for certain, kept in ((True, None), (True, last), (False, None), (False, last)):
+            conv_qkv.conv_qkv(projected, window, weights, shape, rows, kept, certain=certain)
     assert stubs.names["mlxspec_conv_qkv"] == 2400
     assert len(stubs.variants) == 4
 
@@ -100,13 +100,13 @@ def test_no_number_of_tokens_or_rows_is_a_template_argument(mac: Any) -> None:
             cache.commit([int(rng.integers(1, w + 1)) for w in widths])
             deep.cut(cache)
         for widths in ([1] * num_rows, [40] * num_rows, [200] + [1] * (num_rows - 1)):
-            deep.forward(model, cache, widths, facts=True)
+            deep.forward(model, cache, widths, certain=True)
             cache.commit()
             deep.cut(cache)
     templates = {(name, template) for name, template, _ in stubs.variants}
     found = Counter(name for name, _ in templates)
     print(f"\nvariants: {dict(found)}")
-    assert found["mlxspec_conv_qkv"] <= 4  # with and without a last forward, drafts and facts
+    assert found["mlxspec_conv_qkv"] <= 4  # with and without a last forward, drafts and certain
     assert found["mlxspec_gdn_round"] <= 5  # the same, and a flush
     assert found["mlxspec_gdn_prefill"] == 1
 
@@ -145,7 +145,7 @@ def test_a_mixed_conversation_compiles_few_shapes(
             first = traced["all"]
         widths = (1 + rng.geometric(0.25, cache.num_rows).clip(0, 17) - 1).tolist()
         plain = max(widths) == 1
-        deep.forward(model, cache, widths, facts=plain)
+        deep.forward(model, cache, widths, certain=plain)
         cache.commit(None if plain else [int(rng.integers(1, w + 1)) for w in widths])
         cache.lengths = [300] * cache.num_rows
         deep.cut(cache)
@@ -163,11 +163,11 @@ def test_a_prompt_launches_few_kernels_a_layer(mac: Any, monkeypatch: pytest.Mon
     found = {}
     for name, chunk in (("kernels", 512), ("long", 2048)):
         cache = deep.filled(model, 512)
-        logits, left = deep.forward(model, cache, [chunk], facts=True)
+        logits, left = deep.forward(model, cache, [chunk], certain=True)
         found[name] = launches([logits, *left]).total() / DEPTH
     with as_on_metal(monkeypatch, without=["gdn_prefill"]):
         cache = deep.filled(model, 512)
-        logits, left = deep.forward(model, cache, [512], facts=True)
+        logits, left = deep.forward(model, cache, [512], certain=True)
         found["twin"] = launches([logits, *left]).total() / DEPTH
     print(f"\nlaunches a layer of a prompt's piece: {found}")
     assert found["kernels"] <= 40
@@ -177,7 +177,7 @@ def test_a_prompt_launches_few_kernels_a_layer(mac: Any, monkeypatch: pytest.Mon
 def test_the_prefill_kernel_needs_no_race(mac: Any) -> None:
     stubs, _ = mac
     model = deep.ours(4)
-    deep.forward(model, deep.filled(model, 0), [512], facts=True)
+    deep.forward(model, deep.filled(model, 0), [512], certain=True)
     assert stubs.names["mlxspec_gdn_prefill"] == 3
 
 
@@ -191,7 +191,7 @@ def test_a_round_that_waits_is_handed_over_in_parts(mac: Any, width: int, depth:
     model = deep.ours(depth)
     cache = deep.filled(model, 64)
     with device.idle():
-        logits, left = deep.forward(model, cache, [width], facts=width == 1)
+        logits, left = deep.forward(model, cache, [width], certain=width == 1)
     seen, parts = 0, []
     for arrays in [*recorder.handed, [logits, *left]]:
         total = launches(arrays).total()
@@ -221,7 +221,7 @@ def test_exact_rounds_multiply_by_one_kernel_at_every_width(
     stubs, _ = mac
     monkeypatch.setattr(layers, "_adds_alike", alike)
     model = deep.ours(4, 512)
-    logits, left = deep.forward(model, deep.filled(model, 64), [width], facts=width == 1)
+    logits, left = deep.forward(model, deep.filled(model, 64), [width], certain=width == 1)
     num = launches([logits, *left])["QuantizedMatmul"]
     # a projection and an output a mixer, two matrices a feed-forward layer, the head; the embedding is looked up
     assert (num, stubs.names["mlxspec_qmv_rows"] > 0) == ((0, True) if alike else (17, False))

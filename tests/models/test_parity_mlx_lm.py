@@ -100,7 +100,7 @@ def test_chunks_of_a_prompt(zoo: Zoo, shape: str) -> None:
     cache, found = model.make_cache(1), []
     for start, end in ((0, 19), (19, 20), (20, 33), (33, len(TOKENS))):
         found.append(
-            model.forward(array(TOKENS[start:end]), FlatRows((end - start,)), cache, facts=True).logits
+            model.forward(array(TOKENS[start:end]), FlatRows((end - start,)), cache, certain=True).logits
         )
         cache.commit()
     reference = stepwise_mlx_lm(zoo.mlx_lm(shape), TOKENS, 0)
@@ -113,7 +113,9 @@ def test_hidden_and_taps(zoo: Zoo, shape: str) -> None:
     model, theirs = zoo.ours(shape).model, zoo.mlx_lm(shape)
     tokens = TOKENS[:21]
     wanted = (3, 0, 2, 1, 2)
-    out = model.forward(array(tokens), FlatRows((len(tokens),)), model.make_cache(1), facts=True, taps=wanted)
+    out = model.forward(
+        array(tokens), FlatRows((len(tokens),)), model.make_cache(1), certain=True, taps=wanted
+    )
     residual, seen = theirs.model.embed_tokens(array(tokens)[None]), {}
     for i, layer in enumerate(theirs.model.layers):
         residual = layer(residual, mask=None if layer.is_linear else "causal")

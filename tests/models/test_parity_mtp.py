@@ -32,7 +32,7 @@ def target_hiddens(zoo: Zoo, shape: str, tokens: list[int]) -> np.ndarray:
     """(n, H): the hidden before each token, zeros before the first."""
     model = zoo.ours(shape).model
     out = model.forward(
-        array(tokens), FlatRows((len(tokens),)), model.make_cache(1), facts=True, logits_at="none"
+        array(tokens), FlatRows((len(tokens),)), model.make_cache(1), certain=True, logits_at="none"
     )
     hidden = to_numpy([out.hidden])
     return np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])

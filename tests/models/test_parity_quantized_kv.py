@@ -101,7 +101,7 @@ def their_logits(model: Any, caches: list[Any]) -> np.ndarray:
 def our_logits(model: Any, bits: int) -> np.ndarray:
     """A prompt, then steps."""
     made, prompt = model.make_cache(1, kv_bits=bits), TOKENS[:-NUM_STEPS]
-    found = [model.forward(array(prompt), FlatRows((len(prompt),)), made, facts=True).logits]
+    found = [model.forward(array(prompt), FlatRows((len(prompt),)), made, certain=True).logits]
     made.commit()
     for token in TOKENS[len(prompt) :]:
         found.append(model.forward(array([token]), FlatRows((1,)), made).logits)

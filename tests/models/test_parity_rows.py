@@ -52,16 +52,16 @@ def run(
 
 
 def _prefill(model: Qwen35, prompts: Sequence[Sequence[int]], how: str) -> tuple[ModelCache, list[list]]:
-    """ "together": one ragged forward of facts; "apart": a forward a row, then the rows join."""
+    """ "together": one ragged forward of certain tokens; "apart": a forward a row, then the rows join."""
     if how == "together":
         cache, flat = model.make_cache(len(prompts)), FlatRows(tuple(len(p) for p in prompts))
-        logits = model.forward(array(list(chain.from_iterable(prompts))), flat, cache, facts=True).logits
+        logits = model.forward(array(list(chain.from_iterable(prompts))), flat, cache, certain=True).logits
         cache.commit()
         return cache, [[logits[a:b]] for a, b in pairwise(flat.starts)]
     joined, seen = None, []
     for prompt in prompts:
         cache = model.make_cache(1)
-        seen.append([model.forward(array(prompt), FlatRows((len(prompt),)), cache, facts=True).logits])
+        seen.append([model.forward(array(prompt), FlatRows((len(prompt),)), cache, certain=True).logits])
         cache.commit()
         if joined is None:
             joined = cache

@@ -101,7 +101,7 @@ def test_hidden_and_taps(qwen3s: Qwen3s, name: str) -> None:
     folder, tokens = qwen3s.folder(name, "text"), TOKENS[:21]
     model, theirs = load_ours(folder).model, load_mlx_lm(folder)
     out = model.forward(
-        array(tokens), FlatRows((len(tokens),)), model.make_cache(1), facts=True, taps=(2, 0, 1)
+        array(tokens), FlatRows((len(tokens),)), model.make_cache(1), certain=True, taps=(2, 0, 1)
     )
     residual = theirs.model.embed_tokens(array(tokens)[None])
     for i, layer in enumerate(theirs.model.layers):

@@ -134,10 +134,10 @@ def test_compiled_and_single_operations_give_the_same_bits(monkeypatch: pytest.M
     def logits() -> list[np.ndarray]:
         cache, found = model.make_cache(1), []
         for width, kept in ((90, 90), (1, 1), (4, 3), (1, 1), (1, 1), (12, 5), (2, 2), (1, 1)):
-            facts = width in (1, 90)
-            out = model.forward(mx.arange(width), FlatRows((width,)), cache, facts=facts)
+            certain = width in (1, 90)
+            out = model.forward(mx.arange(width), FlatRows((width,)), cache, certain=certain)
             found.append(np.array(out.logits))
-            cache.commit(None if facts else (kept,))
+            cache.commit(None if certain else (kept,))
         return found
 
     with device.private_kernels():

@@ -92,14 +92,14 @@ def test_what_models_launch_is_among_them(named, monkeypatch, rollback, bits):
     monkeypatch.setattr(launch, "wins", lambda *_: True)
     with launch.using(recorder):
         cache = model.make_cache(1, rollback)
-        for widths, facts, stood in (
+        for widths, certain, stood in (
             ((64,), True, None),
             ((5,), False, [2]),
             ((3,), False, [3]),
             ((1,), True, None),
         ):
             rows = FlatRows(widths)
-            model.forward(mx.zeros(rows.num_tokens, mx.int32), rows, cache, facts=facts)
+            model.forward(mx.zeros(rows.num_tokens, mx.int32), rows, cache, certain=certain)
             cache.commit(stood)
     launched = {v.kernel for v in recorder.texts}
     assert launched >= {"conv_qkv", "gdn_round", *(["qmv_rows"] if bits else [])}
