@@ -48,9 +48,10 @@ class Snapshot(NamedTuple):
 class ModelCache:
     """B rows of a model's caches.
 
-    lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and its
-    index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of certain tokens (prefill) or of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token,
-    which every verify runs, and its accepted drafts.
+    lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and
+    its index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of certain tokens (prefill) or
+    of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token, which
+    every verify runs, and its accepted drafts.
     deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
 
     A commit may be unread: num_committed is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
