@@ -13,6 +13,8 @@ from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 from tests import tiny_models
 
+pytestmark = pytest.mark.smoke
+
 
 def forward(
     cache: ModelCache, widths: tuple[int, ...], *, certain: bool = False, stack: str = "hybrid"

@@ -23,6 +23,8 @@ from mlxspec.platform import device
 from tests import tiny_models
 from tests.cache.mixers import AT_ONCE, NEAR, WAYS, Mixer, as_numpy, full_size, is_near, same_state, tiny
 
+pytestmark = pytest.mark.smoke
+
 FULL = 48  # value heads of 27B
 
 

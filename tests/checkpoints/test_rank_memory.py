@@ -12,6 +12,8 @@ from mlxspec.engine.memory import check_weights, default_budget
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.platform.memory import machine_memory, ranks_here
 
+pytestmark = pytest.mark.smoke
+
 LOCAL = [["127.0.0.1:5000"], ["127.0.0.1:5001"]]
 
 

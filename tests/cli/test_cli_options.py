@@ -11,6 +11,8 @@ from mlxspec.cli import options
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
 
+pytestmark = pytest.mark.smoke
+
 NOWHERE = "/there-is-no-model-here"  # a bad option must be found before this is
 INTEGERS = {
     "--max-tokens": ("0", "-1", "99999999999"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.drafters.base import Ask
 from mlxspec.drafters.ngram_simple import NgramIndex, NgramSimple
+
+pytestmark = pytest.mark.smoke
 
 tokens = st.integers(0, 2)  # so few that everything repeats
 pieces = st.lists(st.lists(tokens, max_size=8), max_size=12)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.engine.text import AnswerText
+
+pytestmark = pytest.mark.smoke
 
 
 class Pieces:
@@ -17,7 +20,7 @@ class Pieces:
     def push(self, token: int) -> str:
         return self._pieces[token]
 
-    def rest(self) -> str:
+    def rest(self, *, cut: bool = False) -> str:
         rest, self._rest = self._rest, ""
         return rest
 

@@ -16,6 +16,8 @@ from mlxspec.errors import ConfigError, ContextOverflowError, MlxspecError
 from tests import tiny_models
 from tests.engine import equality
 
+pytestmark = pytest.mark.smoke
+
 ABSURD: tuple[Any, ...] = (
     -1,
     -0.5,

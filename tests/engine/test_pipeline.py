@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from mlxspec.engine import pipeline
 from mlxspec.engine.pipeline import Pipeline
 
+pytestmark = pytest.mark.smoke
+
 LAUNCH, READ, DECIDE = 5.0, 0.25, 0.0625
 
 

@@ -7,6 +7,8 @@ import pytest
 from mlxspec.errors import ImageError
 from mlxspec.images.prompt import ImagePrompt
 
+pytestmark = pytest.mark.smoke
+
 QWEN = ImagePrompt(placeholder=90, image=90, lookup=90)
 GEMMA = ImagePrompt(placeholder=80, image=90, before=(80,), behind=(81,), lookup=0, frame=("\n\n", "\n\n"))
 

@@ -11,6 +11,8 @@ from mlxspec.platform import device
 
 import mlx.core as mx  # isort: skip
 
+pytestmark = pytest.mark.smoke
+
 
 def exact(x: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-np.clip(x, -700, 700).astype(np.float64)))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from mlxspec.kernels.flat import CLASSES, FlatRows
 
+pytestmark = pytest.mark.smoke
+
 widths = st.lists(st.integers(0, 7) | st.integers(0, 70), min_size=1, max_size=8).filter(any)
 
 

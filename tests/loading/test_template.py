@@ -13,6 +13,8 @@ from mlxspec.loading.template import ChatTemplate
 from mlxspec.loading.tokenizer import Tokenizer
 from tests.loading import byte_tokenizer
 
+pytestmark = pytest.mark.smoke
+
 HELLO = [{"role": "user", "content": "Hello"}]
 CHATML = """{%- for message in messages %}
     {%- if message.role == 'skip' %}{%- continue %}{%- endif %}

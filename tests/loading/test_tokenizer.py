@@ -15,6 +15,8 @@ from mlxspec.errors import TokenizerError
 from mlxspec.loading.tokenizer import Tokenizer, read_json
 from tests.loading import byte_tokenizer
 
+pytestmark = pytest.mark.smoke
+
 
 @cache
 def tokenizer() -> Tokenizer:

@@ -13,6 +13,8 @@ from mlxspec.kernels import launch, qmv_rows
 from mlxspec.models import layers, tune
 from mlxspec.models.layers import FusedLinear
 
+pytestmark = pytest.mark.smoke
+
 SIZE = 512
 
 

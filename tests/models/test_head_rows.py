@@ -14,6 +14,8 @@ from mlxspec.platform.host import numbers
 from tests import tiny_models
 from tests.tiny_models import FORMS, VOCAB
 
+pytestmark = pytest.mark.smoke
+
 IDS = [2, 3, 17, 63, 64, 65, 70, 95]  # across the panels of a CPU's float32 weights
 OTHERS = np.asarray([0, 1, 94], np.int32)
 

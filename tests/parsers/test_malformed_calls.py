@@ -15,6 +15,8 @@ from planting import catches
 from mlxspec.parsers.formats import THINK, ChatFormat
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning, merged
 
+pytestmark = pytest.mark.smoke
+
 PARAMETERS = {
     "type": "object",
     "properties": {

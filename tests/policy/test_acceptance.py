@@ -14,6 +14,8 @@ from mlxspec.policy.acceptance import Acceptance, Learned, Offer
 from mlxspec.policy.controller import Controller, PolicyRow
 from mlxspec.policy.costs import CostModel
 
+pytestmark = pytest.mark.smoke
+
 
 def controller() -> Controller:
     return Controller(CostModel({0: {1: 1.0}}, {}))

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from mlxspec.errors import ConfigError
 from mlxspec.policy.costs import MAX_TOKENS, CostModel, Curve, DraftCost, bucket
 
+pytestmark = pytest.mark.smoke
+
 points = st.dictionaries(st.integers(2, 40), st.floats(0.5, 20.0), max_size=6)
 
 

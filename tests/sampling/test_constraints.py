@@ -23,6 +23,8 @@ from tests import tiny_models
 from tests.planting import catches
 from tests.tiny_models import EOS, VOCAB
 
+pytestmark = pytest.mark.smoke
+
 MAKER = ConstraintMaker(tiny_models.tokenizer(), VOCAB)
 SCHEMA = {
     "type": "object",

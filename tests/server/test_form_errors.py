@@ -16,6 +16,8 @@ from mlxspec.server.forms.messages import MessagesRequest
 from mlxspec.server.forms.ollama import OllamaChatRequest
 from mlxspec.server.forms.responses import ResponsesRequest
 
+pytestmark = pytest.mark.smoke
+
 USER = {"role": "user", "content": "x"}
 BODIES: dict[type[Fields], dict[str, Any]] = {
     ChatCompletionRequest: {"messages": [USER]},
