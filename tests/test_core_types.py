@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.smoke
-
 ROOT = Path(__file__).resolve().parent.parent
 # What the kernels of a generation need of a CPU. OpenBLAS runs older kernels on a newer CPU, not the other way round.
 NEEDED = {

@@ -53,7 +53,7 @@ WRONG: list[tuple[type[Fields], dict[str, Any], str]] = [
     (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text is missing."),
     (ResponsesRequest, {"metadata": {str(i): "" for i in range(65)}}, "metadata must have at most 64 members."),
     (MessagesRequest, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "", "content": [{"type": "x"}]}]}]},
-     "messages[0].content[0].content[0].type must be one of text, image."),
+     "messages[0].content[0].content[0].type must be one of text, image, document, search_result, tool_reference."),
     (OllamaChatRequest, {"think": 5}, "think must be true or false or text."),
     (OllamaChatRequest, {"options": {"num_predict": -3}}, "options.num_predict must be between 1 and"),
 ]  # fmt: skip
