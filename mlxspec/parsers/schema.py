@@ -55,7 +55,7 @@ _MOST_PLACES, _MOST_SHAPES, _MOST_DEPTH = 20_000, 256, 64
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Unheld:
     """A keyword that no grammar here can hold. path: where it stands, as `properties.a.items`; empty for the root."""
 
     path: str
@@ -81,7 +81,7 @@ class Schema:
     the path, for the caller's."""
 
     def __init__(self, schema: Json) -> None:
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[Unheld] = []
         self._given = schema
         self._names: dict[str, str] = {}  # pointer -> name among `_defs`
         self._defs: dict[str, Json] = {}
@@ -196,7 +196,7 @@ class Schema:
         elif key == "propertyNames":
             self._keep_names(value, schema, out, path, depth)
         elif not _changes_nothing(key, value, schema):
-            self.left_out.append(LeftOut(path, key))
+            self.left_out.append(Unheld(path, key))
 
     def _keep_members(self, key: str, value: Json, out: dict[str, Json], here: str, depth: int) -> None:
         if not isinstance(value, Mapping):
@@ -208,14 +208,14 @@ class Schema:
         for pattern, schema in kept.items():
             usable = usable_pattern(pattern)
             if usable is None:
-                self.left_out.append(LeftOut(here, pattern))
+                self.left_out.append(Unheld(here, pattern))
             else:
                 out.setdefault(key, {})[usable] = schema
 
     def _keep_pattern(self, value: Json, out: dict[str, Json], path: str) -> None:
         usable = usable_pattern(value) if isinstance(value, str) else None
         if usable is None:
-            self.left_out.append(LeftOut(path, "pattern"))
+            self.left_out.append(Unheld(path, "pattern"))
         elif usable:
             out["pattern"] = usable
 
@@ -239,7 +239,7 @@ class Schema:
             kept = self._kept(rest, f"{path}.additionalProperties", depth)
             out["patternProperties"] = {usable_pattern(names["pattern"]): kept}
         else:
-            self.left_out.append(LeftOut(path, "propertyNames"))
+            self.left_out.append(Unheld(path, "propertyNames"))
             return
         out["additionalProperties"] = False
 
@@ -264,7 +264,7 @@ class Schema:
         for key in ("minProperties", "maxProperties"):
             if key in out and (optional or "patternProperties" in out):
                 del out[key]
-                self.left_out.append(LeftOut(path, key))
+                self.left_out.append(Unheld(path, key))
         if "oneOf" in out:
             self._settle_one_of(out, path)
 
@@ -275,7 +275,7 @@ class Schema:
             parts if "anyOf" not in out else [*out.get("allOf", []), {"anyOf": parts}]
         )
         if not self._are_apart(parts):
-            self.left_out.append(LeftOut(path, "oneOf"))
+            self.left_out.append(Unheld(path, "oneOf"))
 
     def _are_apart(self, parts: Sequence[Json]) -> bool:
         try:

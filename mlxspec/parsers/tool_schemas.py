@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxspec.errors import GrammarError
-from mlxspec.parsers.schema import LeftOut, Schema
+from mlxspec.parsers.schema import Schema, Unheld
 
 _ANYTHING = {"type": "object"}
 
@@ -35,7 +35,7 @@ class ToolSchemas:
                 raise GrammarError(f"The parameters of the tool {name} cannot be used: {error}") from error
         return self._read[name]
 
-    def left_out(self, name: str) -> list[LeftOut]:
+    def left_out(self, name: str) -> list[Unheld]:
         """Keywords of the tool's parameters that a required call does not hold."""
         return self.of(name).left_out
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxspec.errors import GrammarError
-from mlxspec.parsers.schema import LeftOut, Schema
+from mlxspec.parsers.schema import Schema, Unheld
 from mlxspec.server.errors import BadField
 
 Kind = Literal["json_schema", "regex", "lark"]
@@ -62,7 +62,7 @@ def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
     return schema.json(), held(schema.left_out, wanted.field, strict=wanted.is_strict)
 
 
-def held(left_out: Sequence[LeftOut], field: str, *, strict: bool) -> list[str]:
+def held(left_out: Sequence[Unheld], field: str, *, strict: bool) -> list[str]:
     """Sentences on keywords that no grammar holds. Raises BadField for the first where the request is strict."""
     if left_out and strict:
         place = left_out[0].place
