@@ -21,6 +21,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import sample_round
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.policy.account import CAP
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel, DraftCost
 from mlxspec.policy.drafting import Drafting, Proposal
@@ -343,6 +344,8 @@ def width_of(curve: dict[int, float], confidences: Sequence[float], acceptance: 
     )
     drafting.begin(0, spec, sampler)
     drafting.observe(0, [1], None)
+    assert drafting.auto is not None
+    drafting.auto._rows[0].control.account.balance = CAP  # not what decides here
     found = drafting.propose(drafting.plan({0: 8}, {0: [1]}, SIZE))
     return found[0].submission.length if found else 0
 
