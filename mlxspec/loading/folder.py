@@ -43,7 +43,7 @@ def is_hidden(path: Path) -> bool:
 
 
 def stale_index(folder: Path) -> bool:
-    """Whether the index names shards that are missing although a whole set of shards, by the files' own names, is here."""
+    """Whether the index names none of the shards that are here, which are a whole set by their own names."""
     found = [p.name for p in folder.glob("model*.safetensors")]
     numbered = [m for m in map(_SHARD.fullmatch, found) if m is not None]
     sets = {m[2] for m in numbered}
@@ -53,7 +53,7 @@ def stale_index(folder: Path) -> bool:
     try:
         names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
         are_plain = all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in names)
-        return is_whole and are_plain and any(not (folder / name).is_file() for name in names)
+        return bool(names) and is_whole and are_plain and not any((folder / name).is_file() for name in names)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False  # a damaged one is reported where it is read
 

@@ -10,6 +10,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
+from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Draft
@@ -25,7 +26,6 @@ from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, prompts, same, spec
 from tests.engine.table import Table
-from tests.planting import catches
 
 DRAFTERS = [("ngram-simple",), ("mtp",), ("eagle3",), ("draft-model",), ("forced",), ALL]
 SCHEMA = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError, GrammarError
@@ -20,7 +21,6 @@ from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.constraints import ConstraintMaker, Constraints
 from mlxspec.sampling.thinking import Thinking
 from tests import tiny_models
-from tests.planting import catches
 from tests.tiny_models import EOS, VOCAB
 
 pytestmark = pytest.mark.smoke
