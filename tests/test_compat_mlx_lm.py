@@ -574,3 +574,22 @@ def test_what_cannot_be_honoured_says_so() -> None:
     with pytest.raises(MlxspecError, match="failing failed: ValueError: no"):
         ours.generate(model, tokenizer, CODE, logits_processors=[failing])
     assert len(ours.load("demo", return_config=True)) == 3
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_earlier_generator_does_not_write_to_a_trimmed_cache(keeps: bool) -> None:
+    """It may still be referred to when the cache is trimmed, and go only when the next one has begun."""
+    model, tokenizer = plain()
+    prompt_cache = our_cache.make_prompt_cache(model)
+    first, _ = next(
+        ours.generate_step(mx.array(tokenizer.encode("this is a prompt")), model, prompt_cache=prompt_cache)
+    )
+    last = mx.array([first])
+    earlier: Any = ours.generate_step(last, model, prompt_cache=prompt_cache)
+    before = [next(earlier)[0], next(earlier)[0]]
+    if not keeps:
+        del earlier
+    assert our_cache.trim_prompt_cache(prompt_cache, 3) == 3
+    later = ours.generate_step(last, model, prompt_cache=prompt_cache)
+    earlier = None
+    assert [next(later)[0], next(later)[0]] == before

@@ -67,7 +67,7 @@ class _Writer:
         self._tokens, self._mark = tokens, mark
         self.rules: list[str] = []
         self._num_rules = 0
-        self._known: dict[str, str] = {}  # a value's schema -> its rule
+        self._known: dict[str, str] = {}  # of a value's schema, or of a rule's text -> the rule
 
     def call(self, name: str, schema: Schema) -> str:
         raise NotImplementedError
@@ -76,10 +76,21 @@ class _Writer:
         self._num_rules += 1
         return f"r{self._num_rules - 1}"
 
-    def rule(self, body: str) -> str:
-        name = self.new_name()
-        self.rules.append(f"{name}: {body}")
-        return name
+    def rule(self, body: str, suffix: str = "") -> str:
+        """The name of the rule of this text; tools share theirs. suffix: what ends a lexeme, and can stand only at its end."""
+        text = f"[suffix={json.dumps(suffix)}]: {body}" if suffix else f": {body}"
+        if text not in self._known:
+            self._known[text] = self.new_name()
+            self.rules.append(self._known[text] + text)
+        return self._known[text]
+
+    def terminal(self, terms: Sequence[str]) -> str:
+        """The name of a lexeme that all of these terms match."""
+        text = " & ".join(terms)
+        if text not in self._known:
+            self._known[text] = self.new_name().upper()
+            self.rules.append(f"{self._known[text]}: {text}")
+        return self._known[text]
 
     def text(self, text: str) -> str:
         """A literal, special tokens in it by id."""
@@ -95,7 +106,7 @@ class _Writer:
 
     def value(self, schema: Schema, part: Json, where: str) -> str:
         """The rule of a value; recursion ends at a rule's name."""
-        key = f"{id(schema)} {json.dumps(part, sort_keys=True)}"
+        key = json.dumps(schema.json(part), sort_keys=True)
         if key not in self._known:
             name = self._known[key] = self.new_name()
             self.rules.append(f"{name}: {self._value(schema, part, where)}")
@@ -148,18 +159,13 @@ class _TagWriter(_Writer):
             parts.append(member if required else f"{member}?")
         for key_term, part in _free_members(shape, _TAG_KEY):
             member = self.rule(
-                f'"<parameter=" {self._terminal(key_term)} ">\\n" {self.value(schema, part, "a value")}'
+                f'"<parameter=" {self.terminal(key_term)} ">\\n" {self.value(schema, part, "a value")}'
             )
             parts.append(_repeated(member, *_counts(shape)))
         return self.rule(" ".join([*parts, '""']))
 
     def _constant(self, key: str, value: Json) -> str:
         return self.text(f"<parameter={key}>\n{json.dumps(value, ensure_ascii=False)}{_END}")
-
-    def _terminal(self, terms: Sequence[str]) -> str:
-        name = self.new_name().upper()
-        self.rules.append(f"{name}: {' & '.join(terms)}")
-        return name
 
     def _value(self, schema: Schema, part: Json, where: str) -> str:
         shapes = schema.shapes(part)
@@ -178,10 +184,7 @@ class _TagWriter(_Writer):
                         f"A value of the parameter {where} spells a tag of this model's tool format."
                     )
             return " | ".join(self.text(text + _END) for text in texts)
-        name = self.new_name()
-        terms = [*_terms(shape), f"~{slashed(_TAG)}"]
-        self.rules.append(f"{name}[suffix={json.dumps(_END)}]: {' & '.join(terms)}")
-        return name
+        return self.rule(" & ".join([*_terms(shape), f"~{slashed(_TAG)}"]), _END)
 
 
 class _GemmaWriter(_Writer):
@@ -210,15 +213,10 @@ class _GemmaWriter(_Writer):
 
     def _inside(self, shape: Shape) -> str:
         """A string behind its first mark, with the last one. A mark that is a special token cannot be part of a text."""
-        name = self.new_name()
-        if self._mark in self._tokens:
-            upper = name.upper()
-            self.rules.append(f"{upper}: {' & '.join(_terms(shape))}")
-            often = "?" if _may_be_empty(shape) else ""
-            self.rules.append(f"{name}: {upper}{often} {self.text(self._mark)}")
-        else:
-            self.rules.append(f"{name}[suffix={json.dumps(self._mark)}]: {' & '.join(_terms(shape))}")
-        return name
+        if self._mark not in self._tokens:
+            return self.rule(" & ".join(_terms(shape)), self._mark)
+        often = "?" if _may_be_empty(shape) else ""
+        return self.rule(f"{self.terminal(_terms(shape))}{often} {self.text(self._mark)}")
 
     def _literal(self, value: Json) -> str:
         if isinstance(value, str):
@@ -249,9 +247,7 @@ class _GemmaWriter(_Writer):
         ]
         free = ""
         for key_term, part in _free_members(shape, _GEMMA_KEY):
-            name = self.new_name().upper()
-            self.rules.append(f"{name}: {' & '.join(key_term)}")
-            free = self.rule(f'{name} ":" {self.value(schema, part, "a value")}')
+            free = self.rule(f'{self.terminal(key_term)} ":" {self.value(schema, part, "a value")}')
         # a comma stands between members that are there: `first` is a list that has none yet, `rest` one that has
         least, most = _counts(shape)
         first = rest = '""'

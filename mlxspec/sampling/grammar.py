@@ -66,9 +66,6 @@ class GrammarCompiler:
                 self._kept.move_to_end((what, text))
                 return known
         limits = LLParserLimits(max_lexer_states=_MAX_STATES)
-        wrong = _first_line(LLMatcher.validate_grammar(text, self._tokenizer, limits=limits))
-        if wrong and not wrong.startswith("WARNING"):
-            raise GrammarError(f"The {what} cannot be used: {wrong}.")
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"The {what} cannot be used: {_first_line(matcher.get_error())}.")

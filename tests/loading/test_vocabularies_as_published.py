@@ -13,6 +13,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxspec import Engine, SamplingParams, load
 from mlxspec.demo import GEMMA
@@ -246,3 +248,25 @@ def test_text_that_the_vocabulary_lacks_comes_back_byte_by_byte(text: str) -> No
     assert not any("\ufffd" in piece for piece in pieces)
     data = TokenBytes(known, NUM_IDS)
     assert b"".join(data.tokens[t] for t in known.encode(text, special=False)).decode() == text
+
+
+@given(tokens=st.lists(st.integers(0, NUM_IDS - 1), max_size=12))
+def test_a_stream_takes_bytes_that_are_no_text(tokens: list[int]) -> None:
+    """A stray byte behind others changes their text, which has been given out. What a stream gave stays, and it goes on."""
+    known = tokenizer(IMAGE)
+    tail = known.encode("ab", special=False)
+    stream = known.stream()
+    found = "".join(stream.push(token) for token in [*tokens, *tail, *tail]) + stream.rest()
+    assert found.endswith("abab")
+
+
+def test_an_answer_of_stray_bytes_ends_and_harms_no_other() -> None:
+    known = tokenizer(IMAGE)
+    names = known._inner.get_vocab()
+    stray = [names[f"<0x{byte}>"] for byte in ("7B", "88", "7B")]
+    lark = "start: " + " ".join(f"<[{token}]>" for token in stray)
+    params = [SamplingParams(max_tokens=8, ignore_eos=True), SamplingParams(max_tokens=8, lark=lark)]
+    plain = engine().generate("ab", params[0])
+    both = engine().generate(["ab", "ab"], params)
+    assert both[0].tokens == plain.tokens
+    assert list(both[1].tokens) == stray
