@@ -136,6 +136,8 @@ def _check_written(
         assemble_alone(written.config(), written.read)
         return
     again = assemble_lazily(written.config(), written.read, images=draft)
+    if head_bytes and again.unsupported_head is not None:
+        raise ModelError(f"The MTP head cannot be loaded: {again.unsupported_head}; nothing was written.")
     for what, found, wanted in (
         ("MTP head", again.mtp, head_bytes),
         ("vision tower", again.vision, vision_bytes),
@@ -166,8 +168,11 @@ def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
 
 
 def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
-    config, weights = folder.config(), folder.read()
+    config, found = folder.config(), folder.read()
+    weights: Weights = found
     kind = architecture(config)
+    if found.unread:
+        raise ModelError(found.unread[0])
     # whatever is wrong with the source is found here
     assembled = assemble_lazily(config, lambda: weights, images=folder.path if wish.vision else None)
     vision = {k: v for k, v in weights.items() if is_of_vision(k)} if assembled.vision is not None else {}

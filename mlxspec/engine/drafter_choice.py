@@ -68,7 +68,7 @@ def drafters_that_draft(
         if kind is not None and (is_named or target.mtp is None):
             return (*own, "ngram-simple", DRAFTS_AS[kind])
         return (*own, "ngram-simple", *(("mtp",) if target.mtp is not None else ()))
-    if "mtp" in asked and target.unsupported_head is not None and kind != "assistant":
+    if "mtp" in asked and target.unsupported_head is not None and beside is None:
         raise ModelError(
             f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."
         )

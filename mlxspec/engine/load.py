@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -13,6 +14,7 @@ from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_building import DrafterBuilder, read_tokenizer, towers_of
 from mlxspec.engine.drafter_choice import (
     asked_drafters,
@@ -23,6 +25,7 @@ from mlxspec.engine.drafter_choice import (
     unused_kv_bits_notice,
 )
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.head_check import check_head
 from mlxspec.engine.measure import allowance
 from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
@@ -31,11 +34,13 @@ from mlxspec.errors import ConfigError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.adapters import ADAPTER_FILES
 from mlxspec.models.assemble import Assembled, assemble_lazily, widest_share
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.fill import check_finite, evaluate
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 
@@ -127,6 +132,8 @@ def load(
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
+        made, useless = _without_useless_head(made, tokenizer, folder, beside, adapter, together)
+        names = tuple(name for name in names if not (useless and name == "mtp"))
     together.compare_forms(modules)
 
     engine = Engine(
@@ -138,6 +145,7 @@ def load(
         name=model,
         notices=[
             *builder.notices,
+            *useless,
             *missing_head_notice(asked, names, target),
             *unused_head_notice(asked, names, target),
             *_unreachable_ends_notice(tokenizer, target),
@@ -154,6 +162,29 @@ def load(
     if names and engine.spec.policy == "auto":
         engine.follow(together.costs(engine, model, allowance(time.perf_counter() - started)))
     return engine
+
+
+def _without_useless_head(
+    drafters: list[Drafter],
+    tokenizer: Tokenizer,
+    folder: ModelFolder,
+    beside: ModelFolder | None,
+    adapter: str | None,
+    together: LoadTogether,
+) -> tuple[list[Drafter], list[str]]:
+    """The drafters without an MTP head that predicts no better than chance, and the notice on it; the norms of one that stays are right."""
+    kept: list[Drafter] = []
+    notices: list[str] = []
+    for drafter in drafters:
+        head = drafter.modules[0] if isinstance(drafter, Mtp) else None
+        notice = None
+        if isinstance(head, Qwen35Mtp):
+            files = [*folder.files(), *(beside.files() if beside is not None else ())]
+            files += [Path(adapter) / name for name in ADAPTER_FILES] if adapter is not None else []
+            notice = check_head(head, tokenizer, files, together.first)
+        kept += [] if notice else [drafter]
+        notices += [notice] if notice else []
+    return kept, notices
 
 
 def _with_context(config: EngineConfig, max_context: int | None) -> EngineConfig:

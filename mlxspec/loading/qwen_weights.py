@@ -24,15 +24,21 @@ _NORMS = (
 )
 _MTP_NORMS = ("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight", "layernorm.weight")
 QK_NORMS = (".q_norm.weight", ".k_norm.weight")
+TWO_HEADS = "two MTP heads; keep one"
 HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
 
 
 def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
     """All tensors of a folder -> (the trunk's, the MTP head's, empty where there is none), under our names."""
-    trunk, head = split_mtp(weights)
+    trunk, head = _split(weights)
     trunk, raw = normalize_trunk(trunk)
     trunk = without_tied_head(trunk) if tied else trunk
-    return trunk, normalize_mtp(head, trunk, raw=raw)
+    try:
+        return trunk, normalize_mtp(head, trunk, raw=raw)
+    except (
+        ModelError
+    ):  # a damaged head must not cost the trunk: whoever fills a module with it is told what is wrong
+        return trunk, head
 
 
 def sanitize_qwen3(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
@@ -51,10 +57,27 @@ def head_of(weights: Weights, qk_norms: Mapping[str, mx.array], *, raw: bool | N
 
 def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
     """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off). Raises ModelError if there are two heads."""
-    head = {HEAD.sub("", k, count=1): v for k, v in weights.items() if HEAD.match(k)}
-    trunk = {k: v for k, v in weights.items() if not HEAD.match(k)}
-    if len(head) + len(trunk) != len(weights):
-        raise ModelError("The folder holds two MTP heads; keep one.")
+    trunk, head = _split(weights)
+    if has_two(head):
+        raise ModelError(f"The folder holds {TWO_HEADS}.")
+    return trunk, head
+
+
+def has_two(head: Iterable[str]) -> bool:
+    """Whether these names are of two MTP heads: the second one's are whole."""
+    return any(HEAD.match(name) for name in head)
+
+
+def _split(weights: Weights) -> tuple[Weights, Weights]:
+    """As `split_mtp`. Of a second head the names are kept whole."""
+    trunk: Weights = {}
+    head: Weights = {}
+    for name, value in weights.items():
+        bare = HEAD.sub("", name, count=1)
+        if bare == name:
+            trunk[name] = value
+        else:
+            head[name if bare in head else bare] = value
     return trunk, head
 
 

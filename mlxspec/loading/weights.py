@@ -46,10 +46,11 @@ class FolderWeights(Weights):
     """A folder's tensors, lazily read, and the file in which each lies."""
 
     def __init__(self, notices: Sequence[str] = ()) -> None:
-        """notices: whole sentences about the folder."""
+        """notices: whole sentences about the folder. unread: those on files beside the shards that cannot be read."""
         super().__init__()
         self._files: dict[str, Path] = {}
         self.notices = tuple(notices)
+        self.unread: tuple[str, ...] = ()
 
     def add(self, path: Path) -> None:
         """Raises ModelError, also where another file holds a tensor of the same name."""
@@ -59,6 +60,13 @@ class FolderWeights(Weights):
             raise ModelError(f"{path.name} holds {printable(twice[0])}, which another file holds too.")
         self.update(loaded)
         self._files.update(dict.fromkeys(loaded, path))
+
+    def add_beside(self, path: Path) -> None:
+        """An MTP head or a vision tower. One that cannot be read costs itself and a notice, never the model."""
+        try:
+            self.add(path)
+        except ModelError as error:
+            self.unread += (f"{path.name} was passed over: {error}",)
 
     def file_of(self, name: str) -> Path:
         return self._files[name]
@@ -94,13 +102,19 @@ def parts_read(weights: Weights, cut_of: CutOf) -> Weights:
 def read_folder(folder: Path) -> FolderWeights:
     """All tensors of a folder, lazily read; an MTP head's begin with `mtp.`, wherever it lies.
 
-    Raises ModelError when a file is missing, truncated or malformed, or a tensor is there twice.
+    Raises ModelError when a shard is missing, truncated or malformed, or a tensor is there twice. Files beside the shards that are so are
+    passed over, see `FolderWeights.unread`.
     """
     shards, heads = tensor_files(folder)
     stale = f"{INDEX} names shards that are not here; it is stale, and the {len(shards)} shards that are here were read."
     weights = FolderWeights([stale] if (folder / INDEX).is_file() and stale_index(folder) else ())
-    for path in (*shards, *heads):
+    for path in shards:
         weights.add(path)
+    for path in heads:
+        if shards:
+            weights.add_beside(path)
+        else:
+            weights.add(path)  # there is nothing else
     return weights
 
 

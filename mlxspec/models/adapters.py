@@ -15,7 +15,7 @@ from mlx.utils import tree_unflatten
 
 from mlxspec.errors import ModelError
 
-_FILES = ("adapter_config.json", "adapters.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapters.safetensors")
 
 
 def fuse_adapter(model: nn.Module, adapter: str) -> None:
@@ -53,14 +53,14 @@ class _WithLayers:
 
 def _is_full(folder: Path) -> bool:
     """Whether the folder holds whole layers that were trained, not what is added to them."""
-    config = json.loads((folder / _FILES[0]).read_text(encoding="utf-8"))
+    config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
     return bool(config.get("fine_tune_type") == "full")
 
 
 def _folder(adapter: str) -> Path:
     try:
         folder = Path(adapter).expanduser()
-        missing = [name for name in _FILES if not (folder / name).is_file()]
+        missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
         is_folder = folder.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"{adapter} can be no folder of an adapter.") from error

@@ -17,10 +17,18 @@ from mlx.utils import tree_flatten
 from mlxspec.errors import ModelError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.loading.names import printable
-from mlxspec.loading.qwen_weights import QK_NORMS
+from mlxspec.loading.qwen_weights import QK_NORMS, TWO_HEADS, has_two
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision, parts_of, parts_read
 from mlxspec.models.adapters import fuse_adapter
-from mlxspec.models.fill import Stays, evaluate, fill, foreign_format, quantize_floats, slowness_notice
+from mlxspec.models.fill import (
+    Stays,
+    evaluate,
+    fill,
+    foreign_format,
+    is_packed,
+    quantize_floats,
+    slowness_notice,
+)
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.ranks import ALONE, Ranks, join, share
 from mlxspec.models.registry import Config, Head, Trunk, architecture
@@ -103,9 +111,8 @@ def assemble_lazily(
     mtp = None
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:
-        mtp = kind.head(parsed, model)
-        head_is_packed = bool(fill(mtp, head, dtype, "The MTP head", foreign))
-        if packed and not head_is_packed:
+        mtp, refused = _head(kind.head(parsed, model), head, dtype, foreign)
+        if mtp is not None and packed and not is_packed(mtp):
             quantize_floats(mtp, draft_bits)
     qk_norms = {name: value for name, value in tree_flatten(model.parameters()) if name.endswith(QK_NORMS)}
     for module in (model, mtp):
@@ -130,6 +137,7 @@ def assemble_lazily(
             no_images = str(error)
     notices = [
         *getattr(weights, "notices", ()),
+        *getattr(weights, "unread", ()),
         *_passed_over(weights, vision, no_images if images is not None else None),
     ]
     if packed and not device.has_gpu():
@@ -143,6 +151,19 @@ def assemble_lazily(
         not head and refused is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
     )
     return Assembled(model, parsed, mtp, tuple(notices), lacks_head, refused, vision, no_images, qk_norms)
+
+
+def _head(
+    head: Head, weights: Weights, dtype: mx.Dtype | None, foreign: str | None
+) -> tuple[Head | None, str | None]:
+    """The model's own MTP head, filled; or None, and why it cannot be used: a head that is damaged or another model's costs only itself."""
+    if has_two(weights):
+        return None, f"its folder holds {TWO_HEADS}"
+    try:
+        fill(head, weights, dtype, "It", foreign)
+    except ModelError as error:
+        return None, str(error).removeprefix("It cannot be loaded: ").rstrip(".")
+    return head, None
 
 
 def widest_share(config: Mapping[str, Any], size: int, model: Trunk) -> Trunk:

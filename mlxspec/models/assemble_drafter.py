@@ -41,8 +41,10 @@ def assemble_head_lazily(
     draft_bits: as SpecConfig has it. Raises ModelError."""
     if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
-    if target.unsupported_head is not None:
-        raise ModelError(f"There is no drafting with this model's MTP head: {target.unsupported_head}.")
+    if target.config.unsupported_head is not None:
+        raise ModelError(
+            f"There is no drafting with this model's MTP head: {target.config.unsupported_head}."
+        )
     head = head_of(read(), target.qk_norms)
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
-from mlxspec.loading.folder import check_links
+from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.loading.weights import Weights, read_folder
+from mlxspec.loading.weights import FolderWeights, read_folder
 from mlxspec.models.dflash_config import is_block_drafter, kind_of
 from mlxspec.models.eagle3 import is_eagle3
 from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
@@ -56,7 +56,12 @@ class ModelFolder:
             raise ModelError(f"There is no config.json in {self.path}.")
         return read_json(path)
 
-    def read(self) -> Weights:
+    def files(self) -> list[Path]:
+        """Those that hold tensors."""
+        shards, beside = tensor_files(self.path)
+        return [*shards, *beside]
+
+    def read(self) -> FolderWeights:
         """All tensors, lazily."""
         return read_folder(self.path)
 

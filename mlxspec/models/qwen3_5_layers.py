@@ -81,8 +81,8 @@ class Qwen35Attention(nn.Module):
         )
         query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
         # of heads of 256 and 64 a power of two, which no dtype rounds: one operation less
-        if log2(self._scale).is_integer():
-            query_norm, self._scale = query_norm * self._scale, 1.0
+        self._query_factor = self._scale if log2(self._scale).is_integer() else 1.0
+        query_norm, self._scale = query_norm * self._query_factor, self._scale / self._query_factor
         self.qk_norm = mx.concatenate(
             [
                 mx.repeat(weight[None, order], num, axis=0)
@@ -93,6 +93,12 @@ class Qwen35Attention(nn.Module):
         self.out = FusedLinear([self.o_proj])
         for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
             delattr(self, name)
+
+    def shifted(self, norm: mx.array, by: float) -> mx.array:
+        """`qk_norm` (heads, D) with `by` added to the weights of query and key norms."""
+        c = self._c
+        each = [self._query_factor] * c.num_heads + [1.0] * c.num_kv_heads
+        return norm + by * mx.array(each)[:, None]
 
     def project(
         self, x: mx.array, cos: mx.array, sin: mx.array

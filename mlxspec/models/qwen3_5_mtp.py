@@ -10,6 +10,7 @@ Knows its weights and its cache; knows nothing of drafts, rows' histories or acc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -20,13 +21,19 @@ from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.image_rows import ImageInput
-from mlxspec.models.layers import FusedLinear, rms_norm
+from mlxspec.models.layers import FusedLinear, rms_norm, swapped
 from mlxspec.models.qwen3_5 import Qwen35, after_attention, before_attention, qwen_rotary, turns_of
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
 
+NORMS = (
+    "before fc",
+    "layer",
+    "queries and keys",
+    "last",
+)  # groups of norms that converters shift or leave as they are
 _OF_THE_HEAD = 30  # kernels that Metal launches for a token, for `device.start`
 
 
@@ -50,6 +57,32 @@ class Qwen35Mtp(nn.Module):
         """Join projections of the same input, after loading. Call once."""
         self.layers[0].fuse()
         self.fc = FusedLinear([self.fc])
+
+    def norms(self) -> dict[str, list[mx.array]]:
+        """The weights of each group of NORMS, after fusing: what `set_norms` takes."""
+        found = {group: [norm.weight for norm in norms] for group, norms in self._norms.items()}
+        return found | {"queries and keys": [self.layers[0].self_attn.qk_norm]}
+
+    def set_norms(self, norms: Mapping[str, list[mx.array]], shifts: Mapping[str, float]) -> None:
+        """Weights as `norms` gave them, and `shifts` added to those of the groups that it names."""
+        for group, modules in self._norms.items():
+            by = shifts.get(group, 0.0)
+            for module, weight in zip(modules, norms[group], strict=True):
+                module.weight = weight.astype(mx.float32) + by if by else weight
+        attention = self.layers[0].self_attn
+        by, (weight,) = shifts.get("queries and keys", 0.0), norms["queries and keys"]
+        attention.qk_norm = attention.shifted(weight, by) if by else weight
+        attention.qk_norm_swapped = swapped(attention.qk_norm)
+        self._runners.clear()  # weights are built into what is compiled
+
+    @property
+    def _norms(self) -> dict[str, list[nn.RMSNorm]]:
+        layer = self.layers[0]
+        return {
+            "before fc": [self.pre_fc_norm_embedding, self.pre_fc_norm_hidden],
+            "layer": [layer.input_layernorm, layer.post_attention_layernorm],
+            "last": [self.norm],
+        }
 
     @property
     def target(self) -> Qwen35:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, models
 from zoo import Zoo
 
 import mlxspec
+from mlxspec.config import SamplingParams
 from mlxspec.errors import MlxspecError, ModelError, TokenizerError
 from mlxspec.platform import device
 
@@ -215,11 +217,14 @@ TENSORS: dict[str, tuple[Hurt, str]] = {
     "integer norms": (replace("0.linear_attn.dt_bias", lambda x: x.astype(mx.int32)), "holds int32"),
     "flat convolutions": (replace("conv1d.weight", lambda x: x.reshape(-1)), "conv1d.weight has shape"),
     "scalar convolutions": (replace("conv1d.weight", lambda x: x[0, 0, 0]), "conv1d.weight has shape"),
-    "a head with a missing tensor": (replace("mtp.fc.weight", lambda x: None), "MTP head cannot be loaded: .*fc.weight"),
-    "a head with a wrong shape": (replace("mtp.fc.weight", lambda x: x.T), "MTP head cannot be loaded: fc.weight has shape"),
-    "a head of norms only": (
+}  # fmt: skip
+
+HEADS: dict[str, tuple[Hurt, str]] = {  # which cost the head, not the model
+    "a missing tensor": (replace("mtp.fc.weight", lambda x: None), "MTP head: .*fc.weight"),
+    "a wrong shape": (replace("mtp.fc.weight", lambda x: x.T), "MTP head: fc.weight has shape"),
+    "norms only": (
         tensors(lambda a: [a.pop(k) for k in list(a) if k.startswith("mtp.") and "norm" not in k]),
-        "MTP head cannot be loaded: tensors are missing",
+        "MTP head: tensors are missing",
     ),
 }  # fmt: skip
 
@@ -268,6 +273,17 @@ def test_hub_folders(copied: Callable[[str, str], Path], damage: str) -> None:
     folder = copied("tied", "hub")
     hurt(folder)
     refused(folder, says)
+
+
+@pytest.mark.parametrize("damage", HEADS)
+def test_a_damaged_head_costs_the_head(copied: Callable[[str, str], Path], damage: str) -> None:
+    hurt, says = HEADS[damage]
+    folder = copied("tied", "hub")
+    hurt(folder)
+    with mlxspec.load(str(folder), draft="off") as engine:
+        (notice,) = [n for n in engine.notices if re.search(says, n)]
+        assert notice.isprintable()
+        assert len(engine.generate([1, 2, 3], SamplingParams(max_tokens=4)).tokens) > 0
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.nn as nn
 from mlx.utils import tree_flatten
@@ -51,6 +52,10 @@ class LoadTogether:
         found = [(name, str(array.dtype)) for name, array in arrays]
         digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
         self.peers.compare("form of the weights", {"arrays": digest})
+
+    def first(self, value: Any) -> Any:
+        """Rank 0's value, plain JSON; every rank must ask."""
+        return value if self.peers is None else self.peers.share(value)[0]
 
     def costs(self, engine: Engine, name: str, seconds: float) -> CostModel:
         """What rounds of this engine cost: kept from an earlier load, or measured for so many seconds. Sums over the ranks are included."""

@@ -1,0 +1,110 @@
+"""Judges an MTP head by use when it is loaded: in which state its norms are right, and whether it predicts better than chance.
+
+The answer is kept in the user's cache folder, in a file for each pair of a target and a head, so that later loads do not run anything.
+A file that is damaged is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mlx.utils import tree_flatten
+
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models.head_norms import ENOUGH, HeadScore, Shifts, TargetRun, best_shifts
+from mlxspec.models.qwen3_5_mtp import NORMS, Qwen35Mtp
+from mlxspec.platform import folders
+from mlxspec.platform.host import numbers
+
+TEXT = (
+    "def mean(values):\n    total = 0\n    for value in values:\n        total = total + value\n    return total / len(values)\n\n"
+    "The function adds the values of a list and divides the sum by their number. It raises an error for an empty list, because the "
+    "sum is then divided by zero. To find the largest value of a list, go through the list and keep the largest value so far.\n"
+)
+_TOKENS = 64  # at most, of the text
+_LARGEST = 1 << 14  # bytes of a file that is read
+_DIGITS = 32  # of a file's name
+
+
+def check_head(
+    head: Qwen35Mtp,
+    tokenizer: Tokenizer,
+    files: Sequence[Path],
+    share: Callable[[Any], Any] = lambda value: value,
+) -> str | None:
+    """Put the norms of a head into the state in which it predicts best. head: evaluated, as its target is. files: that both were read from.
+    share: a value, plain JSON -> rank 0's, where ranks run the target together.
+
+    Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing.
+    """
+    tokens = tokenizer.encode(TEXT)[:_TOKENS]
+    if len(tokens) < ENOUGH:
+        return None
+    path = _path(head, tokens, files)
+    verdict = _verdict(share(_read(path)))
+    if verdict is None:
+        shifts, score = best_shifts(head, TargetRun.over(head.target, tokens))
+        found = share({"shifts": shifts, "score": list(score)})
+        _write(path, found)
+        verdict = _verdict(found)
+    if verdict is None:
+        return None
+    shifts, score = verdict
+    head.set_norms(head.norms(), shifts)
+    if score.is_useful:
+        return None
+    return (
+        f"There is no drafting with the MTP head: on a short text {score.accepted:.0%} of its drafts would be accepted, and "
+        f"{score.chance:.0%} by chance, whichever of its norms are taken to be stored shifted by 1. It is damaged, or it was made for "
+        "another model."
+    )
+
+
+def _verdict(data: Any) -> tuple[Shifts, HeadScore] | None:
+    """What a file says, None where it cannot be used."""
+    try:
+        score = HeadScore(*(float(x) for x in data["score"]))
+        shifts = {str(group): float(by) for group, by in data["shifts"].items()}
+        are_known = set(shifts) <= set(NORMS) and {*shifts.values()} <= {-1.0, 1.0}
+        return (shifts, score) if are_known and all(0 <= x <= 1 for x in score) else None
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+def _path(head: Qwen35Mtp, tokens: Sequence[int], files: Sequence[Path]) -> Path:
+    found = hashlib.sha256()
+    described = [
+        version("mlxspec"),
+        list(tokens),
+        [(name, list(value.shape), str(value.dtype)) for name, value in tree_flatten(head.parameters())],
+        sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files),
+    ]
+    found.update(json.dumps(described).encode())
+    for weights in head.norms().values():  # as loaded: shifts are relative to these
+        for weight in weights:
+            found.update(numbers(weight).tobytes())
+    return folders.private_folder("heads")[0] / f"{found.hexdigest()[:_DIGITS]}.json"
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _write(path: Path, found: Any) -> None:
+    """As a whole. A folder that cannot be written to is no error."""
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(json.dumps(found), encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
