@@ -14,11 +14,12 @@ from typing import Any
 from mlxspec.errors import GrammarError
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.patterns import FORMATS, slashed, whole
-from mlxspec.parsers.schema import Json, Schema, Shape
+from mlxspec.parsers.schema import Json, Schema, Shape, member_of
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.parsers.values import writes_bare
 
 MAX_CALLS = 8  # of one answer that must call
+_MOST_RULES = 50_000
 _MOST_LENGTH = 100_000  # characters that a length of a bare text is counted to
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _END = "\n</parameter>\n"
@@ -74,6 +75,10 @@ class _Writer:
 
     def new_name(self) -> str:
         self._num_rules += 1
+        if self._num_rules > _MOST_RULES:
+            raise GrammarError(
+                "The parameters of these tools are too many, or too intricate, for a required call."
+            )
         return f"r{self._num_rules - 1}"
 
     def rule(self, body: str, suffix: str = "") -> str:
@@ -106,7 +111,9 @@ class _Writer:
 
     def value(self, schema: Schema, part: Json, where: str) -> str:
         """The rule of a value; recursion ends at a rule's name."""
-        key = json.dumps(schema.json(part), sort_keys=True)
+        key = json.dumps(part, sort_keys=True)
+        if '"$ref"' in key:  # to this schema's own definitions
+            key = f"{id(schema)} {key}"
         if key not in self._known:
             name = self._known[key] = self.new_name()
             self.rules.append(f"{name}: {self._value(schema, part, where)}")
@@ -123,9 +130,8 @@ class _JsonWriter(_Writer):
         kept = schema.json()
         is_plain = not {"$ref", "allOf", "anyOf"} & kept.keys()
         if is_plain and "properties" in kept:
-            rest = kept.get("additionalProperties", True)
-            needed = {name: rest for name in kept.get("required", []) if name not in kept["properties"]}
-            kept = {"additionalProperties": False, **kept, "properties": {**kept["properties"], **needed}}
+            properties = {name: part for name, part, _ in _members(kept)}
+            kept = {"additionalProperties": False, **kept, "properties": properties}
         kept = {**kept, "type": ["object"]} if is_plain else _only_objects(kept)
         return self.rule(f'{self.text(chr(10) + head)} {self.json(kept)} "}}\\n"')
 
@@ -147,8 +153,8 @@ class _TagWriter(_Writer):
             ]
             return self.rule(" | ".join(found))
         parts = []
-        for key, part, required in _members(shape):
-            if part is False and not required:
+        for key, part, required in _members(shape.rules):
+            if not required and not schema.shapes(part):
                 continue
             opening = f"<parameter={key}>\n"
             if any(c in key for c in "<>\n"):
@@ -242,8 +248,8 @@ class _GemmaWriter(_Writer):
             return " | ".join(self._literal(v) for v in shape.values)
         members = [
             (f"{self._key(key)} {self.value(schema, part, key)}", required)
-            for key, part, required in _members(shape)
-            if part is not False or required
+            for key, part, required in _members(shape.rules)
+            if required or schema.shapes(part)
         ]
         free = ""
         for key_term, part in _free_members(shape, _GEMMA_KEY):
@@ -310,14 +316,11 @@ def _only_objects(kept: Mapping[str, Json]) -> dict[str, Json]:
     return {"allOf": [inner, {"type": "object"}], **definitions}
 
 
-def _members(shape: Shape) -> list[tuple[str, Json, bool]]:
+def _members(rules: Mapping[str, Json]) -> list[tuple[str, Json, bool]]:
     """(name, schema, whether it must be there), in the order written: declared ones, then others that are required."""
-    rules = shape.rules
     required = rules.get("required", [])
-    declared = rules.get("properties", {})
-    rest = rules.get("additionalProperties", True)
-    found = [(name, part, name in required) for name, part in declared.items()]
-    return found + [(name, rest, True) for name in required if name not in declared]
+    names = dict.fromkeys([*rules.get("properties", {}), *required])
+    return [(name, member_of(rules, name), name in required) for name in names]
 
 
 def _free_members(shape: Shape, key: str) -> list[tuple[list[str], Json]]:

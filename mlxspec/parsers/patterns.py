@@ -106,9 +106,12 @@ def whole(pattern: str) -> str:
 
 def slashed(pattern: str) -> str:
     """As a terminal of the grammar: between slashes."""
-    return (
-        "/" + pattern.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n").replace("\r", "\\r") + "/"
-    )
+    return "/" + re.sub(r"\\?[\x00-\x1f\x7f]|\\.|/", _slashed_part, pattern) + "/"
+
+
+def _slashed_part(found: re.Match[str]) -> str:
+    last = found[0][-1]
+    return f"\\x{ord(last):02x}" if not last.isprintable() else "\\/" if last == "/" else found[0]
 
 
 def _options(pattern: str) -> list[str]:

@@ -40,11 +40,12 @@ _RULES: dict[str, tuple[str, ...]] = {
     "array": ("items", "prefixItems", "minItems", "maxItems"),
 }  # fmt: skip
 _RULES["integer"] = _RULES["number"]
-# say nothing about which values are valid, or nothing that matters where a grammar writes the value
-_ANNOTATIONS = frozenset(
-    "title description default examples example deprecated readOnly writeOnly $schema $id $anchor $comment id nullable contentEncoding "
-    "contentMediaType contentSchema discriminator xml externalDocs strict x-guidance $vocabulary $dynamicAnchor name".split()
+# No grammar here holds these. Keywords that JSON Schema does not know say nothing about which values are valid.
+_UNHELD = frozenset(
+    "uniqueItems contains minContains maxContains not if then else dependentRequired dependentSchemas dependencies unevaluatedItems "
+    "unevaluatedProperties $dynamicRef $recursiveRef".split()
 )
+_SAYS_NOTHING = frozenset("title description examples $comment type enum const".split())  # of names
 _STYLE = (
     "whitespace_flexible",
     "whitespace_pattern",
@@ -152,8 +153,6 @@ class Schema:
     ) -> None:
         value = schema[key]
         here = f"{path}.{key}" if path else key
-        if key in ("$defs", "definitions") or key in _ANNOTATIONS or key.startswith("x-"):
-            return
         if key == "type":
             out[key] = self._types(value, here)
         elif key in ("enum", "const"):
@@ -195,7 +194,7 @@ class Schema:
             out[key] = self._number(value, here)
         elif key == "propertyNames":
             self._keep_names(value, schema, out, path, depth)
-        elif not _changes_nothing(key, value, schema):
+        elif key in _UNHELD and not _changes_nothing(key, value, schema):
             self.left_out.append(Unheld(path, key))
 
     def _keep_members(self, key: str, value: Json, out: dict[str, Json], here: str, depth: int) -> None:
@@ -226,7 +225,7 @@ class Schema:
         names = value if isinstance(value, Mapping) else {}
         listed = names.get("enum", [names["const"]] if "const" in names else None)
         rest = schema.get("additionalProperties", True)
-        told = {k for k in names if k not in _ANNOTATIONS and k not in ("type", "enum", "const")}
+        told = names.keys() - _SAYS_NOTHING
         if value is True or (isinstance(value, Mapping) and not told and listed is None):
             return
         is_map = not schema.get("properties") and not schema.get("patternProperties")
@@ -365,7 +364,7 @@ class Schema:
         kinds = [k for k in dict.fromkeys(kinds) if k != "integer" or "number" not in kinds]
         found = [Shape(k, {r: part[r] for r in _RULES.get(k, ()) if r in part}) for k in kinds]
         if "enum" in part:
-            found = list(_enumerated(part["enum"], found))
+            found = _enumerated(part["enum"], found)
         wholes = [self._defs[part["$ref"].rpartition("/")[2]]] if "$ref" in part else []
         for whole in [*wholes, *part.get("allOf", [])]:
             found = _both(found, self._alternatives(whole, depth + 1))
@@ -378,11 +377,15 @@ class Schema:
 
 
 def conjunction(parts: Sequence[Json]) -> Json:
-    """A schema that all of these hold for."""
-    parts = [p for p in parts if p is not True and p != {}]
-    if any(p is False for p in parts):
-        return False
-    return True if not parts else parts[0] if len(parts) == 1 else {"allOf": list(parts)}
+    """A schema that all of these hold for. The same ones give the same schema again, however often they are joined."""
+    found: list[Json] = []
+    for part in parts:
+        for one in part["allOf"] if isinstance(part, dict) and part.keys() == {"allOf"} else [part]:
+            if one is False:
+                return False
+            if one is not True and one != {} and not any(same(one, known) for known in found):
+                found.append(one)
+    return True if not found else found[0] if len(found) == 1 else {"allOf": found}
 
 
 def member_of(rules: Mapping[str, Json], name: str) -> Json:
@@ -418,14 +421,14 @@ def kind_of(value: Json) -> str:
     return {str: "string", float: "number", dict: "object", list: "array"}.get(type(value), "object")
 
 
-def _enumerated(values: Sequence[Json], shapes: Sequence[Shape]) -> Iterator[Shape]:
+def _enumerated(values: Sequence[Json], shapes: Sequence[Shape]) -> list[Shape]:
+    """Those of the values that fit one of the shapes, by kind."""
+    found: dict[str, list[Json]] = {}
     for value in values:
         kind = kind_of(value)
-        for shape in shapes:
-            fits_kind = shape.kind == kind or (shape.kind == "number" and kind == "integer")
-            if fits_kind and _fits(value, shape):
-                yield Shape(kind, {}, (value,))
-                break
+        if any(s.kind in (kind, "number" if kind == "integer" else kind) and _fits(value, s) for s in shapes):
+            found.setdefault(kind, []).append(value)
+    return [Shape(kind, {}, tuple(fitting)) for kind, fitting in found.items()]
 
 
 def _fits(value: Json, shape: Shape) -> bool:
@@ -546,7 +549,7 @@ def _changes_nothing(key: str, value: Json, schema: Mapping[str, Json]) -> bool:
         return not value
     if key in ("minContains", "maxContains"):
         return "contains" not in schema
-    return key in ("additionalItems", "$recursiveAnchor")
+    return False
 
 
 def _references(part: Json) -> Iterator[str]:

@@ -104,4 +104,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "annotations": {**made(v={"type": "integer", "title": "V", "examples": [1], "readOnly": True}), "$schema": "x", "title": "T"},
     "a property called type": made(type=_TEXT, properties={"type": "integer"}, required={"type": "boolean"}),
     "true and false": made("a", a=True, b=False),
+    "unknown keywords": made(v={"type": "integer", "readonly": True, "_format": "x", "preferredOrder": ["a"]}),
+    "pattern of a file's name": made(v={"type": "string", "pattern": "^[^\\\\/\\x01-\\x1f]{1,4}$"}),
+    "300 words": made(v={"enum": [f"word {i}" for i in range(300)]}),
+    "optional without a value": made("a", a={"type": "boolean"}, b={"type": "object", "enum": ["x"]}),
+    "required by a pattern": {
+        "type": "object", "properties": {"a": {"type": "boolean"}}, "patternProperties": {"^line[1-3]$": _TEXT},
+        "additionalProperties": False, "required": ["a", "line1"],
+    },
 }  # fmt: skip

@@ -217,3 +217,24 @@ def test_schemas_without_end_are_refused() -> None:
         Schema(deep)
     with pytest.raises(GrammarError, match="without end"):
         Schema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}).shapes()
+
+
+def test_a_recursive_schema_that_is_joined_with_itself_has_an_end() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"leaf": {"type": "boolean"}, "next": {"$ref": "#/$defs/Tree"}},
+        "required": ["leaf"],
+    }
+    twice = {
+        "allOf": [
+            {"$ref": "#/$defs/Tree"},
+            {"type": "object", "properties": {"next": {"$ref": "#/$defs/Tree"}}},
+        ]
+    }
+    schema = {
+        "type": "object",
+        "properties": {"v": twice},
+        "required": ["v"],
+        "$defs": {"Tree": {"allOf": [tree, {"properties": {"next": {"$ref": "#/$defs/Tree"}}}]}},
+    }
+    assert len(grammar_of("gemma4", schema).splitlines()) < 40
