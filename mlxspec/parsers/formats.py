@@ -41,12 +41,17 @@ class ChatFormat:
         return tuple(tag for tag in (*(self.thinking or ()), *found) if tag)
 
     def parser(
-        self, prompt: str, tools: Sequence[Mapping[str, Any]] = (), *, is_thinking: bool | None = None
+        self,
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_thinking: bool | None = None,
+        only_these: bool = False,
     ) -> AnswerParser:
         """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text. is_thinking: whether the prompt
-        ends inside thinking; None to read that off its end."""
+        ends inside thinking; None to read that off its end. only_these: what looks like a call of another tool is text."""
         opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
-        return AnswerParser(self, tools, opened=opened)
+        return AnswerParser(self, tools, opened=opened, only_these=only_these)
 
     def opens_thinking(self, prompt: str) -> bool:
         """Whether the prompt ends inside thinking."""
@@ -73,14 +78,21 @@ def detect(template: str | None) -> ChatFormat:
 class AnswerParser:
     """Reasoning first, then content and calls. A parser in the sense of pieces.py."""
 
-    def __init__(self, form: ChatFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool) -> None:
+    def __init__(
+        self,
+        form: ChatFormat,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opened: bool,
+        only_these: bool = False,
+    ) -> None:
         """opened: the prompt ends inside thinking."""
         tags = form.call_tags
         calls = None if tags is None or not tools else (tags.open, call_heads(tags, tools))
         self._reasoning = (
             ReasoningParser(form.thinking, opened=opened, calls=calls) if form.thinking else None
         )
-        self._tools = ToolParser(tags, tools) if tags is not None and tools else None
+        self._tools = ToolParser(tags, tools, only_these=only_these) if tags is not None and tools else None
 
     @property
     def is_thinking(self) -> bool:

@@ -43,10 +43,14 @@ def call_heads(tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> tuple[str,
 
 
 class ToolParser:
-    """Content and calls. `tools`: the request's, in OpenAI's form; they say what bare values are."""
+    """Content and calls. `tools`: the request's, in OpenAI's form; they say what bare values are. only_these: calls of other tools are
+    text."""
 
-    def __init__(self, tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, tags: CallTags, tools: Sequence[Mapping[str, Any]], *, only_these: bool = False
+    ) -> None:
         self._tags = tags
+        self._names = {t["function"]["name"] for t in tools} if only_these else None
         self._schemas = ToolSchemas(tools)
         self._scanner = Scanner()
         self._space = Trimmer(leading=False)
@@ -150,8 +154,12 @@ class ToolParser:
             return False
         behind = call.push(text)
         if not self._is_announced:
-            self._raw.append(text[: len(text) - len(behind)])
-        if call.is_broken:
+            self._raw.append(text[: max(0, len(text) - len(behind))])
+            if len(behind) > len(text):  # it began in an earlier text
+                raw = "".join(self._raw)
+                self._raw = [raw[: len(raw) + len(text) - len(behind)]]
+        is_other = self._names is not None and call.name is not None and call.name not in self._names
+        if call.is_broken or is_other:
             pieces.append(Content(self._taken_back()))
             self._call, self._inside = None, False
             self._scanner.push(behind)
