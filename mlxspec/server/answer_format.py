@@ -33,23 +33,22 @@ class AnswerFormat:
     is_strict: bool = False
 
 
-def answer_format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    """The format a checked body asks for; None for free text. Raises BadField where it asks for two, GrammarError for broken GBNF."""
-    found = [*_of_response_format(body.get("response_format")), *_named(body, _FIELDS, "")]
-    structured = body.get("structured_outputs")
-    if structured is not None:
-        found += _named(structured, _STRUCTURED, "structured_outputs.")
+def answer_format(
+    body: Mapping[str, Any], own: AnswerFormat | None = None, under: str = ""
+) -> AnswerFormat | None:
+    """The format a checked body asks for; None for free text. own: what an API's own field asks for. under: what the fields of all APIs
+    stand below. Raises BadField where a body asks for two, GrammarError for broken GBNF."""
+    structured = body.get("structured_outputs") or {}
+    found = [
+        *([] if own is None else [own]),
+        *_of_response_format(body.get("response_format")),
+        *_named(body, _FIELDS, under),
+        *_named(structured, _STRUCTURED, f"{under}structured_outputs."),
+    ]
     if len(found) > 1:
-        raise _both(found[1].field, found[0].field)
+        message = f"{found[1].field} and {found[0].field} both say what the answer looks like."
+        raise BadField(found[1].field, message)
     return found[0] if found else None
-
-
-def only_format(own: AnswerFormat, shared: AnswerFormat | None, under: str = "") -> AnswerFormat:
-    """`own`, which an API's own field asks for. shared: what one of the fields of all APIs asks for, which stand below `under`. Raises
-    BadField where both are there."""
-    if shared is not None:
-        raise _both(under + shared.field, own.field)
-    return own
 
 
 def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
@@ -74,10 +73,6 @@ def held(left_out: Sequence[Unheld], field: str, *, strict: bool) -> list[str]:
         f"{field}.{found.place} is not enforced: an answer may break it."
         for found in left_out[:_MOST_SENTENCES]
     ]
-
-
-def _both(one: str, other: str) -> BadField:
-    return BadField(one, f"{one} and {other} both say what the answer looks like.")
 
 
 def _of_response_format(wanted: Mapping[str, Any] | None) -> list[AnswerFormat]:

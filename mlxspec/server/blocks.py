@@ -1,21 +1,22 @@
-"""The blocks of an answer: thinking, text and tool calls, one after the other, as events that every API's stream is written from.
+"""An answer as it grows: blocks of thinking, text and tool calls, one after the other, as events that every API's stream is written from.
 
     BlockBegin   a block opens; no other is open
     BlockMore    text of the open block: thinking, text, or the JSON of a call's arguments
     BlockEnd     the open block is complete
 
-Knows the parsers' pieces; knows no API.
+Knows the updates of a job; knows no API.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from mlxspec.parsers.values import loads
+from mlxspec.server.job_run import Delta, End
 
 BlockKind = Literal["thinking", "text", "call"]
 
@@ -62,61 +63,61 @@ class BlockEnd:
 BlockEvent = BlockBegin | BlockMore | BlockEnd
 
 
-class Blocks:
-    """Makes blocks of pieces. `all`: the blocks so far. call_prefix: what ids of calls begin with."""
+class Answer:
+    """One answer as it grows. blocks: those so far. logprobs, tokens: of all its text. num_thinking: tokens that gave nothing but thinking.
+    end: once it is complete. call_prefix: what ids of calls begin with."""
 
-    def __init__(self, call_prefix: str = "call_") -> None:
-        self._prefix = call_prefix
+    def __init__(self, number: int = 0, call_prefix: str = "call_") -> None:
+        self.number, self._prefix = number, call_prefix
+        self.blocks: list[Block] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.tokens: list[int] = []
+        self.num_thinking = 0
+        self.end: End | None = None
         self._open: Block | None = None
-        self._num_calls = 0
-        self.all: list[Block] = []
 
-    def push(self, pieces: Sequence[Piece]) -> Iterator[BlockEvent]:
-        """Iterate to the end: what is not iterated has not been taken."""
-        for piece in pieces:
-            if isinstance(piece, CallStart):
-                yield from self.close()
-                call_id = f"{self._prefix}{secrets.token_hex(12)}"
-                yield self._begin("call", call_id=call_id, name=piece.name)
-                self._num_calls += 1
-            elif piece.text:
-                yield from self._add(piece)
+    def take(self, update: Delta) -> list[tuple[int, BlockEvent]]:
+        """What an update does to the blocks, each with the number of the piece that does it."""
+        self.logprobs += update.logprobs
+        self.tokens += update.tokens
+        was_thinking = self._open is not None and self._open.kind == "thinking"
+        if all(isinstance(p, Reasoning) for p in update.pieces) if update.pieces else was_thinking:
+            self.num_thinking += len(update.tokens)
+        return [(place, event) for place, piece in enumerate(update.pieces) for event in self._push(piece)]
 
-    def close(self) -> Iterator[BlockEvent]:
+    def close(self) -> list[BlockEvent]:
         """The end of the open block, if one is open."""
         block, self._open = self._open, None
-        if block is not None:
-            yield BlockEnd(block)
+        return [] if block is None else [BlockEnd(block)]
 
     def text(self, kind: BlockKind) -> str:
         """All text of this kind."""
-        return "".join(b.text for b in self.all if b.kind == kind)
+        return "".join(b.text for b in self.blocks if b.kind == kind)
 
     @property
     def calls(self) -> list[Block]:
-        return [b for b in self.all if b.kind == "call"]
+        return [b for b in self.blocks if b.kind == "call"]
 
-    @property
-    def is_thinking(self) -> bool:
-        """Whether the open block is thinking."""
-        return self._open is not None and self._open.kind == "thinking"
-
-    def _add(self, piece: Content | Reasoning | CallArguments) -> Iterator[BlockEvent]:
+    def _push(self, piece: Piece) -> list[BlockEvent]:
+        if isinstance(piece, CallStart):
+            call_id = f"{self._prefix}{secrets.token_hex(12)}"
+            return [*self.close(), self._begin("call", call_id=call_id, name=piece.name)]
+        if not piece.text:
+            return []
+        begun: list[BlockEvent] = []
         kind: BlockKind = (
             "thinking" if isinstance(piece, Reasoning) else "text" if isinstance(piece, Content) else "call"
         )
         if isinstance(piece, CallArguments):
-            if self._open is None or self._open.kind != "call" or piece.index != self._num_calls - 1:
+            if self._open is None or self._open.kind != "call" or piece.index != len(self.calls) - 1:
                 raise RuntimeError("arguments of a call that is not open")
         elif self._open is None or self._open.kind != kind:
-            yield from self.close()
-            yield self._begin(kind)
-        block = self._open
-        if block is not None:
-            block.text += piece.text
-            yield BlockMore(block, piece.text)
+            begun = [*self.close(), self._begin(kind)]
+        block = self.blocks[-1]
+        block.text += piece.text
+        return [*begun, BlockMore(block, piece.text)]
 
     def _begin(self, kind: BlockKind, *, call_id: str = "", name: str = "") -> BlockBegin:
-        self._open = Block(number=len(self.all), kind=kind, call_id=call_id, name=name)
-        self.all.append(self._open)
+        self._open = Block(number=len(self.blocks), kind=kind, call_id=call_id, name=name)
+        self.blocks.append(self._open)
         return BlockBegin(self._open)

@@ -14,10 +14,17 @@ GoesOn = Literal["content", "reasoning"]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolChoice:
-    """Which tools an answer may or must call. named: the only one that may be called."""
+    """Which tools an answer may or must call. named: the only one that may be called, once. allowed: those that may be called; None for
+    all. The model is told of all tools, so that the prompt begins as it does without a choice."""
 
     kind: Literal["auto", "none", "required"]
     named: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def of(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those of the tools that may be called."""
+        names = self.allowed if self.named is None else (self.named,)
+        return [t for t in tools if names is None or t["function"]["name"] in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,8 @@ class ChatRequest:
     """messages: as chat templates read them: the roles are system, user, assistant and tool, the content is text, and a message of the
     assistant's may have `reasoning_content` and `tool_calls`. tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
     several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
-    opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
+    opens_answer: False ends the prompt behind the last message. truncates: messages at the beginning are left out where all
+    are longer than the context. template: variables of the chat template. wanted: the format of the whole
     answer. options: the fields of forms.shared.Generation. notices: sentences about what was left out."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -34,6 +42,7 @@ class ChatRequest:
     several_calls: bool = True
     goes_on: GoesOn | None = None
     opens_answer: bool = True
+    truncates: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     wanted: AnswerFormat | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,143 +1,126 @@
-"""/v1/completions: writes answers as objects of OpenAI's older protocol, streamed or whole."""
+"""/v1/completions and /completion: writes answers as objects of OpenAI's older protocol and of llama.cpp's own, streamed or whole."""
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.events import TokenLogprob
 from mlxspec.parsers.pieces import Content
+from mlxspec.server.answer_writer import DATA_WITHOUT_DONE, AnswerWriter, ChoicesWriter
+from mlxspec.server.blocks import Answer
 from mlxspec.server.chat import finite
-from mlxspec.server.job_run import Delta, End, Progress, Update
-from mlxspec.server.protocol import AnswerProtocol
-from mlxspec.server.usage import Extras, drafting, progress, timings, usage
+from mlxspec.server.job_run import Delta, End, Progress
+from mlxspec.server.request_parsing import Job
+from mlxspec.server.usage import drafting, progress, timings
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
 
+_STOP_TYPES = {"end": "eos", "stop_string": "word", "limit": "limit", "context": "limit"}
+_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos")
 
-class CompletionProtocol(AnswerProtocol):
-    """One response. echo: what each choice's text begins with."""
 
-    def __init__(
-        self,
-        model: str,
-        num_choices: int,
-        *,
-        fingerprint: str,
-        num_prompts: int = 1,
-        extras: Extras | None = None,
-        echo: Sequence[str] = (),
-        notices: Sequence[str] = (),
-    ) -> None:
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._num_prompts, self._wanted = num_prompts, extras or Extras()
-        self._echo = list(echo) or [""] * num_choices
-        self._texts = list(self._echo)
-        self._offsets = [len(e) for e in self._echo]
-        self._logprobs: list[dict[str, list[Any]] | None] = [None] * num_choices
-        self._reasons: list[str | None] = [None] * num_choices
-        self._stats: dict[int, RequestStats] = {}
-        self._notices = tuple(notices)
+class CompletionWriter(ChoicesWriter):
+    """Where the body asks for `echo`, each choice's text begins with its prompt."""
+
+    id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+    nothing: Mapping[str, Any] = {"text": ""}
+
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        self._echo = job.prompts if body.get("echo") else ("",) * len(job.asks)
+        self._offsets = [len(text) for text in self._echo]  # of the next token
 
     def begin(self) -> Iterator[dict[str, Any]]:
         for number, text in enumerate(self._echo):
             if text:
-                yield self._chunk(number, text)
+                yield self._chunk(number, {"text": text})
 
-    def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
-        if isinstance(update, Delta):
-            text = _text(update)
-            if text or update.logprobs:
-                chunk = self._chunk(update.choice, text, logprobs=self._entries(update))
-                yield chunk | self._wanted.beside(update)
-        elif isinstance(update, Progress):
-            if self._wanted.progress:
-                yield self._chunk(update.choice, "") | {"prompt_progress": progress(update)}
-        elif isinstance(update, End):
-            self._stats[update.choice] = update.stats
-            last = self._chunk(update.choice, "", reason=_reason(update))
-            yield last | (self._extras() if len(self._stats) == len(self._texts) else {})
+    def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
+        text = _text(update)
+        if text or update.logprobs:
+            logprobs = _logprobs(update.logprobs, self._offsets[answer.number])
+            self._offsets[answer.number] += sum(len(_shown(t.data)) for t in update.logprobs)
+            yield self._chunk(answer.number, {"text": text}, logprobs=logprobs) | self._wanted.beside(update)
 
-    def end(self) -> Iterator[dict[str, Any]]:
-        if self._wanted.usage:
-            stats = self._all_stats()
-            yield {**self._head, "choices": [], "usage": usage(stats, self._num_prompts), **self._extras()}
+    def _said(self, answer: Answer) -> dict[str, Any]:
+        echo = self._echo[answer.number]
+        return {"text": echo + answer.text("text"), "logprobs": _logprobs(answer.logprobs, len(echo))}
 
-    def take(self, update: Update) -> None:
-        if isinstance(update, Delta):
-            self._texts[update.choice] += _text(update)
-            entries = self._entries(update)
-            if entries:
-                kept = self._logprobs[update.choice]
-                self._logprobs[update.choice] = (
-                    entries if kept is None else {k: kept[k] + entries[k] for k in kept}
-                )
-        elif isinstance(update, End):
-            self._stats[update.choice] = update.stats
-            self._reasons[update.choice] = _reason(update)
-
-    def whole(self) -> dict[str, Any]:
-        choices = [
-            {"index": i, "text": t, "logprobs": self._logprobs[i], "finish_reason": self._reasons[i]}
-            for i, t in enumerate(self._texts)
-        ]
-        stats = self._all_stats()
-        return {**self._head, "choices": choices, "usage": usage(stats, self._num_prompts), **self._extras()}
-
-    def _all_stats(self) -> list[RequestStats]:
-        return [self._stats[i] for i in sorted(self._stats)]
-
-    def _extras(self) -> dict[str, Any]:
-        stats = self._all_stats()
-        return {"timings": timings(stats), "mlxspec": drafting(stats, self._notices)}
-
-    def _entries(self, update: Delta) -> dict[str, list[Any]] | None:
-        """The older form of log-probabilities: parallel lists, offsets in characters of the answer's text."""
-        if not update.logprobs:
-            return None
-        out: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
-        for entry in update.logprobs:
-            text = _shown(entry.data)
-            out["tokens"].append(text)
-            out["token_logprobs"].append(finite(entry.logprob))
-            out["top_logprobs"].append(_top(entry))
-            out["text_offset"].append(self._offsets[update.choice])
-            self._offsets[update.choice] += len(text)
-        return out
-
-    def _chunk(
-        self, number: int, text: str, *, reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        choice = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        chunk = {**self._head, "choices": [choice]}
-        return {**chunk, "usage": None} if self._wanted.usage else chunk
+    def _reason(self, end: End | None) -> str | None:
+        return "stop" if end is not None and end.reason == "tool_calls" else super()._reason(end)
 
 
 def _text(update: Delta) -> str:
     return "".join(p.text for p in update.pieces if isinstance(p, Content))
 
 
-def _reason(update: End) -> str:
-    return "stop" if update.reason == "tool_calls" else update.reason
-
-
-def _top(entry: TokenLogprob) -> dict[str, float]:
-    return {_shown(other.data): finite(other.logprob) for other in reversed(entry.top)}
+def _logprobs(found: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]] | None:
+    """The older form of log-probabilities: parallel lists, offsets in characters of the answer's text."""
+    if not found:
+        return None
+    texts = [_shown(entry.data) for entry in found]
+    return {
+        "tokens": texts,
+        "token_logprobs": [finite(entry.logprob) for entry in found],
+        "top_logprobs": [{_shown(o.data): finite(o.logprob) for o in reversed(e.top)} for e in found],
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
+    }
 
 
 def _shown(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
+
+
+class LlamaWriter(AnswerWriter):
+    """Several answers are a list of objects, told apart by `index`. Fields about slots are left out, because this server has none."""
+
+    wire = DATA_WITHOUT_DONE  # the object with `stop` is the last
+
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        found = [self._whole(answer, answer.end) for answer in self._answers if answer.end is not None]
+        return found[0] if len(found) == 1 else found
+
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        head = {"index": update.choice, "content": "", "tokens": [], "stop": False}
+        return {**head, "prompt_progress": progress(update)}
+
+    def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
+        answer.take(update)
+        said = {"content": _text(update), "tokens": self._tokens(update.tokens), "stop": False}
+        yield {**_counted(answer, update.stats), **said, **self._wanted.beside(update)}
+
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
+        yield {**self._whole(answer, end), "content": "", "tokens": []}
+
+    def _tokens(self, tokens: Sequence[int]) -> list[int]:
+        return list(tokens) if self._body.get("return_tokens") else []
+
+    def _whole(self, answer: Answer, end: End) -> dict[str, Any]:
+        stats, params, text = end.stats, self._job.asks[answer.number].params, answer.text("text")
+        settings = {name: getattr(params, name) for name in _SETTINGS}
+        return {
+            **_counted(answer, stats),
+            "content": text,
+            "tokens": self._tokens(answer.tokens),
+            "stop": True,
+            "model": self._model,
+            "generation_settings": {**settings, "n_predict": params.max_tokens, "seed": stats.seed},
+            "prompt": self._job.prompts[answer.number],
+            "has_new_line": "\n" in text,
+            "truncated": end.cause == "context",
+            "stop_type": _STOP_TYPES[end.cause],
+            "tokens_cached": stats.num_cached,
+            "timings": timings([stats]),
+            "mlxspec": drafting([stats], self._job.notices),
+        }
+
+
+def _counted(answer: Answer, stats: RequestStats) -> dict[str, Any]:
+    return {
+        "index": answer.number,
+        "tokens_predicted": stats.num_generated,
+        "tokens_evaluated": stats.num_prompt,
+    }

@@ -6,95 +6,76 @@ Starlette cancels streams when a client disconnects, but no other handlers. Here
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from mlxspec.errors import MlxspecError
 from mlxspec.server import log
+from mlxspec.server.answer_writer import encode
 from mlxspec.server.body import parse, read
 from mlxspec.server.errors import ApiError, to_api_error
 from mlxspec.server.fairness import LARGE, Gate, Lanes, client_of
 from mlxspec.server.limits import ServerLimits
 from mlxspec.server.metrics import Metrics
-from mlxspec.server.security import Receive, Scope, Send, answer_error
+from mlxspec.server.security import Receive, Scope, Send, error_response
 
 T = TypeVar("T")
 
 
 class Reply:
-    """What is sent back: one JSON object, one text, or a stream. path: the request's, which decides the form of errors."""
+    """What is sent back: one response, or a stream. status: what has been sent; 0 for nothing yet."""
 
-    def __init__(self, send: Send, path: str = "") -> None:
-        self._send, self._path = send, path
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
         self._failed: Callable[[ApiError], bytes] | None = None
         self.status = 0
 
-    async def json(self, value: Any, headers: Mapping[str, str] | None = None) -> None:
-        await self.encoded(encode(value), headers)
+    async def send(self, response: Response) -> None:
+        self.status = response.status_code
+        await response(self._scope, self._receive, self._send)
 
-    async def encoded(self, text: str, headers: Mapping[str, str] | None = None) -> None:
-        """JSON that has been written already."""
-        await self.text(text, "application/json", headers)
+    async def json(self, value: Any) -> None:
+        await self.text(encode(value), "application/json")
 
-    async def text(self, text: str, kind: str, headers: Mapping[str, str] | None = None) -> None:
-        body = text.encode()
-        await self._start(200, {"content-type": kind, "content-length": str(len(body)), **(headers or {})})
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def empty(self, status: int, headers: Mapping[str, str] | None = None) -> None:
-        """An answer without a body."""
-        await self._start(status, headers or {})
-        await self._send({"type": "http.response.body", "body": b""})
+    async def text(self, text: str, kind: str) -> None:
+        await self.send(Response(text, media_type=kind))
 
     async def start_stream(self, media: str, failed: Callable[[ApiError], bytes]) -> None:
         """failed: what is sent in place of the rest where an error ends the stream."""
-        self._failed = failed
-        await self._start(
-            200, {"content-type": media, "cache-control": "no-store", "x-accel-buffering": "no"}
-        )
+        self._failed, self.status = failed, 200
+        headers = Headers({"content-type": media, "cache-control": "no-store", "x-accel-buffering": "no"})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
 
-    async def event(self, piece: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    async def end_stream(self, piece: bytes = b"") -> None:
-        await self._send({"type": "http.response.body", "body": piece})
+    async def event(self, piece: bytes, *, is_last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
     async def error(self, error: BaseException) -> None:
         """An error in the stream where one runs, else as the answer."""
-        found = to_api_error(error)
         if not self.status:
-            self.status = found.status
-            await answer_error(found, self._send, self._path)
+            await self.send(error_response(error, self._scope["path"]))
         elif self._failed is not None:
-            await self.end_stream(self._failed(found))
-
-    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
-        self.status = status
-        raw = [(k.encode(), v.encode("ascii", "backslashreplace")) for k, v in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-
-def encode(value: Any) -> str:
-    """As JSON. Large values take long, and need not be written in the event loop."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+            await self.event(self._failed(to_api_error(error)), is_last=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request: its body, whose it is, whether it is so large that the event loop must not work on it, and where else to."""
+    """A request: its body, whose it is, whether it is so large that the event loop must not work on it, and where else to. notices: what
+    its client is told of it."""
 
     request: Request
     client: str
     body: dict[str, Any] = field(default_factory=dict)
     is_large: bool = False
+    notices: tuple[str, ...] = ()
     lanes: Lanes
 
     async def off_loop(self, work: Callable[[], T], *, is_large: bool = False) -> T:
@@ -122,7 +103,7 @@ class Endpoint:
         self._gate, self._lanes, self._reads_body = gate, lanes, reads_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, reply, started = Request(scope, receive), Reply(send, scope["path"]), time.monotonic()
+        request, reply, started = Request(scope, receive), Reply(scope, receive, send), time.monotonic()
         said, client = "", client_of(scope)
         try:
             if self._reads_body:

@@ -83,19 +83,6 @@ def take_images(body: dict[str, Any]) -> None:
         _take_list(body, "prompt", "images", most)
 
 
-def holds_images(body: Mapping[str, Any]) -> bool:
-    """Whether `take_images` has found some in the body. To be asked of small bodies only: it looks at all texts."""
-    return any(_holds(body.get(name)) for name in ("messages", "input", "prompt"))
-
-
-def _holds(value: Any) -> bool:
-    if isinstance(value, str):
-        return _BEGIN in value
-    if isinstance(value, dict):
-        return any(map(_holds, value.values()))
-    return isinstance(value, list) and any(map(_holds, value))
-
-
 def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> None:
     """Of a message or an item, or of a tool's result inside a message."""
     for name in ("content", "output"):
@@ -189,7 +176,7 @@ def placed(
 ) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
     """Messages as chat templates read them, with {"type": "image"} in the place of each image, and the images in order. Raises
     ImageError."""
-    if not hold_images(messages):
+    if not holds_images(messages):
         return messages, []
     found: list[ImageSource] = []
     out: list[Mapping[str, Any]] = []
@@ -231,20 +218,13 @@ def lines(texts: Iterable[str]) -> str:
     return found
 
 
-def hold_images(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any of these messages holds an image."""
-    contents = (m.get("content") for m in messages)
-    return any(isinstance(c, str) and _holds_image(c) for c in contents)
-
-
-def _holds_image(text: str) -> bool:
-    return _BEGIN in text and any(match.group() in _made for match in _MARK.finditer(text))
-
-
-def refuse_images(text: str) -> None:
-    """Raises BadField where a prompt that no template is applied to holds an image."""
-    if _holds_image(text):
-        raise BadField("images", "A raw prompt holds no images; use the chat format.")
+def holds_images(value: Any) -> bool:
+    """Whether a JSON value holds an image that `take_images` has found. Looks at all its texts."""
+    if isinstance(value, str):
+        return _BEGIN in value and any(match.group() in _made for match in _MARK.finditer(value))
+    if isinstance(value, Mapping):
+        return any(map(holds_images, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(holds_images, value))
 
 
 def image_bytes(value: Any) -> int:

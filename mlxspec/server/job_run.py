@@ -108,14 +108,19 @@ class JobRun:
         for stream in self._streams:
             stream.close()
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Raises ApiError when an answer fails; the others end with it."""
+    async def updates(self, pause_seconds: float | None = None) -> AsyncIterator[Update | None]:
+        """None whenever there was nothing for so long. Raises ApiError when an answer fails; the others end with it."""
         queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._feed(i, s, queue)) for i, s in enumerate(self._streams)]
         running = len(tasks)
         try:
             while running:
-                item = await queue.get()
+                try:
+                    async with asyncio.timeout(pause_seconds):
+                        item = await queue.get()
+                except TimeoutError:
+                    yield None
+                    continue
                 if item is None:
                     running -= 1
                 elif isinstance(item, BaseException):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mlxspec.errors import ConfigError
@@ -11,9 +12,11 @@ from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.values import loads
+from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.errors import BadField
 from mlxspec.server.images import lines
 
+_MARK = ("\ue000thought-", "\ue001")  # private-use characters: no message holds them by chance
 _TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]|\bin\s*[\[(][^\])]*['"]tool['"]""")  # compared with a role
 
 
@@ -41,6 +44,44 @@ def render_conversation(
     return moved, (
         "a system message behind the first message was given to the model as the user's, because its chat template takes none there",
     )
+
+
+def without_unseen_answers(
+    request: ChatRequest, template: ChatTemplate, options: Mapping[str, Any]
+) -> ChatRequest:
+    """The request without earlier answers that the template shows nothing of: they have neither content nor calls, and it leaves their
+    thinking out or refuses them. The user's messages around one are joined, because many templates want turns that alternate."""
+    messages = list(request.messages)
+    marks = {i: f"{_MARK[0]}{i}{_MARK[1]}" for i, m in enumerate(messages) if _says_nothing(m)}
+    if request.goes_on is not None and not messages[-1].get("reasoning_content"):
+        marks.pop(len(messages) - 1, None)  # the answer begins at its beginning
+    if not marks:
+        return request
+    marked = [
+        {**m, "reasoning_content": marks[i]} if i in marks and m.get("reasoning_content") else m
+        for i, m in enumerate(messages)
+    ]
+    try:
+        text, _ = render_conversation(template, marked, options)
+    except ConfigError:
+        text = ""
+    unseen = {place for place, mark in marks.items() if mark not in text}
+    out: list[Mapping[str, Any]] = []
+    for place, message in enumerate(messages):
+        joins = place - 1 in unseen and out and out[-1]["role"] == message["role"] == "user"
+        if joins:
+            out[-1] = {**out[-1], "content": _below(out[-1]["content"], message["content"])}
+        elif place not in unseen:
+            out.append(message)
+    if not unseen or not out or out[-1]["role"] == "system":
+        return request
+    said = f"left out, because the chat template shows nothing of them: {len(unseen)} of the assistant's messages, without content or calls"
+    goes_on = request.goes_on if out[-1] is messages[-1] else None
+    return replace(request, messages=out, goes_on=goes_on, notices=(*request.notices, said))
+
+
+def _says_nothing(message: Mapping[str, Any]) -> bool:
+    return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
 
 
 def _render_calls(

@@ -14,10 +14,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from mlxspec.server.answer_format import AnswerFormat, answer_format, only_format
-from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore
+from mlxspec.server.answer_format import AnswerFormat, answer_format
+from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
+from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
 from mlxspec.server.chat_request import (
     ChatRequest,
     ToolChoice,
@@ -25,13 +27,11 @@ from mlxspec.server.chat_request import (
     goes_on_with,
     template_variables,
 )
-from mlxspec.server.error_forms import anthropic_error
-from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.errors import ApiError, BadField, anthropic_error
 from mlxspec.server.job_run import End, Progress, Update
-from mlxspec.server.protocol import NAMED_EVENTS
-from mlxspec.server.single_answer import SingleAnswer
+from mlxspec.server.request_parsing import Job
 from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
-from mlxspec.server.usage import Extras, progress
+from mlxspec.server.usage import progress
 
 # The API's clients send a thinking block back only if it is signed. This one says who wrote it, and proves nothing.
 SIGNATURE = "mlxspec"
@@ -211,36 +211,25 @@ def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
     if wanted is None:
         return answer_format(body)
     own = AnswerFormat(field="output_config.format", kind="json_schema", value=wanted["schema"])
-    return only_format(own, answer_format(body))
+    return answer_format(body, own)
 
 
-class MessagesProtocol(SingleAnswer):
+class MessagesWriter(SingleWriter):
     """One message. Its stream is: message_start; for each block content_block_start, content_block_delta, content_block_stop;
     message_delta; message_stop. A ping may stand anywhere between the first and the last.
 
-    The message starts when the engine has begun to read the prompt: what the prefix cache had is known then. shows_thinking: whether
-    thinking blocks hold their text. Extensions: `timings` and `mlxspec` in message_delta and in a whole message, `prompt_progress` in
-    pings.
+    The message starts when the engine has begun to read the prompt: what the prefix cache had is known then. Extensions: `timings` and
+    `mlxspec` in message_delta and in a whole message, `prompt_progress` in pings.
     """
 
     wire = NAMED_EVENTS
+    call_prefix = "toolu_"
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        extras: Extras | None = None,
-        notices: Sequence[str] = (),
-        shows_thinking: bool = True,
-    ) -> None:
-        super().__init__(extras=extras, notices=notices, call_prefix="toolu_")
-        self._head: dict[str, Any] = {
-            "id": f"msg_{secrets.token_hex(12)}",
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-        }
-        self._shows_thinking = shows_thinking
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        name = f"msg_{secrets.token_hex(12)}"
+        self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
+        self._shows_thinking = (body.get("thinking") or {}).get("display") != "omitted"
         self._has_begun = False
 
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
@@ -260,7 +249,7 @@ class MessagesProtocol(SingleAnswer):
             counts = _input(update.num_total, update.num_cached)
         else:
             counts = _input(update.stats.num_prompt, update.stats.num_cached)
-        message = {
+        message: dict[str, Any] = {
             **self._head,
             "content": [],
             "stop_reason": None,
@@ -274,29 +263,26 @@ class MessagesProtocol(SingleAnswer):
     def _progressed(self, update: Progress) -> dict[str, Any]:
         return {"type": "ping", "prompt_progress": progress(update)}
 
-    def _ended(self, end: End) -> Iterator[dict[str, Any]]:
-        yield {"type": "message_delta", "delta": _stopped(end), "usage": _usage(end), **self._extras(end)}
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_delta", "delta": _stopped(end), "usage": _usage(end), **self._measured()}
         yield {"type": "message_stop"}
 
     def _whole(self, end: End) -> dict[str, Any]:
         return {
             **self._head,
-            "content": [self._content(block) for block in self._blocks.all],
+            "content": [self._content(block) for block in self._answer.blocks],
             **_stopped(end),
             "usage": _usage(end),
-            **self._extras(end),
+            **self._measured(),
         }
 
     def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         block = event.block
         head = {"index": block.number}
         if isinstance(event, BlockBegin):
-            empty: dict[str, dict[str, Any]] = {
-                "text": {"type": "text", "text": ""},
-                "thinking": {"type": "thinking", "thinking": "", "signature": ""},
-                "call": {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}},
-            }
-            yield {"type": "content_block_start", **head, "content_block": empty[block.kind]}
+            empty = self._content(replace(block, text=""))
+            unsigned = {"signature": ""} if block.kind == "thinking" else {}
+            yield {"type": "content_block_start", **head, "content_block": empty | unsigned}
         elif isinstance(event, BlockMore):
             if block.kind == "thinking" and not self._shows_thinking:
                 return
@@ -319,11 +305,6 @@ class MessagesProtocol(SingleAnswer):
             shown = block.text if self._shows_thinking else ""
             return {"type": "thinking", "thinking": shown, "signature": SIGNATURE}
         return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": block.arguments()}
-
-
-def shows_thinking(body: Mapping[str, Any]) -> bool:
-    """Whether a checked body asks for the text of thinking blocks."""
-    return (body.get("thinking") or {}).get("display") != "omitted"
 
 
 def _stopped(end: End) -> dict[str, Any]:

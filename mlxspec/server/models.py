@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
+from mlxspec.engine.prefix_disk.mover import DiskStats
 from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError
@@ -205,18 +206,23 @@ class Models:
 
     def gauges(self) -> dict[str, float]:
         """Numbers of this moment, as metrics call them. Asks the engine nothing."""
-        worker, state = self._worker, self.state
-        load = worker.load if worker is not None else None
+        worker = self._worker
+        load = Load() if worker is None else worker.load
+        disk = load.disk or DiskStats()
         return {
             "open_requests": 0 if worker is None else worker.num_open,
-            "rows_running": 0 if load is None else load.num_running,
-            "rows_waiting": 0 if load is None else load.num_waiting,
-            "state_bytes": 0 if load is None else load.num_bytes,
-            "prefix_bytes": 0 if load is None else load.prefix_bytes,
-            "memory_bytes": 0 if load is None else load.memory_bytes,
-            **_disk_gauges(load),
+            "rows_running": load.num_running,
+            "rows_waiting": load.num_waiting,
+            "state_bytes": load.num_bytes,
+            "prefix_bytes": load.prefix_bytes,
+            "memory_bytes": load.memory_bytes,
+            "prefix_disk_bytes": load.disk_bytes,
+            "prefix_disk_read_bytes_total": disk.bytes_read,
+            "prefix_disk_written_bytes_total": disk.bytes_written,
+            "prefix_disk_lost_total": disk.num_lost,
+            "prefix_disk_failed_total": disk.num_failed + disk.num_missed,
             "model_loads_total": self.num_loads,
-            "ready": float(state == "ready"),
+            "ready": float(self.state == "ready"),
         }
 
     async def unload_when_idle(self) -> None:
@@ -238,15 +244,3 @@ class Models:
         async with self._turn:
             self._turn.notify_all()
         return ended
-
-
-def _disk_gauges(load: Load | None) -> dict[str, float]:
-    """Of the prefix store on disk, since the model was loaded."""
-    disk = None if load is None else load.disk
-    return {
-        "prefix_disk_bytes": 0 if load is None else load.disk_bytes,
-        "prefix_disk_read_bytes_total": 0 if disk is None else disk.bytes_read,
-        "prefix_disk_written_bytes_total": 0 if disk is None else disk.bytes_written,
-        "prefix_disk_lost_total": 0 if disk is None else disk.num_lost,
-        "prefix_disk_failed_total": 0 if disk is None else disk.num_failed + disk.num_missed,
-    }

@@ -8,15 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format, only_format
-from mlxspec.server.blocks import Block, BlockEnd, BlockEvent, BlockMore
+from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
+from mlxspec.server.answer_writer import LINES, SingleWriter
+from mlxspec.server.blocks import Answer, Block, BlockEnd, BlockEvent, BlockMore
 from mlxspec.server.chat_request import ChatRequest, check_same, goes_on_with, template_variables
-from mlxspec.server.error_forms import ollama_error
-from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.errors import ApiError, BadField, ollama_error
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import normalize
-from mlxspec.server.protocol import LINES
-from mlxspec.server.single_answer import SingleAnswer
+from mlxspec.server.request_parsing import Job
 from mlxspec.server.usage import Extras, progress
 
 if TYPE_CHECKING:
@@ -134,49 +133,37 @@ def _template(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
     """Raises BadField."""
-    shared, wanted = answer_format(body.get("options") or {}), body.get("format")
+    options, wanted = body.get("options") or {}, body.get("format")
     if wanted is None or wanted == "":
-        return shared
+        return answer_format(options, under="options.")
     own = AnswerFormat(field="format", kind="json_schema", value=ANY_OBJECT if wanted == "json" else wanted)
-    return only_format(own, shared, "options.")
+    return answer_format(options, own, "options.")
 
 
-class OllamaProtocol(SingleAnswer):
+class OllamaChatWriter(SingleWriter):
     """One answer. Its stream is objects with pieces of text or thinking or a whole call, and a last one with `done` true and what it
-    took.
-
-    is_chat: of /api/chat; else of /api/generate. Extensions: `timings` and `mlxspec` in the last object, `prompt_progress` in one of its
-    own.
-    """
+    took. Extensions: `timings` and `mlxspec` in the last object, `prompt_progress` in one of its own."""
 
     wire = LINES
 
-    def __init__(
-        self, model: str, *, is_chat: bool, extras: Extras | None = None, notices: Sequence[str] = ()
-    ) -> None:
-        super().__init__(extras=extras, notices=notices)
-        self._model, self._is_chat = model, is_chat
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        self._wanted = Extras.of(options_of(body))
         self._started = time.monotonic()
 
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         yield ollama_error(error)
 
-    def loaded(self) -> dict[str, Any]:
-        """The answer to a request that asks for nothing but the model."""
-        return self._object("", done=True) | {"done_reason": "load"}
-
     def _progressed(self, update: Progress) -> dict[str, Any]:
         return self._object("", done=False) | {"prompt_progress": progress(update)}
 
-    def _ended(self, end: End) -> Iterator[dict[str, Any]]:
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
         yield self._object("", done=True) | self._last(end)
 
     def _whole(self, end: End) -> dict[str, Any]:
-        blocks = self._blocks
-        found = self._object(
-            blocks.text("text"), thinking=blocks.text("thinking"), calls=blocks.calls, done=True
-        )
-        return found | self._last(end)
+        answer = self._answer
+        text, thinking = answer.text("text"), answer.text("thinking")
+        return self._object(text, thinking=thinking, calls=answer.calls, done=True) | self._last(end)
 
     def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         block = event.block
@@ -192,18 +179,22 @@ class OllamaProtocol(SingleAnswer):
     def _object(
         self, text: str, *, thinking: str = "", calls: Sequence[Block] = (), done: bool
     ) -> dict[str, Any]:
-        now = datetime.datetime.now(datetime.UTC)
-        head = {"model": self._model, "created_at": now.isoformat(timespec="microseconds")}
-        inner: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if calls:
-            inner["tool_calls"] = [
+            more["tool_calls"] = [
                 {"id": c.call_id, "function": {"name": c.name, "arguments": c.arguments()}} for c in calls
             ]
-        if self._is_chat:
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": text, **inner}}
-        else:
-            said = {"response": text, **inner}
-        return {**head, **said, "done": done}
+        return {**_now(self._model), **self.said(text, more), "done": done}
+
+    @staticmethod
+    def said(text: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The members of an object that hold what the model has said. more: beside its text."""
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+    @classmethod
+    def loaded(cls, model: str) -> dict[str, Any]:
+        """The answer to a request that asks for nothing but the model."""
+        return {**_now(model), **cls.said("", {}), "done": True, "done_reason": "load"}
 
     def _last(self, end: End) -> dict[str, Any]:
         stats: RequestStats = end.stats
@@ -215,5 +206,16 @@ class OllamaProtocol(SingleAnswer):
             "prompt_eval_duration": int(stats.prefill_seconds * _NANO),
             "eval_count": stats.num_generated,
             "eval_duration": int(stats.decode_seconds * _NANO),
-            **self._extras(end),
+            **self._measured(),
         }
+
+
+class OllamaGenerateWriter(OllamaChatWriter):
+    @staticmethod
+    def said(text: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        return {"response": text, **more}
+
+
+def _now(model: str) -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC)
+    return {"model": model, "created_at": now.isoformat(timespec="microseconds")}

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxspec.server.endpoint import Reply
 from mlxspec.server.errors import ApiError
@@ -62,12 +63,11 @@ async def send(request: Request, reply: Reply, name: str) -> None:
     if file is None:
         raise ApiError(f"The page has no file {name[:100]!r}.", status=404, code="not_found")
     headers = {**HEADERS, "etag": file.tag}
-    if file.tag in (
-        tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
-    ):
-        await reply.empty(304, headers)
+    known = request.headers.get("if-none-match", "").split(",")
+    if file.tag in (tag.strip().removeprefix("W/") for tag in known):
+        await reply.send(Response(status_code=304, headers=headers))
     else:
-        await reply.text(file.text, file.kind, headers)
+        await reply.send(Response(file.text, headers=headers, media_type=file.kind))
 
 
 def curl(base: str, *, has_key: bool) -> str:

@@ -23,9 +23,10 @@ from mlxspec.server.answer_format import answer_format, held, held_schema
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
-from mlxspec.server.images import decode_limits, hold_images, placed, refuse_images
+from mlxspec.server.fit_context import fitting
+from mlxspec.server.images import decode_limits, holds_images, placed
 from mlxspec.server.limits import ServerLimits
-from mlxspec.server.messages import call_lead, render_conversation
+from mlxspec.server.messages import call_lead, render_conversation, without_unseen_answers
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -48,8 +49,10 @@ class AnswerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. goes_on: which part of the last
-    message the answers continue. compiled: of the parameters that all answers share. notices: what the client is told of its request."""
+    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be called;
+    only_tools: calls of others are text. goes_on: which part of the last message the answers continue. compiled: of the parameters that all
+    answers share. notices: what the client is told of its request. prompts: of each answer as text, where the client wants to see it.
+    fingerprint: of the model."""
 
     asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
@@ -58,16 +61,20 @@ class Job:
     form: ChatFormat = field(default_factory=ChatFormat)
     rendered: str = ""
     tools: Sequence[Mapping[str, Any]] = ()
+    only_tools: bool = False
     is_chat: bool = False
     goes_on: GoesOn | None = None
     compiled: Compiled | None = None
     notices: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    fingerprint: str = ""
 
     def parser(self) -> OutputParser | None:
         if not self.is_chat:
             return None
         is_thinking = None if self.goes_on is None else self.goes_on == "reasoning"
-        return self.form.parser(self.rendered, self.tools, is_thinking=is_thinking)
+        form, only_these = self.form, self.only_tools
+        return form.parser(self.rendered, self.tools, is_thinking=is_thinking, only_these=only_these)
 
 
 def chat_job(
@@ -76,32 +83,30 @@ def chat_job(
     """Of a conversation. Slow enough (template, tokenizer, images) to be called off the event loop. Raises MlxspecErrors."""
     form = format_of(engine)
     tools, choice = _tools(request, form, engine)
-    text, prompt, told = _render(engine, request, tools, limits or ServerLimits())
+    request, prompt = _render(engine, request, tools, limits or ServerLimits())
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
     grammar, notices = _grammar(request, form, tools, choice, engine)
     extra |= grammar
-    params = _params(request.options, defaults, extra, len(prompt), engine)
+    params = _params(request.options, defaults, extra, len(prompt.tokens), engine)
     return Job(
-        asks=_asks([prompt], params, request.options),
+        asks=_asks([prompt.tokens], params, request.options),
         spec=spec_of(request.options, engine),
         timeout=request.options.get("timeout"),
         form=form,
-        rendered=text,
-        tools=tools,
+        rendered=prompt.text,
+        tools=choice.of(tools),
+        only_tools=choice.allowed is not None,
         is_chat=True,
         goes_on=request.goes_on,
-        notices=(
-            *request.notices,
-            *told,
-            *notices,
-            *(prompt.notices if isinstance(prompt, PromptWithImages) else ()),
-        ),
+        notices=(*request.notices, *prompt.notices, *notices),
     )
 
 
-def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> Job:
+def completion_job(
+    body: Mapping[str, Any], engine: Engine, defaults: SamplingParams, *, shows_prompts: bool = False
+) -> Job:
     """Of /v1/completions: one or several prompts, continued as they stand."""
     prompts = _prompts(body["prompt"], engine)
     logprobs = body.get("logprobs")
@@ -117,12 +122,15 @@ def completion_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingPa
     elif wanted is not None:
         extra[wanted.kind] = wanted.value
     params = _params(body, defaults, extra, min(map(len, prompts)), engine)
+    asks, tokenizer = _asks(prompts, params, body), engine.tokenizer
+    shown = asks if shows_prompts or body.get("echo") else ()
     return Job(
-        asks=_asks(prompts, params, body),
+        asks=asks,
         spec=spec_of(body, engine),
         num_prompts=len(prompts),
         timeout=body.get("timeout"),
         notices=tuple(notices),
+        prompts=tuple("" if tokenizer is None else tokenizer.decode(token_ids(a.prompt)) for a in shown),
     )
 
 
@@ -134,6 +142,12 @@ def _tools(
     if choice.kind != "none" and request.tool_choice is not None and not request.tools:
         raise BadField("tool_choice", "tool_choice needs tools.")
     tools = [] if choice.kind == "none" else list(request.tools)
+    names = {t["function"]["name"] for t in tools}
+    for name in choice.allowed or () if choice.named is None else (choice.named,):
+        if name not in names:
+            raise BadField("tool_choice", f"There is no tool {name[:60]!r}.")
+    if choice.kind == "required" and not choice.of(tools):
+        raise BadField("tool_choice", "tool_choice allows none of the tools.")
     if tools and form.tools is None:
         raise BadField("tools", f"The chat template of {engine.name} takes no tools.")
     return tools, choice
@@ -142,8 +156,8 @@ def _tools(
 def rendered(request: ChatRequest, engine: Engine) -> tuple[str, list[int] | PromptWithImages]:
     """The prompt of a chat request, as text and as the engine takes it, which nobody answers. Raises MlxspecErrors."""
     tools, _ = _tools(request, format_of(engine), engine)
-    text, prompt, _ = _render(engine, request, tools, ServerLimits())
-    return text, prompt
+    _, prompt = _render(engine, request, tools, ServerLimits())
+    return prompt.text, prompt.tokens
 
 
 def token_ids(prompt: Sequence[int] | PromptWithImages) -> Sequence[int]:
@@ -156,43 +170,68 @@ def format_of(engine: Engine) -> ChatFormat:
     return detect(None if template is None else template.source)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Prompt:
+    """A conversation as the model reads it: as text, and as token ids with the images where there are some."""
+
+    text: str
+    tokens: list[int] | PromptWithImages
+    notices: tuple[str, ...]
+
+
 def _render(
     engine: Engine, request: ChatRequest, tools: Sequence[Any], limits: ServerLimits
-) -> tuple[str, list[int] | PromptWithImages, tuple[str, ...]]:
-    """A conversation as the model reads it: text, and token ids with the images where there are some; and notices. Raises ConfigError,
-    ImageError."""
+) -> tuple[ChatRequest, _Prompt]:
+    """The prompt, and the request without what the model is not told. Raises ConfigError, ImageError, ContextOverflowError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
-    options = dict(request.template)
-    if tools:
-        options["tools"] = list(tools)
+    if engine.vision is None and holds_images(request.messages):
+        raise ImageError(engine.no_images)
+    options: dict[str, Any] = {**request.template, **({"tools": list(tools)} if tools else {})}
+    if not request.opens_answer:
+        options["add_generation_prompt"] = False
+    request = without_unseen_answers(request, engine.tokenizer.template, options)
     if request.goes_on is not None:
         options["continue_final_message"] = True
-    elif not request.opens_answer:
-        options["add_generation_prompt"] = False
-    if engine.vision is None and hold_images(request.messages):
-        raise ImageError(engine.no_images)
-    messages, sources = placed(request.messages, limits)
-    text, notices = render_conversation(engine.tokenizer.template, messages, options)
-    if not sources or engine.vision is None:
-        return unmarked(text), encoded(engine, text, special=False), notices
+
+    def prompt(messages: Sequence[Mapping[str, Any]], most: int) -> _Prompt:
+        return _prompt(engine, messages, options, limits, most)
+
+    if not request.truncates:
+        return request, prompt(request.messages, engine.max_context)
+    found, num_left_out = fitting(request.messages, prompt, engine.max_context, _room(request, engine))
+    if num_left_out:
+        said = f"{num_left_out} messages at the beginning of the conversation were left out: all are longer than the context"
+        request = replace(request, notices=(*request.notices, said))
+    return request, found
+
+
+def _room(request: ChatRequest, engine: Engine) -> int:
+    """Tokens that a prompt without its first messages leaves for the answer: a quarter of the context, less where that is not asked for."""
+    asked, quarter = request.options.get("max_tokens"), engine.max_context // 4
+    return quarter if asked in (None, -1) else min(asked, quarter)
+
+
+def _prompt(
+    engine: Engine,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    limits: ServerLimits,
+    most: int,
+) -> _Prompt:
+    """Of fewer than `most` tokens. Raises ConfigError, ImageError, ContextOverflowError."""
+    tokenizer, vision = engine.tokenizer, engine.vision
+    if tokenizer is None or tokenizer.template is None:
+        raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
+    placed_messages, sources = placed(messages, limits)
+    text, notices = render_conversation(tokenizer.template, placed_messages, options)
+    if not sources or vision is None:
+        tokens = tokenizer.encode(text, special=False, most=most, pause=check_wanted)
+        return _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
     prompt = prepared_prompt(
-        text,
-        sources,
-        engine.vision,
-        engine.tokenizer,
-        limits=decode_limits(limits),
-        most=engine.max_context,
-        pause=check_wanted,
+        text, sources, vision, tokenizer, limits=decode_limits(limits), most=most, pause=check_wanted
     )
-    return unmarked(text), prompt, notices
-
-
-def encoded(engine: Engine, text: str, *, special: bool = True) -> list[int]:
-    """Token ids of a prompt that must fit the context, unless nobody waits for it any more. Raises ContextOverflowError, CancelledError."""
-    if engine.tokenizer is None:
-        raise ConfigError(f"{engine.name} has no tokenizer.")
-    return engine.tokenizer.encode(text, special=special, most=engine.max_context, pause=check_wanted)
+    return _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
 
 
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
@@ -246,9 +285,7 @@ def _grammar(
         schema, notices = held_schema(wanted)
     if not must_call and (schema is None or not tools):
         return {} if schema is None else {"json_schema": schema}, notices
-    chosen = [t for t in tools if named in (None, t["function"]["name"])]
-    if not chosen:
-        raise BadField("tool_choice", f"There is no tool {str(named)[:60]!r}.")
+    chosen = choice.of(tools)
     schemas = ToolSchemas(chosen)
     for name in schemas:
         notices += held(schemas.left_out(name), f"tools.{name}.parameters", strict=schemas.is_strict(name))
@@ -340,10 +377,14 @@ def _asks(
 def _prompts(given: Any, engine: Engine) -> list[list[int]]:
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
-    if isinstance(given, str):
-        refuse_images(given)
+    if holds_images(given):
+        raise BadField("images", "A raw prompt holds no images; use the chat format.")
     several = given if isinstance(given, list) and not isinstance(given[0], (int, float)) else [given]
-    out = [encoded(engine, p) if isinstance(p, str) else [int(t) for t in p] for p in several]
+    most, encode = engine.max_context, engine.tokenizer.encode
+    out = [
+        encode(p, most=most, pause=check_wanted) if isinstance(p, str) else [int(t) for t in p]
+        for p in several
+    ]
     for place, tokens in enumerate(out):
         if not tokens:
             raise BadField(f"prompt[{place}]", "The prompt is empty.")

@@ -15,11 +15,11 @@ import binascii
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlxspec.parsers.pieces import Reasoning
-from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format, only_format
-from mlxspec.server.blocks import Block, BlockBegin, BlockEvent, BlockMore
+from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
+from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
+from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
 from mlxspec.server.chat_request import (
     ChatRequest,
     ToolChoice,
@@ -29,16 +29,12 @@ from mlxspec.server.chat_request import (
 )
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.images import image_bytes
-from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import arguments_of
-from mlxspec.server.protocol import NAMED_EVENTS
-from mlxspec.server.single_answer import SingleAnswer
+from mlxspec.server.request_parsing import Job
 from mlxspec.server.stored_responses import StoredResponse, StoredResponses, size_of
 from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
-from mlxspec.server.usage import Extras, progress
-
-if TYPE_CHECKING:
-    from mlxspec.config import SamplingParams
+from mlxspec.server.usage import progress
 
 # Clients send `encrypted_content` back where they leave the text of reasoning out. Ours is that text, and no secret: it went out in clear.
 _SEAL = "mlxspec:"
@@ -61,17 +57,15 @@ def unsealed(value: str | None) -> str:
         return ""
 
 
-def responses_request(body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> ChatRequest:
-    """Of a checked body. earlier: the items of the stored response that it goes on from. Raises BadField, GrammarError."""
+def responses_request(body: Mapping[str, Any], earlier: StoredResponse | None = None) -> ChatRequest:
+    """Of a checked body. earlier: the stored response that it goes on from. Raises BadField, GrammarError."""
     if _LOGPROBS in (body.get("include") or ()):
         raise BadField(
             "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
         )
     notices: list[str] = []
-    if body.get("truncation") == "auto":
-        notices.append("truncation auto drops nothing here: an input longer than the context is refused")
-    new = input_items(body)
-    messages = _conversation([*earlier, *new], len(earlier), body.get("instructions"), notices)
+    old, new = () if earlier is None else earlier.items, input_items(body)
+    messages = _conversation([*old, *new], len(old), body.get("instructions"), notices)
     if not messages or messages[-1]["role"] == "system":
         raise BadField("input", "input must not be empty.")
     tools = _tools(body.get("tools") or (), notices)
@@ -81,11 +75,25 @@ def responses_request(body: Mapping[str, Any], earlier: Sequence[Mapping[str, An
         tool_choice=_tool_choice(body.get("tool_choice"), body),
         several_calls=body.get("parallel_tool_calls") is not False,
         goes_on=goes_on_with(messages, f"input[{len(new) - 1}]"),
+        truncates=body.get("truncation") == "auto",
         template=_template(body),
         wanted=_format(body),
         options={**body, "max_tokens": body.get("max_output_tokens")},
         notices=tuple(notices),
     )
+
+
+def resolved(body: Mapping[str, Any], stored: StoredResponses) -> dict[str, Any]:
+    """A checked body with items of stored responses in the place of references to them. References to others stay."""
+    given = body["input"]
+    if isinstance(given, str) or not any(_kind(item) == "item_reference" for item in given):
+        return dict(body)
+    known = stored.items()
+    return {**body, "input": [known.get(i["id"], i) if _kind(i) == "item_reference" else i for i in given]}
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    return item.get("type") or ("item_reference" if {*item} <= {"id", "type"} else "message")
 
 
 def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -103,7 +111,7 @@ def _conversation(
     out, other = TemplateMessages(), list[str]()
     for i, item in enumerate(items):
         path = f"input[{i - num_earlier}]"
-        kind = item.get("type") or "message"
+        kind = _kind(item)
         if kind == "message":
             role, text = item["role"], joined(item["content"])
             is_system = role in ("system", "developer")
@@ -124,6 +132,8 @@ def _conversation(
             out.call(item["call_id"], _flat_name(item), {"input": item["input"]})
         elif kind not in ("function_call_output", "custom_tool_call_output"):
             other.append(kind)
+        elif "item_reference" in other and not out.knows(item["call_id"]):
+            other.append(kind)  # the call may be what was referred to
         else:
             called = "call of an earlier item"
             out.result(item["call_id"], joined(item["output"]), f"{path}.call_id", called)
@@ -179,10 +189,15 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
 def _tool_choice(given: Any, body: Mapping[str, Any]) -> ToolChoice | None:
     if given is None or (given in ("auto", "none") and not body.get("tools")):
         return None
-    if isinstance(given, Mapping):
-        names = [_flat_name(t) for _, t in _flat(body.get("tools") or ()) if t.get("name") == given["name"]]
-        return ToolChoice(kind="required", named=names[0] if names else given["name"])
-    return ToolChoice(kind=given)
+    if not isinstance(given, Mapping):
+        return ToolChoice(kind=given)
+    known = {
+        t.get("name"): _flat_name(t) for _, t in reversed([*_flat(body.get("tools") or ())]) if "name" in t
+    }
+    if given["type"] != "allowed_tools":
+        return ToolChoice(kind="required", named=known.get(given["name"], given["name"]))
+    names = [t["name"] for t in given["tools"] if t["type"] in ("function", "custom") and "name" in t]
+    return ToolChoice(kind=given["mode"], allowed=tuple(known.get(name, name) for name in names))
 
 
 def _template(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,14 +214,14 @@ def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
     if wanted is None or wanted["type"] == "text":
         return answer_format(body)
     own = AnswerFormat(field="text.format", kind="json_schema", value=wanted.get("schema", ANY_OBJECT))
-    return only_format(own, answer_format(body))
+    return answer_format(body, own)
 
 
-class ResponsesProtocol(SingleAnswer):
+class ResponsesWriter(SingleWriter):
     """One response. Each event of its stream has the next `sequence_number`: response.created, response.in_progress; for each item
     output_item.added, its parts, output_item.done; response.completed or response.incomplete, or error and response.failed.
 
-    params: of the answer. earlier: the stored response it goes on from. store: where it is kept; None keeps it nowhere. Extensions:
+    earlier: the stored response it goes on from. store: where it is kept; None keeps it nowhere. Extensions:
     `timings` and `mlxspec` in a finished response, `timings` in deltas, `prompt_progress` in response.in_progress.
     """
 
@@ -216,14 +231,13 @@ class ResponsesProtocol(SingleAnswer):
         self,
         model: str,
         body: Mapping[str, Any],
-        params: SamplingParams,
+        job: Job,
         *,
-        notices: Sequence[str] = (),
         earlier: StoredResponse | None = None,
         store: StoredResponses | None = None,
     ) -> None:
-        super().__init__(extras=Extras.of(body), notices=notices)
-        self._body, self._earlier, self._store = body, earlier, store
+        super().__init__(model, body, job)
+        self._earlier, self._store, params = earlier, store, job.asks[0].params
         self._is_sealed = _SEALED in (body.get("include") or ())
         tools = [tool for _, tool in _flat(body.get("tools") or ()) if tool.get("name")]
         self._custom = {_flat_name(t) for t in tools if t["type"] == "custom"}
@@ -231,7 +245,7 @@ class ResponsesProtocol(SingleAnswer):
             _flat_name(t): {k: t[k] for k in ("name", "namespace")} for t in tools if "namespace" in t
         }
         self._ids: dict[int, str] = {}  # of the items, by block
-        self._num_events = self._num_thinking = 0
+        self._num_events = 0
         self._head: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(24)}",
             "object": "response",
@@ -250,20 +264,12 @@ class ResponsesProtocol(SingleAnswer):
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": body.get("truncation") or "disabled",
         }
 
     def begin(self) -> Iterator[dict[str, Any]]:
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self._response("in_progress"))
-
-    def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
-        self._count_thinking(update)
-        yield from super().chunks(update)
-
-    def take(self, update: Update) -> None:
-        self._count_thinking(update)
-        super().take(update)
 
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         code = error.code or error.kind
@@ -275,7 +281,7 @@ class ResponsesProtocol(SingleAnswer):
         response = self._response("in_progress") | {"prompt_progress": progress(update)}
         return self._event("response.in_progress", response=response)
 
-    def _ended(self, end: End) -> Iterator[dict[str, Any]]:
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
         response = self._whole(end)
         yield self._event(f"response.{response['status']}", response=response)
 
@@ -293,13 +299,13 @@ class ResponsesProtocol(SingleAnswer):
 
     def _whole(self, end: End) -> dict[str, Any]:
         """The response at its end, which is kept where it is to be."""
-        output = [self._item(block) for block in self._blocks.all]
+        output = [self._item(block) for block in self._answer.blocks]
         is_cut = end.reason == "length"
         response = self._response("incomplete" if is_cut else "completed", output) | {
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": self._usage(end),
-            **self._extras(end),
+            **self._measured(),
         }
         if self._store is not None:
             new = [*input_items(self._body), *output]
@@ -319,17 +325,9 @@ class ResponsesProtocol(SingleAnswer):
             "input_tokens": stats.num_prompt,
             "input_tokens_details": {"cached_tokens": stats.num_cached, "cache_write_tokens": 0},
             "output_tokens": stats.num_generated,
-            "output_tokens_details": {"reasoning_tokens": stats.num_thinking or self._num_thinking},
+            "output_tokens_details": {"reasoning_tokens": stats.num_thinking or self._answer.num_thinking},
             "total_tokens": stats.num_prompt + stats.num_generated,
         }
-
-    def _count_thinking(self, update: Update) -> None:
-        """Tokens that gave nothing but thinking."""
-        if not isinstance(update, Delta):
-            return
-        is_thinking = self._blocks.is_thinking if not update.pieces else False
-        if is_thinking or (update.pieces and all(isinstance(p, Reasoning) for p in update.pieces)):
-            self._num_thinking += len(update.tokens)
 
     # --- its items
 
@@ -345,8 +343,9 @@ class ResponsesProtocol(SingleAnswer):
 
     def _status(self, block: Block) -> str:
         """Of an item that is written no more: the last one of an answer that was cut is incomplete."""
-        is_cut = self._end is not None and self._end.reason == "length"
-        return "incomplete" if is_cut and block is self._blocks.all[-1] else "completed"
+        end = self._answer.end
+        is_cut = end is not None and end.reason == "length"
+        return "incomplete" if is_cut and block is self._answer.blocks[-1] else "completed"
 
     def _item(self, block: Block, *, is_new: bool = False) -> dict[str, Any]:
         """As it is at its end. is_new: as it was when it began."""

@@ -2,8 +2,7 @@
 
 Any web page can reach a server on this machine, so that "localhost" is no protection by itself: a foreign name in Host is DNS rebinding, a
 foreign Origin is a page that should not call, a body that is not JSON is a form that such a page sent without asking. Pure ASGI
-middleware;
-it knows no route but those that need no key. Errors have the form of the path's API.
+middleware; it knows no route but those that need no key. Errors have the form of the path's API.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+
 from mlxspec.server import log
-from mlxspec.server.error_forms import error_body
-from mlxspec.server.errors import AUTHENTICATION, ApiError, to_api_error
+from mlxspec.server.errors import AUTHENTICATION, ApiError, error_body, to_api_error
+from mlxspec.server.routes import PAGE_FOLDER
 from mlxspec.server.settings import ServerConfig, is_loopback
 
 Scope = MutableMapping[str, Any]
@@ -27,7 +29,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PAGE_FOLDER = "/page/"  # files of the page at /
 # Without a slash at the end. "" is the page, which is the same for everybody.
 _OPEN = frozenset({"/health", "/v1/health", ""})
 _METHODS = "GET, POST, DELETE, OPTIONS"
@@ -53,9 +54,7 @@ class Guard:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = Headers(scope=scope)
         origin = headers.get("origin")
         host = headers.get("host")
         is_welcome = origin is None or is_own(origin, host) or self.allows(origin)
@@ -65,10 +64,7 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in more.items()),
-                ]
+                MutableHeaders(raw=message["headers"]).update(more)
             await send(message)
 
         try:
@@ -80,7 +76,7 @@ class Guard:
                     code="origin",
                 )
             if scope["method"] == "OPTIONS" and origin is not None:
-                await _empty(with_headers, 200)
+                await Response()(scope, receive, with_headers)
                 return
             if not is_open(scope["path"]):
                 self._check_key(headers)
@@ -88,7 +84,7 @@ class Guard:
                 _check_content(headers, self._config.limits.max_body, scope["path"])
         except ApiError as error:
             log.request(scope, error.status, 0.0, str(error))
-            await answer_error(error, with_headers, scope["path"])
+            await error_response(error, scope["path"])(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
 
@@ -199,18 +195,9 @@ def _cors(origin: str, asked: str | None) -> dict[str, str]:
     }
 
 
-async def _empty(send: Send, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def answer_error(error: BaseException, send: Send, path: str) -> None:
-    """The error in the form of the path's API, as ASGI."""
+def error_response(error: BaseException, path: str) -> Response:
+    """The error in the form of the path's API."""
     found = to_api_error(error)
-    body = json.dumps(error_body(found, path)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(k.lower().encode(), v.encode()) for k, v in found.headers.items()]
-    if found.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": found.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    more = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {}
+    body = json.dumps(error_body(found, path))
+    return Response(body, found.status, {**found.headers, **more}, "application/json")

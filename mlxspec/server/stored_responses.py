@@ -67,6 +67,11 @@ class StoredResponses:
             )
         return found
 
+    def items(self) -> dict[str, Mapping[str, Any]]:
+        """The items that stored responses gave their clients, by their ids, which the server has drawn."""
+        self._drop_old()
+        return {item["id"]: item for kept in self._kept.values() for item in kept.response["output"]}
+
     def delete(self, name: str) -> None:
         """Raises ApiError (404)."""
         self.get(name)

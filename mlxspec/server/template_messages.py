@@ -46,6 +46,10 @@ class TemplateMessages:
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self.assistant().setdefault("tool_calls", []).append(call)
 
+    def knows(self, call_id: str) -> bool:
+        """Whether there is such a call."""
+        return call_id in self._names
+
     def result(self, call_id: str, text: str, path: str, called: str) -> None:
         """A tool answers a call. path: the field with the call's id; called: what the API calls a call. Raises BadField for an unknown
         one."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _QUICK = 4 << 10  # bytes of what is compiled within some tens of milliseconds
 _CONSTRAINTS = (
     "bad_words", "regex", "lark", "json_schema", "response_format", "tools", "grammar", "structured_outputs",
-    "output_config", "text", "format",
+    "output_config", "text", "format", "options",
 )  # fmt: skip
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
+from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.forms.base import review
 from mlxspec.server.forms.messages import MessagesRequest, OtherBlock
 from mlxspec.server.forms.responses import ItemLeftOut, ResponsesRequest
 from mlxspec.server.images import take_images
-from mlxspec.server.messages import normalize, render_conversation
+from mlxspec.server.messages import normalize, render_conversation, without_unseen_answers
 from mlxspec.server.messages_api import messages_request
 from mlxspec.server.responses_api import responses_request
 from tests.server.serving import QUESTION, Served
@@ -158,6 +159,79 @@ def test_responses_with_nothing_but_thinking() -> None:
 
 
 ANSWER = {"role": "assistant", "content": "a"}
+_ALTERNATES = "{% if loop.index0 % 2 != (m.role == 'assistant') | int %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
+_NOT_EMPTY = "{% if not m.content %}{{ raise_exception('A message is empty.') }}{% endif %}"
+_THINKS = "{{ '<' + m.role + '>' }}{% if m.reasoning_content %}{{ '(' + m.reasoning_content + ')' }}{% endif %}{{ m.content }}"
+THOUGHT = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize("body", [_EACH, _ALTERNATES + _EACH, _NOT_EMPTY + _ALTERNATES + _EACH])
+@pytest.mark.parametrize("empty", [THOUGHT, {"role": "assistant", "content": ""}])
+def test_an_answer_of_only_thinking_is_no_empty_turn(body: str, empty: dict[str, Any]) -> None:
+    """With templates that write no reasoning: it is left out, and turns still alternate."""
+    template = ChatTemplate(_LOOP.replace("BODY", body), {})
+
+    def read(*messages: dict[str, Any], goes_on: Any = None) -> tuple[ChatRequest, str]:
+        asked = ChatRequest(messages=normalize(messages), goes_on=goes_on)
+        request = without_unseen_answers(asked, template, {})
+        return request, render_conversation(template, request.messages, {})[0]
+
+    for turns, wanted in (
+        ([USER, empty, USER], "<user>hi\nhi<assistant>"),
+        (
+            [USER, ANSWER, USER, empty, USER, ANSWER, USER],
+            "<user>hi<assistant>a<user>hi\nhi<assistant>a<user>hi<assistant>",
+        ),
+        ([USER, empty, USER, empty, USER], "<user>hi\nhi\nhi<assistant>"),
+    ):
+        request, text = read(*turns)
+        assert text == wanted
+        (notice,) = request.notices
+        assert "left out, because the chat template shows nothing of them" in notice
+    request, text = read(USER, THOUGHT, goes_on="reasoning")  # where it was to go on, the answer begins again
+    assert (request.goes_on, text) == (None, "<user>hi<assistant>")
+
+
+def test_an_answer_of_only_thinking_stays_where_the_template_shows_it() -> None:
+    template = ChatTemplate(_LOOP.replace("BODY", _THINKS), {})
+    for turns, goes_on in (
+        ([USER, THOUGHT, USER], None),
+        ([USER, THOUGHT], "reasoning"),
+        ([USER, ANSWER, USER], None),
+    ):
+        asked = ChatRequest(messages=normalize(turns), goes_on=goes_on)  # type: ignore[arg-type]
+        assert without_unseen_answers(asked, template, {}) is asked
+
+
+def test_references_to_items_of_stored_responses(thinker: Served) -> None:
+    """They are what they refer to; a reference to what is not stored is left out, and what answers it too."""
+    ask = {"type": "message", "role": "user", "content": QUESTION}
+    body: dict[str, Any] = {"max_output_tokens": 6, "enable_thinking": False, "policy": "fixed"}
+    _, first = thinker.post("/v1/responses", {**body, "input": [ask]})
+    (item,) = first["output"]
+    status, whole = thinker.post("/v1/responses", {**body, "input": [ask, item, USER]})
+    assert status == 200, whole
+    for reference in ({"type": "item_reference", "id": item["id"]}, {"id": item["id"]}):
+        status, answer = thinker.post("/v1/responses", {**body, "input": [ask, reference, USER]})
+        assert status == 200, answer
+        assert answer["output"][0]["content"] == whole["output"][0]["content"]
+        assert answer["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        assert answer["mlxspec"]["notices"] == whole["mlxspec"]["notices"]
+    # what was stored is the item, not the reference
+    thinker.ask("DELETE", f"/v1/responses/{first['id']}")
+    status, later = thinker.post(
+        "/v1/responses", {**body, "input": [USER], "previous_response_id": answer["id"]}
+    )
+    assert status == 200, later
+    gone = {"type": "item_reference", "id": item["id"]}
+    result = {"type": "function_call_output", "call_id": "x", "output": "y"}
+    status, answer = thinker.post("/v1/responses", {**body, "input": [ask, gone, result, USER]})
+    assert status == 200, answer
+    told = "\n".join(answer["mlxspec"]["notices"])
+    assert "1 item of the type item_reference was left out" in told
+    assert "1 item of the type function_call_output was left out" in told
+    counted = thinker.post("/v1/responses/input_tokens", {**body, "input": [ask, gone, USER]})[1]
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"]
 
 
 def test_items_that_cannot_be_used_are_left_out_with_a_notice() -> None:
@@ -167,7 +241,7 @@ def test_items_that_cannot_be_used_are_left_out_with_a_notice() -> None:
         for kind in kinds
         for _ in range(1 + (kind == "compaction"))
     ]
-    body = {"input": [USER, *items, ANSWER, USER], "truncation": "auto"}
+    body = {"input": [USER, *items, ANSWER, USER]}
     assert review(ResponsesRequest, body) == []
     request = responses_request(body)
     assert list(request.messages) == [USER, ANSWER, USER]
@@ -175,7 +249,6 @@ def test_items_that_cannot_be_used_are_left_out_with_a_notice() -> None:
     assert "2 items of the type compaction were left out" in told
     for kind in {*kinds} - {"compaction"}:
         assert f"1 item of the type {kind} was left out" in told
-    assert "truncation auto drops nothing" in told
 
 
 def test_blocks_that_cannot_be_used_are_left_out_with_a_notice() -> None:

@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
-from mlxspec.config import SamplingParams
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
-from mlxspec.server.chat import ChatProtocol
+from mlxspec.server.chat import ChatWriter
 from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.forms.messages import MessagesRequest
 from mlxspec.server.forms.ollama import OllamaChatRequest, OllamaOptions
 from mlxspec.server.forms.responses import ResponsesRequest
 from mlxspec.server.job_run import Delta, End, Progress, Update
-from mlxspec.server.messages_api import MessagesProtocol
-from mlxspec.server.ollama_api import OllamaProtocol
-from mlxspec.server.responses_api import ResponsesProtocol
-from mlxspec.server.usage import Extras
+from mlxspec.server.messages_api import MessagesWriter
+from mlxspec.server.ollama_api import OllamaChatWriter
+from mlxspec.server.responses_api import ResponsesWriter
 from tests.server.api_forms import (
     FORMS,
     QUESTIONS,
@@ -37,6 +35,7 @@ from tests.server.api_forms import (
     scenario,
     streamed,
 )
+from tests.server.jobs import one_answer
 from tests.server.published_fields import honoured
 from tests.server.serving import Served
 
@@ -90,10 +89,10 @@ def updates(rng: random.Random) -> tuple[list[Update], str]:
 
 def protocols() -> dict[str, Any]:
     return {
-        "chat": lambda: ChatProtocol("m", 1, fingerprint="", extras=Extras(usage=True)),
-        "messages": lambda: MessagesProtocol("m"),
-        "ollama": lambda: OllamaProtocol("m", is_chat=True),
-        "responses": lambda: ResponsesProtocol("m", {"input": "x"}, SamplingParams()),
+        "chat": lambda: ChatWriter("m", {"stream_options": {"include_usage": True}}, one_answer()),
+        "messages": lambda: MessagesWriter("m", {}, one_answer()),
+        "ollama": lambda: OllamaChatWriter("m", {}, one_answer()),
+        "responses": lambda: ResponsesWriter("m", {"input": "x"}, one_answer()),
     }
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Progress
-from mlxspec.server.messages_api import MessagesProtocol, messages_request, without_volatile
+from mlxspec.server.messages_api import MessagesWriter, messages_request, without_volatile
+from tests.server.jobs import one_answer
 from tests.server.serving import LONG, QUESTION, Served
 from tests.server.stream_grammar import MessagesGrammar, named_events
 from tests.server.test_sdk import SCHEMA, TOOLS
@@ -225,7 +226,7 @@ def test_a_billing_line_and_a_budget_are_left_out_of_the_system_prompt() -> None
 
 
 def test_pings_come_while_nothing_else_does_and_errors_end_a_stream() -> None:
-    protocol = MessagesProtocol("m")
+    protocol = MessagesWriter("m", {}, one_answer())
     assert protocol.pause() is None  # nothing may stand before message_start
     begun = list(protocol.chunks(Progress(choice=0, num_done=1, num_total=2, num_cached=1, seconds=0.0)))
     failed = list(protocol.failed(ApiError("Busy.", status=503)))

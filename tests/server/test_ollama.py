@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.jobs import one_answer
 from tests.server.serving import QUESTION, Served
 from tests.server.stream_grammar import OllamaGrammar
 from tests.server.test_sdk import SCHEMA, TOOLS
@@ -149,8 +150,8 @@ def test_a_body_without_a_type_is_taken_from_programs_only(thinker: Served) -> N
 
 def test_errors_end_a_stream_with_a_line() -> None:
     from mlxspec.server.errors import ApiError
-    from mlxspec.server.ollama_api import OllamaProtocol
+    from mlxspec.server.ollama_api import OllamaChatWriter
 
-    grammar, protocol = OllamaGrammar(), OllamaProtocol("m", is_chat=True)
+    grammar, protocol = OllamaGrammar(), OllamaChatWriter("m", {}, one_answer())
     grammar.read(b"".join(map(protocol.wire.frame, protocol.failed(ApiError("Busy.", status=503)))))
     assert grammar.state == "end"

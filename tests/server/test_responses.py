@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from planting import catches
 
-from mlxspec.config import SamplingParams
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.pieces import CallArguments, CallStart
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Delta, End
-from mlxspec.server.responses_api import ResponsesProtocol, responses_request, sealed, unsealed
+from mlxspec.server.responses_api import ResponsesWriter, responses_request, sealed, unsealed
 from mlxspec.server.stored_responses import StoredResponses
+from tests.server.jobs import one_answer
 from tests.server.serving import LONG, QUESTION, Served
 from tests.server.stream_grammar import ResponsesGrammar
 from tests.server.test_sdk import SCHEMA, TOOLS
@@ -153,7 +153,7 @@ def test_stored_responses_keep_to_a_budget_and_a_time() -> None:
 
 def test_a_response_that_is_too_large_says_that_it_is_not_stored() -> None:
     store = StoredResponses(10, 60.0)
-    protocol = ResponsesProtocol("m", {"input": "x" * 100}, SamplingParams(), store=store)
+    protocol = ResponsesWriter("m", {"input": "x" * 100}, one_answer(), store=store)
     protocol.take(End(choice=0, reason="stop", cause="end", stats=RequestStats(num_prompt=3)))
     assert protocol.whole()["store"] is False
     assert len(store) == 0
@@ -220,7 +220,7 @@ def test_tools_of_every_type() -> None:
 def test_a_custom_tool_is_called_with_its_text() -> None:
     body = {"input": "x", "tools": TOOLS_OF_CODEX}
     stats = RequestStats(num_prompt=3)
-    protocol, whole = (ResponsesProtocol("m", body, SamplingParams()) for _ in range(2))
+    protocol, whole = (ResponsesWriter("m", body, one_answer()) for _ in range(2))
     pieces = [CallStart(0, "apply_patch"), CallArguments(0, '{"input": "*** '), CallArguments(0, 'Begin"}')]
     updates = [
         Delta(choice=0, pieces=pieces, stats=stats),
@@ -300,7 +300,7 @@ BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions has them"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "tools[0].name is missing."),
     ({"tool_choice": "required"}, "tool_choice", "tool_choice needs tools."),
-    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "tool_choice.type must be one of function, custom."),
+    ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "tool_choice.type must be one of function, custom, allowed_tools."),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "text.format.type must be one of text, json_object, json_schema."),
     ({"regex": "a", "text": {"format": {"type": "json_object"}}}, "regex", "both say what the answer looks like"),
     ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort", "contradict each other"),
@@ -317,7 +317,7 @@ def test_bad_input_is_one_sentence(thinker: Served) -> None:
 
 
 def test_an_error_ends_a_stream_as_the_api_says() -> None:
-    protocol = ResponsesProtocol("m", {"input": "x"}, SamplingParams())
+    protocol = ResponsesWriter("m", {"input": "x"}, one_answer())
     found = [*protocol.begin(), *protocol.failed(ApiError("Busy.", status=503, code="queue_full"))]
     grammar = ResponsesGrammar()
     grammar.read(b"".join(map(protocol.wire.frame, found)))

@@ -89,11 +89,6 @@ def many(kind: Any) -> Any:
     return list[kind]
 
 
-def table(kind: Any) -> Any:
-    """The type of an object with members of this type."""
-    return dict[str, kind]
-
-
 def table_of(kind: Any) -> Any:
     """The type of an object with members of this type."""
     return dict[str, kind]

@@ -79,6 +79,18 @@ class NamedTool(t.Fields):
     function: NamedFunction
 
 
+class AllowedFunctions(t.Fields):
+    mode: Literal["auto", "required"]
+    tools: Annotated[t.Tools[NamedTool], Field(min_length=1)]
+
+
+class AllowedTools(t.Fields):
+    """The model is told of all tools, and may call these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 class JsonSchema(t.Fields):
     name: t.Id | None = None
     description: t.Text | None = None
@@ -107,7 +119,11 @@ class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     top_logprobs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     tools: t.Tools[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: t.Flag = None
     modalities: t.Many[Literal["text"]] | None = None
     # /v1/completions honours a field of this name; a chat's is vLLM's, and means another thing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, RootModel, Tag
 
 from mlxspec.config import MAX_TOP_LOGPROBS
 from mlxspec.server.forms import base as t
@@ -74,6 +74,12 @@ NativeAnswer = t.answer(
     tokens_cached=Count, generation_settings=dict[str, Any], prompt=str, has_new_line=bool, truncated=bool,
     stop_type=Literal["eos", "word", "limit"], **shared.MEASURED,
 )  # fmt: skip
+
+
+class NativeAnswers(RootModel[NativeAnswer | list[NativeAnswer]]):  # type: ignore[valid-type]
+    """One answer, or several in a list."""
+
+
 TokenizeAnswer = t.answer(
     "TokenizeAnswer", tokens=t.many(t.either(Count, t.answer("Piece", id=Count, piece=str | None))), count=Count
 )  # fmt: skip

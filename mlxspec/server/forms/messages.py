@@ -202,8 +202,7 @@ class OutputConfig(t.Fields):
 
 # --- the request
 
-_ONE_ANSWER = "an answer of this API is one message"
-_NO_LOGPROBS = "this API has no place for log-probabilities; /v1/chat/completions has"
+_NO_LOGPROBS = "has no place for log-probabilities; /v1/chat/completions has"
 
 
 class CountTokensRequest(shared.Body, shared.ThinkingFields):
@@ -216,17 +215,12 @@ class CountTokensRequest(shared.Body, shared.ThinkingFields):
     )
     output_config: OutputConfig | None = None
     refused: ClassVar = {
-        **shared.REFUSED,
-        **t.refuse("n n_cmpl", _ONE_ANSWER, 1),
-        **t.refuse("logprobs top_logprobs", _NO_LOGPROBS, *t.OFF),
+        **shared.one_answer("message", _NO_LOGPROBS, "message"),
         **t.refuse("stop", "use stop_sequences", *t.OFF),
         **t.refuse("n_predict max_completion_tokens", "use max_tokens"),
         **t.refuse("stream_options", "usage always comes in a stream", *t.OFF),
         **t.refuse("response_format output_format", "use output_config.format"),
         **t.refuse("parallel_tool_calls", "use tool_choice.disable_parallel_tool_use", True),
-        **t.refuse("continue_final_message", "a last message of the assistant's is continued", True),
-        **t.refuse("add_generation_prompt", "the last message decides", True),
-        **t.refuse("modalities", shared.TEXT_ONLY, ["text"]),
         **t.refuse("mcp_servers", "this server calls no other servers", *t.OFF),
         **t.refuse("container", "this server runs no tools"),
     }

@@ -78,20 +78,15 @@ class OllamaBody(shared.Body, shared.ThinkingFields):
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     options: OllamaOptions | None = None
     refused: ClassVar = {
-        **shared.REFUSED,
+        **shared.one_answer("message", shared.NO_LOGPROBS, "message"),
         **t.refuse(" ".join(f.alias or name for name, f in OllamaOptions.model_fields.items()), "it is one of the options"),
-        **_ONE_ANSWER,
         **t.refuse("context", "use /api/chat and send the conversation", *t.OFF),
         **t.refuse("template", "templates come with the model", *t.OFF),
-        **t.refuse("logprobs top_logprobs", "this API gives no log-probabilities here; /v1/chat/completions does", *t.OFF),
         **t.refuse("tool_choice", "this API has no such field; /v1/chat/completions has", "auto"),
         **t.refuse("parallel_tool_calls", "/v1/chat/completions has it", True),
         **t.refuse("response_format", "use format"),
         **t.refuse("truncate", "a prompt is read whole or refused", False),
         **t.refuse("shift", "the context is not shifted", False),
-        **t.refuse("continue_final_message", "a last message of the assistant's is continued", True),
-        **t.refuse("add_generation_prompt", "the last message decides", True),
-        **t.refuse("modalities", shared.TEXT_ONLY, ["text"]),
         **t.refuse("stream_options", "usage always comes", *t.OFF),
         **t.refuse("max_completion_tokens max_tokens n_predict", "use options.num_predict"),
     }  # fmt: skip

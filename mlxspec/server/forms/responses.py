@@ -52,19 +52,19 @@ class MessageItem(Item):
     content: Content
 
 
-class FunctionCall(Item):
+class CallItem(Item):
     namespace: t.Id | None = None
-    type: Literal["function_call"]
     call_id: t.Name
     name: t.Name
+
+
+class FunctionCall(CallItem):
+    type: Literal["function_call"]
     arguments: t.Text
 
 
-class CustomToolCall(Item):
-    namespace: t.Id | None = None
+class CustomToolCall(CallItem):
     type: Literal["custom_tool_call"]
-    call_id: t.Name
-    name: t.Name
     input: t.Text
 
 
@@ -86,8 +86,15 @@ class ReasoningItem(Item):
     encrypted_content: t.Text | None = None
 
 
+class ItemReference(t.Fields):
+    """An item of a stored response; one that is not stored any more is left out."""
+
+    id: t.Id
+    type: Literal["item_reference"] | None = None
+
+
 ItemLeftOut = Literal[
-    "item_reference", "compaction", "compaction_trigger", "web_search_call", "file_search_call", "computer_call", "computer_call_output",
+    "compaction", "compaction_trigger", "web_search_call", "file_search_call", "computer_call", "computer_call_output",
     "code_interpreter_call", "image_generation_call", "tool_search_call", "tool_search_output", "additional_tools", "local_shell_call",
     "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_list_tools",
     "mcp_call", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
@@ -99,10 +106,10 @@ class OtherItem(t.LeftOut):
 
 
 def _kind_of_item(value: Any) -> Any:
-    """Items without a type are messages."""
+    """Items without a type are messages, those with nothing but an id are references."""
     if not isinstance(value, dict):
         return None
-    kind = value.get("type", "message")
+    kind = value.get("type", "message" if {*value} != {"id"} else "item_reference")
     return "other" if isinstance(kind, str) and kind in get_args(ItemLeftOut) else kind
 
 
@@ -113,6 +120,7 @@ AnyItem = Annotated[
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CustomToolCall, Tag("custom_tool_call")]
     | Annotated[CallOutput, Tag("custom_tool_call_output")]
+    | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind_of_item),
 ]
@@ -152,6 +160,19 @@ class Chosen(t.Fields):
     name: t.Name
 
 
+class Allowed(t.Fields):
+    type: t.Id = Field(description="function or custom; tools of other types are left out")
+    name: t.Name = t.optional()
+
+
+class AllowedResponseTools(t.Fields):
+    """The model is told of all tools, and may call these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[t.Tools[Allowed], Field(min_length=1)]
+
+
 class ReasoningConfig(t.Fields):
     effort: shared.Effort | None = None
     harmless = t.harmless("summary generate_summary", "reasoning is given whole")
@@ -180,7 +201,11 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
     stream_options: t.Fields | None = None
     stop: shared.Word | shared.Words | None = None
     tools: t.Tools[ResponsesTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[Chosen | AllowedResponseTools, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: t.Flag = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
@@ -192,24 +217,17 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
     )
     include: Annotated[t.Many[t.Id], Field(max_length=64)] | None = None
     truncation: Literal["auto", "disabled"] | None = t.optional(
-        "auto is accepted and drops nothing: an input longer than the context is refused"
+        "auto: turns at the beginning of an input that is longer than the context are left out"
     )
     refused: ClassVar = {
-        **shared.REFUSED,
+        **shared.one_answer("response", shared.NO_LOGPROBS, "item"),
         **t.refuse("background", "this server answers while the client waits", False),
         **t.refuse("conversation", "use previous_response_id"),
         **t.refuse("prompt", "prompts are not stored here"),
         **t.refuse("context_management", "a prompt is read whole or refused", *t.OFF),
         **t.refuse("messages", "use input"),
-        **t.refuse("n n_cmpl", "an answer of this API is one response", 1),
         **t.refuse("max_tokens max_completion_tokens n_predict", "use max_output_tokens"),
-        **t.refuse(
-            "logprobs top_logprobs", "this API gives no log-probabilities here; /v1/chat/completions does", *t.OFF
-        ),
         **t.refuse("response_format", "use text.format"),
-        **t.refuse("continue_final_message", "a last message of the assistant's is continued", True),
-        **t.refuse("add_generation_prompt", "the last item decides", True),
-        **t.refuse("modalities", shared.TEXT_ONLY, ["text"]),
     }  # fmt: skip
     harmless: ClassVar = {
         **shared.HARMLESS,
@@ -244,7 +262,7 @@ ResponsesAnswer = t.answer(
     output=t.many(t.either(_Message, _Reasoning, _Call, _CustomCall)),
     usage=_Usage, background=Literal[False], instructions=str | None, max_output_tokens=int | None, metadata=dict[str, Any],
     parallel_tool_calls=bool, previous_response_id=str | None, reasoning=dict[str, Any], store=bool, temperature=float,
-    text=dict[str, Any], tool_choice=str | dict[str, Any], tools=list[dict[str, Any]], top_p=float, truncation=Literal["disabled"],
+    text=dict[str, Any], tool_choice=str | dict[str, Any], tools=list[dict[str, Any]], top_p=float, truncation=Literal["auto", "disabled"],
     **shared.MEASURED,
 )  # fmt: skip
 DeletedResponse = t.answer("DeletedResponse", id=str, object=Literal["response"], deleted=bool)

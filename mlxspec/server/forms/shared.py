@@ -10,41 +10,26 @@ from pydantic import ConfigDict, Field
 
 from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, MAX_DRAFT, Acceptance, Policy
 from mlxspec.server.errors import BadField
-from mlxspec.server.forms.base import (
-    OFF,
-    Fields,
-    Flag,
-    Fraction,
-    Many,
-    Object,
-    Range,
-    Refused,
-    Text,
-    answer,
-    harmless,
-    optional,
-    refuse,
-    table_of,
-)
+from mlxspec.server.forms import base as t
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
 ModelName = Annotated[str, Field(max_length=1000)]
-Penalty = Annotated[float, Range(-100, 100)]
-Factor = Annotated[float, Range(0.01, 100)]
-Budget = Annotated[int, Range(0, MAX_CONTEXT, also=(-1,))]
-Length = Annotated[int, Range(1, MAX_CONTEXT, also=(-1,))]
-DraftLength = Annotated[int, Range(1, MAX_DRAFT)]
-LeastDraft = Annotated[int, Range(0, MAX_DRAFT)]
-Number = Annotated[int, Range(1, MAX_CHOICES)]
+Penalty = Annotated[float, t.Range(-100, 100)]
+Factor = Annotated[float, t.Range(0.01, 100)]
+Budget = Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))]
+Length = Annotated[int, t.Range(1, MAX_CONTEXT, also=(-1,))]
+DraftLength = Annotated[int, t.Range(1, MAX_DRAFT)]
+LeastDraft = Annotated[int, t.Range(0, MAX_DRAFT)]
+Number = Annotated[int, t.Range(1, MAX_CHOICES)]
 Word = Annotated[str, Field(min_length=1, max_length=1000)]
-Words = Annotated[Many[Word], Field(max_length=16)]
+Words = Annotated[t.Many[Word], Field(max_length=16)]
 Grammar = Annotated[str, Field(min_length=1, max_length=100_000)]
 Choices = Annotated[
-    Many[Annotated[str, Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=1000)
+    t.Many[Annotated[str, Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=1000)
 ]
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Range(-100, 100)]],
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, t.Range(-100, 100)]],
     Field(max_length=10_000),
 ]
 Drafter = Literal[DRAFTER_NAMES]  # type: ignore[valid-type]
@@ -53,7 +38,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # --- what becomes of other fields
 
 BOOKKEEPING = "bookkeeping of the client's; nothing is stored here"
-CACHE = harmless("cache_control", "about caching; what is reused never changes an answer")
+CACHE = t.harmless("cache_control", "about caching; what is reused never changes an answer")
 UNREAD = "not part of what a chat template reads"
 NO_SAMPLER = "this server has no such sampler"
 TEXT_ONLY = "this server has text only"
@@ -63,105 +48,121 @@ _NOT_RETURNED = "this server does not return it"
 _TEMPLATE_TELLS = "it is read off the chat template"
 _JSON_SPACE = "white space in JSON is fixed"
 
-REFUSED: dict[str, Refused] = {
+REFUSED: dict[str, t.Refused] = {
     # OpenAI
-    **refuse("functions", "use tools", *OFF),
-    **refuse("function_call", "use tool_choice", "none"),
-    **refuse("audio", TEXT_ONLY),
-    **refuse("web_search_options", "this server does not search"),
-    **refuse("moderation", "this server does not moderate"),
-    **refuse("suffix", "this model cannot fill in", *OFF),
-    **refuse("best_of", "ask for n answers and choose", 1),
+    **t.refuse("functions", "use tools", *t.OFF),
+    **t.refuse("function_call", "use tool_choice", "none"),
+    **t.refuse("audio", TEXT_ONLY),
+    **t.refuse("web_search_options", "this server does not search"),
+    **t.refuse("moderation", "this server does not moderate"),
+    **t.refuse("suffix", "this model cannot fill in", *t.OFF),
+    **t.refuse("best_of", "ask for n answers and choose", 1),
     # other servers' names for OpenAI's reasoning controls
-    **refuse("reasoning", "use reasoning_effort"),
-    **refuse("thinking", "use enable_thinking"),
+    **t.refuse("reasoning", "use reasoning_effort"),
+    **t.refuse("thinking", "use enable_thinking"),
     # samplers of llama.cpp
-    **refuse("dry_multiplier dynatemp_range mirostat xtc_probability", NO_SAMPLER, *OFF),
-    **refuse("top_n_sigma", NO_SAMPLER, -1, 0),
-    **refuse("typical_p", NO_SAMPLER, 1),
-    **refuse("adaptive_target", NO_SAMPLER, -1),
-    **refuse("min_keep", NO_SAMPLER, 0, 1),
-    **refuse("samplers", "the order of samplers is fixed", *OFF),
-    "repeat_last_n": Refused(
+    **t.refuse("dry_multiplier dynatemp_range mirostat xtc_probability", NO_SAMPLER, *t.OFF),
+    **t.refuse("top_n_sigma", NO_SAMPLER, -1, 0),
+    **t.refuse("typical_p", NO_SAMPLER, 1),
+    **t.refuse("adaptive_target", NO_SAMPLER, -1),
+    **t.refuse("min_keep", NO_SAMPLER, 0, 1),
+    **t.refuse("samplers", "the order of samplers is fixed", *t.OFF),
+    "repeat_last_n": t.Refused(
         why="penalties count the whole text",
         neutral=(-1,),
         only_with=("repeat_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     ),
     # the rest of llama.cpp
-    **refuse("chat_format chat_parser generation_prompt reasoning_budget_start_tag reasoning_budget_end_tag", _TEMPLATE_TELLS),
-    **refuse("preserved_tokens reasoning_budget_end_tags", "they are read off the chat template", *OFF),
-    **refuse("grammar_lazy grammar_triggers", "a grammar holds from the first token", *OFF),
-    **refuse("grammar_type", "a grammar is what the request gives"),
-    **refuse("reasoning_budget_message", "nothing is written before the closing tag", *OFF),
-    **refuse("reasoning_control", "thinking cannot be ended while it runs", *OFF),
-    **refuse("reasoning_format", "reasoning comes as reasoning_content", "auto", "deepseek", "deepseek-legacy"),
-    **refuse("parse_tool_calls", "calls come as tool_calls", True),
-    **refuse("lora", _AT_START, *OFF),
-    **refuse("n_indent", "this server does not indent", *OFF),
-    **refuse("n_probs", "use logprobs and top_logprobs", *OFF),
-    **refuse("post_sampling_probs", "log-probabilities are the model's own", *OFF),
-    **refuse("response_fields", "an answer has all its fields", *OFF),
-    **refuse("return_tokens", "use /completion, which returns them", *OFF),
-    **refuse("t_max_predict_ms", "use timeout", -1, 0),
-    **refuse("verbose", "use /apply-template to see the prompt", *OFF),
-    **refuse("speculative.type", "use draft"),
-    **refuse("speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_min_hits ngram_dynamic ngram_static", _AT_START),
-    **refuse("draft_vocab draft_bits draft_kv_bits", _AT_START),
+    **t.refuse("chat_format chat_parser generation_prompt reasoning_budget_start_tag reasoning_budget_end_tag", _TEMPLATE_TELLS),
+    **t.refuse("preserved_tokens reasoning_budget_end_tags", "they are read off the chat template", *t.OFF),
+    **t.refuse("grammar_lazy grammar_triggers", "a grammar holds from the first token", *t.OFF),
+    **t.refuse("grammar_type", "a grammar is what the request gives"),
+    **t.refuse("reasoning_budget_message", "nothing is written before the closing tag", *t.OFF),
+    **t.refuse("reasoning_control", "thinking cannot be ended while it runs", *t.OFF),
+    **t.refuse("reasoning_format", "reasoning comes as reasoning_content", "auto", "deepseek", "deepseek-legacy"),
+    **t.refuse("parse_tool_calls", "calls come as tool_calls", True),
+    **t.refuse("lora", _AT_START, *t.OFF),
+    **t.refuse("n_indent", "this server does not indent", *t.OFF),
+    **t.refuse("n_probs", "use logprobs and top_logprobs", *t.OFF),
+    **t.refuse("post_sampling_probs", "log-probabilities are the model's own", *t.OFF),
+    **t.refuse("response_fields", "an answer has all its fields", *t.OFF),
+    **t.refuse("return_tokens", "use /completion, which returns them", *t.OFF),
+    **t.refuse("t_max_predict_ms", "use timeout", -1, 0),
+    **t.refuse("verbose", "use /apply-template to see the prompt", *t.OFF),
+    **t.refuse("speculative.type", "use draft"),
+    **t.refuse("speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_min_hits ngram_dynamic ngram_static", _AT_START),
+    **t.refuse("draft_vocab draft_bits draft_kv_bits", _AT_START),
     # vLLM
-    **refuse("add_special_tokens", "the chat template writes them", False),
-    **refuse("allowed_token_ids", "use a grammar", *OFF),
-    **refuse("cache_salt", "the prefix cache is shared by all clients; --prefix-budget 0 keeps none"),
-    **refuse("chat_template", "templates come with the model"),
-    **refuse("documents", "put them into a message", *OFF),
-    **refuse("ec_transfer_params kv_transfer_params", "this server runs on one machine"),
-    **refuse("guided_whitespace_pattern", _JSON_SPACE),
-    **refuse("include_reasoning", "leave reasoning_content out where it is read", True),
-    **refuse("include_stop_str_in_output", "a stop string is not part of the answer", *OFF),
-    **refuse("length_penalty", "this server has no beam search", 1),
-    **refuse("use_beam_search", "this server has no beam search", *OFF),
-    **refuse("logits_processors", "code is not taken from requests", *OFF),
-    **refuse("logprob_token_ids", "use top_logprobs"),
-    **refuse("media_io_kwargs mm_processor_kwargs", TEXT_ONLY, *OFF),
-    **refuse("min_tokens", "use ignore_eos with max_tokens, or a grammar", *OFF),
-    **refuse("prompt_logprobs", _NOT_RETURNED),
-    **refuse("return_tokens_as_token_ids", _NOT_RETURNED, *OFF),
-    **refuse("repetition_detection", "use repetition_penalty"),
-    **refuse("return_prompt_text", "use /apply-template", *OFF),
-    **refuse("return_token_ids", "use /tokenize", *OFF),
-    **refuse("skip_special_tokens", "special tokens are no text", True),
-    **refuse("stop_token_ids", "use stop", *OFF),
-    **refuse("truncate_prompt_tokens", "a prompt is read whole or refused", -1),
-    **refuse("vllm_xargs", "this server has no such extensions", *OFF),
-    **refuse("watermarking", "this server does not watermark", *OFF),
+    **t.refuse("add_special_tokens", "the chat template writes them", False),
+    **t.refuse("allowed_token_ids", "use a grammar", *t.OFF),
+    **t.refuse("cache_salt", "the prefix cache is shared by all clients; --prefix-budget 0 keeps none"),
+    **t.refuse("chat_template", "templates come with the model"),
+    **t.refuse("documents", "put them into a message", *t.OFF),
+    **t.refuse("ec_transfer_params kv_transfer_params", "this server runs on one machine"),
+    **t.refuse("guided_whitespace_pattern", _JSON_SPACE),
+    **t.refuse("include_reasoning", "leave reasoning_content out where it is read", True),
+    **t.refuse("include_stop_str_in_output", "a stop string is not part of the answer", *t.OFF),
+    **t.refuse("length_penalty", "this server has no beam search", 1),
+    **t.refuse("use_beam_search", "this server has no beam search", *t.OFF),
+    **t.refuse("logits_processors", "code is not taken from requests", *t.OFF),
+    **t.refuse("logprob_token_ids", "use top_logprobs"),
+    **t.refuse("media_io_kwargs mm_processor_kwargs", TEXT_ONLY, *t.OFF),
+    **t.refuse("min_tokens", "use ignore_eos with max_tokens, or a grammar", *t.OFF),
+    **t.refuse("prompt_logprobs", _NOT_RETURNED),
+    **t.refuse("return_tokens_as_token_ids", _NOT_RETURNED, *t.OFF),
+    **t.refuse("repetition_detection", "use repetition_penalty"),
+    **t.refuse("return_prompt_text", "use /apply-template", *t.OFF),
+    **t.refuse("return_token_ids", "use /tokenize", *t.OFF),
+    **t.refuse("skip_special_tokens", "special tokens are no text", True),
+    **t.refuse("stop_token_ids", "use stop", *t.OFF),
+    **t.refuse("truncate_prompt_tokens", "a prompt is read whole or refused", -1),
+    **t.refuse("vllm_xargs", "this server has no such extensions", *t.OFF),
+    **t.refuse("watermarking", "this server does not watermark", *t.OFF),
 }  # fmt: skip
+
+
+def one_answer(what: str, logprobs: str, last: str) -> dict[str, t.Refused]:
+    """Refusals of an API whose response is one answer. what: how the API calls it. logprobs: why it has no log-probabilities. last: what of
+    the conversation says whether an answer goes on with it."""
+    return {
+        **REFUSED,
+        **t.refuse("n n_cmpl", f"an answer of this API is one {what}", 1),
+        **t.refuse("logprobs top_logprobs", f"this API {logprobs}", *t.OFF),
+        **t.refuse("continue_final_message", "a last message of the assistant's is continued", True),
+        **t.refuse("add_generation_prompt", f"the last {last} decides", True),
+        **t.refuse("modalities", TEXT_ONLY, ["text"]),
+    }
+
+
+NO_LOGPROBS = "gives no log-probabilities here; /v1/chat/completions does"
 HARMLESS: dict[str, str] = {
     # OpenAI
-    **harmless("user store metadata safety_identifier session_id", BOOKKEEPING),
-    **harmless("service_tier id_slot priority", ONE_MACHINE),
+    **t.harmless("user store metadata safety_identifier session_id", BOOKKEEPING),
+    **t.harmless("service_tier id_slot priority", ONE_MACHINE),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), CACHE["cache_control"]),
-    **harmless("prediction", "a hint for speed; n-gram drafters look at the prompt already"),
-    **harmless("verbosity", "a hint that only some of OpenAI's models follow"),
+    **t.harmless("prediction", "a hint for speed; n-gram drafters look at the prompt already"),
+    **t.harmless("verbosity", "a hint that only some of OpenAI's models follow"),
     # llama.cpp
     **dict.fromkeys(("cache_prompt", "n_cache_reuse"), CACHE["cache_control"]),
-    **harmless("n_keep n_discard", "the context is not shifted"),
-    **harmless("t_max_prompt_ms", "llama.cpp does not honour it either"),
-    **harmless("sse_ping_interval", "the server's own interval is 10 s"),
-    **harmless("backend_sampling", "about where sampling runs"),
-    **harmless(
+    **t.harmless("n_keep n_discard", "the context is not shifted"),
+    **t.harmless("t_max_prompt_ms", "llama.cpp does not honour it either"),
+    **t.harmless("sse_ping_interval", "the server's own interval is 10 s"),
+    **t.harmless("backend_sampling", "about where sampling runs"),
+    **t.harmless(
         "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers dynatemp_exponent mirostat_tau mirostat_eta xtc_threshold"
         " adaptive_decay truncation_side",
         "has an effect only beside a field that is refused",
     ),
     # vLLM
-    **harmless("request_id", "the id of an answer is the server's; send X-Request-Id to choose the one in headers and log"),
-    **harmless("guided_decoding_backend", "about which library compiles a grammar"),
-    **harmless("return_mm_kwargs return_token_offsets routed_experts_prompt_start", "only other routes read it"),
-    **harmless("spaces_between_special_tokens", "special tokens are no text"),
-    **harmless("stream_interval", "about how text is cut into chunks"),
+    **t.harmless("request_id", "the id of an answer is the server's; send X-Request-Id to choose the one in headers and log"),
+    **t.harmless("guided_decoding_backend", "about which library compiles a grammar"),
+    **t.harmless("return_mm_kwargs return_token_offsets routed_experts_prompt_start", "only other routes read it"),
+    **t.harmless("spaces_between_special_tokens", "special tokens are no text"),
+    **t.harmless("stream_interval", "about how text is cut into chunks"),
 }  # fmt: skip
 
 
-class Body(Fields):
+class Body(t.Fields):
     """A request that names a model."""
 
     model: ModelName | None = None
@@ -172,116 +173,116 @@ class Body(Fields):
 # --- how an answer is generated
 
 
-class StructuredOutputs(Fields):
+class StructuredOutputs(t.Fields):
     """vLLM's form of the formats."""
 
-    json_: Object | Grammar | None = optional(name="json")
-    json_object: Flag = None
+    json_: t.Object | Grammar | None = t.optional(name="json")
+    json_object: t.Flag = None
     regex: Grammar | None = None
     choice: Choices | None = None
     grammar: Grammar | None = None
     refused: ClassVar = {
-        **refuse("structural_tag", "use tools, or lark"),
-        **refuse("whitespace_pattern", _JSON_SPACE),
-        **refuse("disable_additional_properties", "say additionalProperties in the schema", *OFF),
+        **t.refuse("structural_tag", "use tools, or lark"),
+        **t.refuse("whitespace_pattern", _JSON_SPACE),
+        **t.refuse("disable_additional_properties", "say additionalProperties in the schema", *t.OFF),
     }
-    harmless = harmless("disable_any_whitespace", _JSON_SPACE)
+    harmless = t.harmless("disable_any_whitespace", _JSON_SPACE)
 
 
-class Generation(Fields):
+class Generation(t.Fields):
     """Fields with the same name in every API."""
 
-    return_progress: Flag = optional(
+    return_progress: t.Flag = t.optional(
         "a stream tells how much of the prompt has been read, as llama.cpp's does"
     )
-    timings_per_token: Flag = optional("every chunk of a stream has timings")
-    return_drafted: Flag = optional(
+    timings_per_token: t.Flag = t.optional("every chunk of a stream has timings")
+    return_drafted: t.Flag = t.optional(
         "every chunk of a stream says how many characters at the beginning of its text were drafted, and who drafted them"
     )
     # sampling
-    temperature: Annotated[float, Range(0, 100)] | None = optional(
+    temperature: Annotated[float, t.Range(0, 100)] | None = t.optional(
         "0 takes the most likely token; the default is the server's or the model's"
     )
-    top_p: Annotated[float, Range(0, 1, above=True)] | None = None
-    top_k: Annotated[int, Range(-1, 1 << 30)] | None = optional("0 or -1: off")
-    min_p: Fraction | None = None
+    top_p: Annotated[float, t.Range(0, 1, above=True)] | None = None
+    top_k: Annotated[int, t.Range(-1, 1 << 30)] | None = t.optional("0 or -1: off")
+    min_p: t.Fraction | None = None
     repetition_penalty: Factor | None = None
-    repeat_penalty: Factor | None = optional(
+    repeat_penalty: Factor | None = t.optional(
         "llama.cpp's name of repetition_penalty", same_as="repetition_penalty"
     )
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Range(-(2**63), 2**64 - 1)] | None = optional(
+    seed: Annotated[int, t.Range(-(2**63), 2**64 - 1)] | None = t.optional(
         "the same seed gives the same text, with drafting and without; -1 draws one"
     )
     logit_bias: Biases | None = None
-    ignore_eos: Flag = None
-    bad_words: Annotated[Many[Word], Field(max_length=1000)] | None = None
-    timeout: Annotated[float, Range(0, 1_000_000, above=True)] | None = optional("seconds")
-    thinking_budget: Budget | None = optional("tokens after which thinking is closed; -1: never")
-    thinking_token_budget: Budget | None = optional(same_as="thinking_budget")
-    thinking_budget_tokens: Budget | None = optional(same_as="thinking_budget")
-    reasoning_budget_tokens: Budget | None = optional(same_as="thinking_budget")
+    ignore_eos: t.Flag = None
+    bad_words: Annotated[t.Many[Word], Field(max_length=1000)] | None = None
+    timeout: Annotated[float, t.Range(0, 1_000_000, above=True)] | None = t.optional("seconds")
+    thinking_budget: Budget | None = t.optional("tokens after which thinking is closed; -1: never")
+    thinking_token_budget: Budget | None = t.optional(same_as="thinking_budget")
+    thinking_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
+    reasoning_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
     # formats
-    regex: Grammar | None = optional("the answer matches it")
-    lark: Grammar | None = optional("the answer is of this grammar")
-    json_schema: Object | Grammar | None = optional("the answer is JSON of this schema")
-    grammar: Grammar | None = optional("the answer is of this grammar in GBNF, llama.cpp's form")
-    guided_json: Object | Grammar | None = optional("vLLM's name of json_schema")
-    guided_regex: Grammar | None = optional("vLLM's name of regex")
-    guided_choice: Choices | None = optional("the answer is one of these texts")
-    guided_grammar: Grammar | None = optional("a grammar in GBNF or Lark")
+    regex: Grammar | None = t.optional("the answer matches it")
+    lark: Grammar | None = t.optional("the answer is of this grammar")
+    json_schema: t.Object | Grammar | None = t.optional("the answer is JSON of this schema")
+    grammar: Grammar | None = t.optional("the answer is of this grammar in GBNF, llama.cpp's form")
+    guided_json: t.Object | Grammar | None = t.optional("vLLM's name of json_schema")
+    guided_regex: Grammar | None = t.optional("vLLM's name of regex")
+    guided_choice: Choices | None = t.optional("the answer is one of these texts")
+    guided_grammar: Grammar | None = t.optional("a grammar in GBNF or Lark")
     structured_outputs: StructuredOutputs | None = None
     # drafting
     draft: (
-        bool | Annotated[str, Field(max_length=200)] | Annotated[Many[Drafter], Field(max_length=16)] | None
-    ) = optional(
+        bool | Annotated[str, Field(max_length=200)] | Annotated[t.Many[Drafter], Field(max_length=16)] | None
+    ) = t.optional(
         "off, auto, or drafters in the order in which they are asked, of those that the server has loaded"
     )
     policy: Literal[get_args(Policy)] | None = None  # type: ignore[valid-type]
     acceptance: Literal[get_args(Acceptance)] | None = None  # type: ignore[valid-type]
-    n_max: DraftLength | None = optional("most tokens a model drafts at once")
-    n_min: LeastDraft | None = optional("shorter drafts are dropped")
-    p_min: Fraction | None = optional("a draft ends before a token less probable than this")
+    n_max: DraftLength | None = t.optional("most tokens a model drafts at once")
+    n_min: LeastDraft | None = t.optional("shorter drafts are dropped")
+    p_min: t.Fraction | None = t.optional("a draft ends before a token less probable than this")
     # llama.cpp's names for the same
-    speculative_n_max: DraftLength | None = optional(name="speculative.n_max", same_as="n_max")
-    speculative_n_min: LeastDraft | None = optional(name="speculative.n_min", same_as="n_min")
-    speculative_p_min: Fraction | None = optional(name="speculative.p_min", same_as="p_min")
+    speculative_n_max: DraftLength | None = t.optional(name="speculative.n_max", same_as="n_max")
+    speculative_n_min: LeastDraft | None = t.optional(name="speculative.n_min", same_as="n_min")
+    speculative_p_min: t.Fraction | None = t.optional(name="speculative.p_min", same_as="p_min")
     refused = REFUSED
     harmless = HARMLESS  # fmt: skip
 
 
-class StreamOptions(Fields):
-    include_usage: Flag = None
-    refused = refuse("continuous_usage_stats", "use timings_per_token", *OFF)
-    harmless = harmless("include_obfuscation", "padding against listeners on a network")
+class StreamOptions(t.Fields):
+    include_usage: t.Flag = None
+    refused = t.refuse("continuous_usage_stats", "use timings_per_token", *t.OFF)
+    harmless = t.harmless("include_obfuscation", "padding against listeners on a network")
 
 
 class Continued(Body, Generation):
     """What OpenAI's chat completions, its completions and llama.cpp's completion share."""
 
-    stream: Flag = None
+    stream: t.Flag = None
     stop: Word | Words | None = None
-    max_tokens: Length | None = optional("-1: to the context's end")
-    n_predict: Length | None = optional("llama.cpp's name of max_tokens", same_as="max_tokens")
+    max_tokens: Length | None = t.optional("-1: to the context's end")
+    n_predict: Length | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
     n: Number | None = None
-    n_cmpl: Number | None = optional("llama.cpp's name of n", same_as="n")
+    n_cmpl: Number | None = t.optional("llama.cpp's name of n", same_as="n")
 
 
-class TemplateVariables(Fields):
+class TemplateVariables(t.Fields):
     """Variables of the chat template about thinking."""
 
     model_config = ConfigDict(extra="forbid")
-    enable_thinking: Flag = None
-    preserve_thinking: Flag = optional("keep the reasoning of earlier turns in the prompt")
+    enable_thinking: t.Flag = None
+    preserve_thinking: t.Flag = t.optional("keep the reasoning of earlier turns in the prompt")
     reasoning_effort: Effort | None = None
 
 
-class ThinkingFields(Fields):
+class ThinkingFields(t.Fields):
     """The same at the top of a body."""
 
-    enable_thinking: Flag = None
-    preserve_thinking: Flag = optional("keep the reasoning of earlier turns in the prompt")
+    enable_thinking: t.Flag = None
+    preserve_thinking: t.Flag = t.optional("keep the reasoning of earlier turns in the prompt")
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
@@ -309,44 +310,46 @@ def canonical(body: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- images; they are taken out of a body before it is checked (images.py), and these describe them to readers
 
-MaxPixels = Annotated[int, Range(1, 1 << 40)]
+MaxPixels = Annotated[int, t.Range(1, 1 << 40)]
 DataUrl = Annotated[str, Field(description="a data: URL with base64; other URLs are refused")]
 Base64 = Annotated[str, Field(description="base64 of an image's file")]
 _PIXELS = "pixels of an image after resizing, below the server's max_image_pixels"
 
 
-class Sized(Fields):
-    max_pixels: MaxPixels | None = optional(_PIXELS)
+class Sized(t.Fields):
+    max_pixels: MaxPixels | None = t.optional(_PIXELS)
 
 
 class Detailed(Sized):
-    detail: Literal["auto", "low", "high"] | None = optional("low: 512 x 512 pixels")
+    detail: Literal["auto", "low", "high"] | None = t.optional("low: 512 x 512 pixels")
 
 
-class TextBlock(Fields):
+class TextBlock(t.Fields):
     type: Literal["text"]
-    text: Text
-    harmless = CACHE | harmless("annotations citations", UNREAD)
+    text: t.Text
+    harmless = CACHE | t.harmless("annotations citations", UNREAD)
 
 
 # --- parts of answers
 
 Count = Annotated[int, Field(ge=0)]
-Usage = answer(
+Usage = t.answer(
     "Usage", prompt_tokens=Count, completion_tokens=Count, total_tokens=Count,
-    prompt_tokens_details=answer("PromptDetails", cached_tokens=Count),
+    prompt_tokens_details=t.answer("PromptDetails", cached_tokens=Count),
 )  # fmt: skip
-Timings = answer(
+Timings = t.answer(
     "Timings", "draft_n draft_n_accepted",
     cache_n=Count, prompt_n=Count, prompt_ms=float, prompt_per_token_ms=float, prompt_per_second=float,
     predicted_n=Count, predicted_ms=float, predicted_per_token_ms=float, predicted_per_second=float, draft_n=Count, draft_n_accepted=Count,
 )  # fmt: skip
-_Drafted = answer("Drafted", drafted=Count, accepted=Count)
-Drafting = answer(
-    "Drafting", drafters=table_of(_Drafted), rounds=Count, tokens_per_round=float,
+_Drafted = t.answer("Drafted", drafted=Count, accepted=Count)
+Drafting = t.answer(
+    "Drafting", drafters=t.table_of(_Drafted), rounds=Count, tokens_per_round=float,
     seeds=list[int], notices=list[str],
 )  # fmt: skip
 MEASURED: dict[str, Any] = {"timings": Timings, "mlxspec": Drafting}
 HEAD: dict[str, Any] = {"id": str, "created": int, "model": str, "system_fingerprint": str}
-Error = answer("Error", error=answer("ErrorBody", message=str, type=str, param=str | None, code=str | None))
-Counted = answer("Counted", object=str, input_tokens=Count)
+Error = t.answer(
+    "Error", error=t.answer("ErrorBody", message=str, type=str, param=str | None, code=str | None)
+)
+Counted = t.answer("Counted", object=str, input_tokens=Count)

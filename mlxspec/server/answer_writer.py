@@ -1,0 +1,200 @@
+"""What writers of answers share: each turns the updates of a job into the objects of one API, and its wire says how these become bytes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlxspec.server.blocks import Answer, BlockEvent
+from mlxspec.server.errors import ApiError
+from mlxspec.server.job_run import Delta, End, Progress, Update
+from mlxspec.server.request_parsing import Job
+from mlxspec.server.usage import Extras, drafting, progress, timings, usage
+
+if TYPE_CHECKING:
+    from mlxspec.engine.stats import RequestStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """How a stream's objects become bytes. comment: a text that clients ignore, None where the format has no comments."""
+
+    media: str
+    frame: Callable[[Any], bytes]
+    last: bytes = b""
+    comment: Callable[[str], bytes] | None = None
+
+
+def encode(value: Any) -> str:
+    """As JSON. Large values take long, and need not be written in the event loop."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _data(value: Any) -> bytes:
+    return f"data: {encode(value)}\n\n".encode()
+
+
+def _named(value: Any) -> bytes:
+    """An event that is called after the value's member `type`."""
+    return f"event: {value['type']}\n".encode() + _data(value)
+
+
+def _comment(text: str) -> bytes:
+    return f": {text}\n\n".encode()
+
+
+EVENTS, JSON_LINES = "text/event-stream", "application/x-ndjson"
+DATA = Wire(media=f"{EVENTS}; charset=utf-8", frame=_data, last=b"data: [DONE]\n\n", comment=_comment)
+DATA_WITHOUT_DONE = Wire(media=f"{EVENTS}; charset=utf-8", frame=_data, comment=_comment)
+NAMED_EVENTS = Wire(media=f"{EVENTS}; charset=utf-8", frame=_named, comment=_comment)
+LINES = Wire(media=JSON_LINES, frame=lambda value: encode(value).encode() + b"\n")
+
+
+class AnswerWriter:
+    """One response to a checked body. Streamed: `begin`, `chunks` for each update, `pause` when there was none for a while, `end`; `failed`
+    in place of the rest where an error ends it. Whole: `take` for each update, then `whole`.
+
+    An API says how it writes progress, the events of blocks (or a whole Delta), the end of an answer, and the whole. call_prefix: what ids
+    of calls begin with.
+    """
+
+    wire: Wire = DATA
+    call_prefix = "call_"
+
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        self._model, self._body, self._job = model, body, job
+        self._wanted = Extras.of(body)
+        self._answers = [Answer(number, self.call_prefix) for number in range(len(job.asks))]
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
+        answer = self._answers[update.choice]
+        if isinstance(update, Progress):
+            if self._wanted.progress:
+                yield self._progressed(update)
+        elif isinstance(update, Delta):
+            yield from self._grown(answer, update)
+        else:
+            answer.end = update
+            for event in answer.close():
+                yield from self._written(event, {})
+            yield from self._ended(answer, update)
+
+    def pause(self) -> dict[str, Any] | None:
+        """An object that tells the client that the server is there; None: the wire's comment does."""
+        return None
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        yield error.body
+
+    def take(self, update: Update) -> None:
+        if isinstance(update, Delta):
+            self._answers[update.choice].take(update)
+        elif isinstance(update, End):
+            self._answers[update.choice].end = update
+
+    def whole(self) -> Any:
+        """Of answers that have ended."""
+        raise NotImplementedError
+
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        """The object for a piece of the prompt that has been read."""
+        raise NotImplementedError
+
+    def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
+        """The objects for more of an answer."""
+        for place, event in answer.take(update):
+            yield from self._written(event, self._wanted.beside(update, place))
+
+    def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The objects for what happened to a block. beside: members for the one that holds its text."""
+        yield from ()
+
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
+        """The last objects of an answer."""
+        raise NotImplementedError
+
+    def _stats(self) -> list[RequestStats]:
+        """Of the answers that have ended, in order."""
+        return [answer.end.stats for answer in self._answers if answer.end is not None]
+
+    def _measured(self) -> dict[str, Any]:
+        """What this server says beside the API's own fields."""
+        stats = self._stats()
+        return {"timings": timings(stats), "mlxspec": drafting(stats, self._job.notices)}
+
+
+class SingleWriter(AnswerWriter):
+    """A response that is one answer."""
+
+    @property
+    def _answer(self) -> Answer:
+        return self._answers[0]
+
+    def whole(self) -> dict[str, Any]:
+        if self._answer.end is None:
+            raise RuntimeError("an answer that is whole has ended")
+        return self._whole(self._answer.end)
+
+    def _whole(self, end: End) -> dict[str, Any]:
+        """The answer as one object."""
+        raise NotImplementedError
+
+
+class ChoicesWriter(AnswerWriter):
+    """A response of OpenAI's older routes, whose answers are its choices. id_prefix: what its id begins with. kind, chunk_kind: the member
+    `object`, whole and in a stream. nothing: what a chunk without text says."""
+
+    id_prefix: str
+    kind: str
+    chunk_kind: str
+    nothing: Mapping[str, Any]
+
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        name, created = f"{self.id_prefix}{secrets.token_hex(12)}", int(time.time())
+        self._head = {"id": name, "created": created, "model": model, "system_fingerprint": job.fingerprint}
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        if self._wanted.usage:
+            yield {**self._head, "object": self.chunk_kind, "choices": [], **self._used()}
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {"index": a.number, **self._said(a), "finish_reason": self._reason(a.end)} for a in self._answers
+        ]
+        return {**self._head, "object": self.kind, "choices": choices, **self._used()}
+
+    def _said(self, answer: Answer) -> dict[str, Any]:
+        """What a whole answer says, and its log-probabilities."""
+        raise NotImplementedError
+
+    def _reason(self, end: End | None) -> str | None:
+        return None if end is None else end.reason
+
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        return self._chunk(update.choice, self.nothing) | {"prompt_progress": progress(update)}
+
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
+        is_last = len(self._stats()) == len(self._answers)
+        last = self._chunk(answer.number, self.nothing, reason=self._reason(end))
+        yield last | (self._measured() if is_last else {})
+
+    def _used(self) -> dict[str, Any]:
+        return {"usage": usage(self._stats(), self._job.num_prompts), **self._measured()}
+
+    def _chunk(
+        self, number: int, said: Mapping[str, Any], *, reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        choice = {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
+        chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
+        return {**chunk, "usage": None} if self._wanted.usage else chunk

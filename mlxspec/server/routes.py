@@ -1,0 +1,78 @@
+"""Every route: its path, what it is called, and the forms of its requests and of its answers. The handlers (app.py) and the description
+(openapi.py) are made from this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlxspec.server.answer_writer import EVENTS, JSON_LINES
+from mlxspec.server.forms import chat, completions, messages, models, ollama, responses, shared
+from mlxspec.server.forms.base import Fields
+
+PAGE_FOLDER = "/page/"  # files of the page at /
+
+
+@dataclass(frozen=True)
+class RouteForm:
+    """name: of the operation, and, behind an underscore, of the method of `Server` that answers. form: of a body, where one is read.
+    answer: a form, a JSON schema, or the media types of what is no JSON. stream: its media type. statuses: of errors, beside those of every
+    route."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    name: str
+    summary: str
+    answer: Any
+    form: type[Fields] | None = None
+    stream: str | None = None
+    statuses: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Those of OpenAI's and Anthropic's APIs have a twin under /v1."""
+        is_own = self.path.startswith(("/api/", PAGE_FOLDER)) or self.path == "/"
+        return (self.path,) if is_own else (f"/v1{self.path}", self.path)
+
+
+def _post(
+    path: str, name: str, summary: str, form: type[Fields], answer: Any, stream: str | None = None
+) -> RouteForm:
+    statuses = ("400", "404", "408", "413", "415", "500", "503")
+    return RouteForm("POST", path, name, summary, answer, form, stream, statuses)
+
+
+def _get(path: str, name: str, summary: str, answer: Any, *statuses: str) -> RouteForm:
+    return RouteForm("GET", path, name, summary, answer, statuses=statuses)
+
+
+ROUTES: tuple[RouteForm, ...] = (
+    _post("/chat/completions", "chat", "Answer a conversation.", chat.ChatCompletionRequest, chat.ChatAnswer, EVENTS),
+    _post("/completions", "complete", "Continue a text.", completions.CompletionRequest, completions.CompletionAnswer, EVENTS),
+    _post("/tokenize", "tokenize", "Token ids of a text or a conversation.", completions.TokenizeRequest, completions.TokenizeAnswer),
+    _post("/detokenize", "detokenize", "Text of token ids.", completions.DetokenizeRequest, models.ContentAnswer),
+    _post("/apply-template", "template", "The prompt that a conversation becomes.", chat.ChatCompletionRequest, models.PromptAnswer),
+    _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
+    _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),
+    _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages.MessagesRequest, messages.MessagesAnswer, EVENTS),
+    _post("/messages/count_tokens", "count_message", "How many tokens its prompt has.", messages.CountTokensRequest, messages.CountAnswer),
+    _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses.ResponsesRequest,
+          responses.ResponsesAnswer, EVENTS),
+    _post("/responses/input_tokens", "count_response", "How many tokens its prompt has.", responses.ResponsesRequest, shared.Counted),
+    _post("/api/chat", "ollama_chat", "Answer a conversation, in Ollama's form.", ollama.OllamaChatRequest, ollama.OllamaChatAnswer,
+          JSON_LINES),
+    _post("/api/generate", "ollama_generate", "Answer a prompt.", ollama.OllamaGenerateRequest, ollama.OllamaGenerateAnswer, JSON_LINES),
+    _post("/api/show", "ollama_show", "What a model can do.", ollama.OllamaShowRequest, ollama.OllamaShown),
+    _get("/", "page", "A page to chat on.", ("text/html",)),
+    _get(PAGE_FOLDER + "{name}", "page_file", "A file of the page.", ("text/*", "image/svg+xml"), "404"),
+    _get("/responses/{name}", "response", "A stored response.", responses.ResponsesAnswer, "404"),
+    RouteForm("DELETE", "/responses/{name}", "delete_response", "Drop a stored response.", responses.DeletedResponse, statuses=("404",)),
+    _get("/models", "models", "The models of this server.", models.ModelsAnswer),
+    _get("/models/{name:path}", "model", "One of them.", models.ModelAnswer, "404"),
+    _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503"),
+    _get("/limits", "limits", "Bounds on the work that a client may cause.", {"type": "object"}),
+    _get("/metrics", "metrics", "Counters for Prometheus.", ("text/plain",)),
+    _get("/openapi.json", "openapi", "This description.", {"type": "object"}),
+    _get("/api/tags", "ollama_tags", "The models of this server.", ollama.OllamaTags),
+    _get("/api/version", "ollama_version", "Its version.", ollama.OllamaVersion),
+)  # fmt: skip
