@@ -24,6 +24,9 @@ class NoiseStream(IntEnum):
     ACCEPT = 0x3B67AE8584CAA73B  # whether a draft is accepted
 
 
+_WORD = (1 << 64) - 1
+
+
 class Shifted(NamedTuple):
     """Positions that only the device knows: first[i] + by[i], by (N,) int32 in 0..most."""
 
@@ -39,19 +42,30 @@ def gumbel(
     seeds: Sequence[int], positions: Positions, vocab_size: int, stream: NoiseStream = NoiseStream.TARGET
 ) -> mx.array:
     """(N, V) float32, row i for seeds[i] and position i (the index, in prompt and answer together, of the token to be drawn)."""
-    keys = _keys(seeds, positions, stream)
-    if len(seeds) == 1:
-        return mx.random.gumbel((1, vocab_size), key=keys[0])
+    return _compiled_gumbel(keys_of(seeds, positions, [stream] * len(seeds)), vocab_size)
+
+
+def _gumbel(keys: mx.array, vocab_size: int) -> mx.array:
+    if keys.shape[0] == 1:
+        return mx.random.gumbel((1, vocab_size), key=keys.reshape(2))
     return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
 
 
-def _keys(seeds: Sequence[int], positions: Positions, stream: NoiseStream) -> mx.array:
-    """(N, 2) uint32. Where only the device knows the positions, it picks from the keys of all that are possible."""
+_compiled_gumbel = mx.compile(_gumbel)
+
+
+def keys_of(seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream]) -> mx.array:
+    """(N, 2) uint32, of each position with its stream. Where only the device knows the positions, it picks from the keys of all that are
+    possible."""
     if not isinstance(positions, Shifted):
-        return _halves(_words(seeds, positions, stream))
+        return _halves(_words(seeds, positions, streams))
     first, by, most = positions
     shifts = range(most + 1)
-    words = _words([s for s in seeds for _ in shifts], [p + i for p in first for i in shifts], stream)
+    words = _words(
+        [s for s in seeds for _ in shifts],
+        [p + i for p in first for i in shifts],
+        [s for s in streams for _ in shifts],
+    )
     return _halves(words)[mx.arange(len(first)) * (most + 1) + by]
 
 
@@ -63,15 +77,17 @@ def _halves(words: NDArray[np.uint64]) -> mx.array:
 
 def uniform(seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream) -> mx.array:
     """(N,) float32 in [0, 1), in steps of 2^-24."""
-    words = _words(seeds, positions, stream)
+    words = _words(seeds, positions, [stream] * len(seeds))
     return mx.array((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
 
 
-def _words(seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream) -> NDArray[np.uint64]:
+def _words(
+    seeds: Sequence[int], positions: Sequence[int], streams: Sequence[NoiseStream]
+) -> NDArray[np.uint64]:
     """(N,) 64 random bits."""
     if len(seeds) != len(positions):
         raise ValueError(f"{len(seeds)} seeds for {len(positions)} positions")
-    seed = np.asarray([s & 0xFFFFFFFFFFFFFFFF for s in seeds], np.uint64) ^ np.uint64(stream)
+    seed = np.asarray([(s & _WORD) ^ stream for s, stream in zip(seeds, streams, strict=True)], np.uint64)
     return _mix(_mix(seed) ^ np.asarray(positions, np.uint64))
 
 

@@ -11,15 +11,23 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlxspec.config import DraftSampling
+from mlxspec.sampling import survivors
 from mlxspec.sampling.bits import Bits
-from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_of
-from mlxspec.sampling.noise import NoiseStream, Positions, gumbel
+from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_at, positions_of
+from mlxspec.sampling.noise import NoiseStream, Positions, gumbel, keys_of
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.scores import DraftedBefore, processed, scored
+from mlxspec.sampling.scores import DraftedBefore, processed, scored, spread, truncated
 
 # arrays (n, V) of float32 that sampling n positions holds at once, where nothing is fused: for penalties, for masks, for drawing, and
 # beside that for top-p and for rejection; and what of penalties and masks is left when those begin
 _PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED, _LEFT = 7, 3, 4, 8, 5, 2
+
+_STREAMS: dict[DraftSampling, NoiseStream | None] = {
+    "argmax": None,
+    "shared": NoiseStream.TARGET,
+    "independent": NoiseStream.DRAFT,
+}
 
 
 class Drawn(NamedTuple):
@@ -89,7 +97,23 @@ class BatchSampler:
         """`sample` in one block: its plain twin."""
         if self._is_greedy(owners):
             return mx.argmax(processed(self.rows, logits, owners, drafts, masks), axis=-1).astype(mx.int32)
-        return self.choose(self.scores(logits, owners, drafts, masks), owners, positions)
+        given = processed(self.rows, logits, owners, drafts, masks)
+        vocab = logits.shape[1]
+        by_survivors = [survivors.has_survivors(self.rows[o].params, vocab) for o in owners]
+        parts: list[mx.array] = []
+        order: list[int] = []
+        for is_so, draw in ((True, self._drawn_of_survivors), (False, self._drawn_of_all)):
+            places = [i for i, so in enumerate(by_survivors) if so == is_so]
+            if len(places) == len(owners):
+                return draw(given, owners, positions)
+            if places:
+                some = given[mx.array(places)]
+                parts.append(draw(some, [owners[i] for i in places], positions_at(positions, places)))
+                order += places
+        return mx.concatenate(parts)[mx.array(sorted(range(len(order)), key=order.__getitem__))]
+
+    def _drawn_of_all(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:
+        return self.choose(truncated(self.rows, logits, owners), owners, positions)
 
     def scores(
         self,
@@ -133,16 +157,40 @@ class BatchSampler:
         ways = {r.drafts_by for r in used if not r.is_greedy}
         if ways <= {"argmax"}:
             return Drawn(_likeliest(processed(self.rows, logits, owners, ids=ids), ids), None)
+        keeps = any(r.keeps_drafts and r.drafts_by != "argmax" for r in used)
+        width = logits.shape[1]
+        if not keeps and all(survivors.has_survivors(r.params, width) for r in used):
+            given = processed(self.rows, logits, owners, ids=ids)
+            streams = [_STREAMS[r.drafts_by] for r in used]
+            return Drawn(self._drawn_of_survivors(given, owners, positions, streams, ids), None)
         scores = self.scores(logits, owners, ids=ids)
         tokens = _likeliest(scores, ids)
-        for way, stream in (("shared", NoiseStream.TARGET), ("independent", NoiseStream.DRAFT)):
-            if way in ways:
+        for way, stream in _STREAMS.items():
+            if way in ways and stream is not None:
                 drawn = self.choose(scores, owners, positions, stream, ids)
                 mine = mx.array([r.drafts_by == way for r in used])
                 tokens = drawn if len(ways) == 1 else mx.where(mine, drawn, tokens)
-        if not any(r.keeps_drafts and r.drafts_by != "argmax" for r in used):
+        if not keeps:
             return Drawn(tokens, None)
         return Drawn(tokens, scores if ids is None else spread(scores, ids, self.vocab_size))
+
+    def _drawn_of_survivors(
+        self,
+        logits: mx.array,
+        owners: Sequence[int],
+        positions: Positions,
+        streams: Sequence[NoiseStream | None] | None = None,
+        ids: mx.array | None = None,
+    ) -> mx.array:
+        """Tokens (N,): what `choose` draws from `truncated` logits. streams: the noise of each position, None for its likeliest token;
+        None for the target's everywhere."""
+        used = [self.rows[o] for o in owners]
+        streams = streams or [NoiseStream.TARGET] * len(used)
+        streams = [None if r.is_greedy else s for r, s in zip(used, streams, strict=True)]
+        keys = keys_of([r.seed for r in used], positions, [s or NoiseStream.TARGET for s in streams])
+        noisy = _column([s is not None for s in streams]) if None in streams else None
+        asked = survivors.cuts([r.params for r in used], logits.shape[1])
+        return survivors.draw(logits, asked, keys, noisy, self.vocab_size, ids)
 
     @property
     def needs_drafts(self) -> bool:
@@ -158,14 +206,15 @@ def confidence(logits: mx.array) -> mx.array:
 
     The difference is taken in float32: logits of 16 bits are spaced up to 6 % apart near 10.
     """
+    return _compiled_confidence(logits)
+
+
+def _confidence(logits: mx.array) -> mx.array:
     logits = logits.astype(mx.float32)
     return mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
 
 
-def spread(logits: mx.array, ids: mx.array, vocab_size: int) -> mx.array:
-    """Logits or scores (N, R) of the tokens ids (R,) as those of all, (N, V): -inf for all others."""
-    everything = mx.full((logits.shape[0], vocab_size), -mx.inf, logits.dtype)
-    return mx.put_along_axis(everything, mx.broadcast_to(ids[None], logits.shape), logits, axis=-1)
+_compiled_confidence = mx.compile(_confidence)
 
 
 def _column(values: Sequence[bool]) -> mx.array:

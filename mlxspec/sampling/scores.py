@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from mlxspec.sampling.bits import Bits, num_words, unpack
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.truncate import top_k_floor, top_p_floor
-
-_COLDEST = 1e-6  # as good as greedy; float32 logits over much less would be infinite
+from mlxspec.sampling.survivors import COLDEST, cuts, survivors
+from mlxspec.sampling.truncate import top_p_floor
 
 
 def scored(
@@ -30,9 +29,22 @@ def scored(
     ids: mx.array | None = None,
 ) -> mx.array:
     """(N, V) float32: logits of what tokens are drawn from; a greedy row's are tempered by 1. Arguments: see `processed`."""
-    used = Positioned(rows, owners)
-    logits = processed(rows, logits, owners, drafts, masks, ids)
-    return _truncate(logits, _temper(logits.astype(mx.float32), used), used)
+    return truncated(rows, processed(rows, logits, owners, drafts, masks, ids), owners)
+
+
+def truncated(rows: Sequence[RowSampler], logits: mx.array, owners: Sequence[int]) -> mx.array:
+    """`scored` of `processed` logits."""
+    used, vocab = Positioned(rows, owners), logits.shape[1]
+    ranked = [i for i, p in enumerate(used.params) if p.temperature > 0.0 and 0 < p.top_k < vocab]
+    if len(ranked) == len(owners):
+        found = survivors(logits, cuts(used.params, vocab))
+        return spread(found.scores, found.ids, vocab)
+    scores = _truncate(logits, _temper(logits.astype(mx.float32), used), used)
+    if ranked:
+        places = mx.array(ranked)
+        found = survivors(logits[places], cuts([used.params[i] for i in ranked], vocab))
+        scores[places] = spread(found.scores, found.ids, vocab)
+    return scores
 
 
 def processed(
@@ -136,38 +148,34 @@ def _penalize(
 def _temper(logits: mx.array, used: Positioned) -> mx.array:
     if all(r.is_greedy or r.params.temperature == 1.0 for r in used.rows):
         return logits
-    return logits / used.column(lambda r: 1.0 if r.is_greedy else max(float(r.params.temperature), _COLDEST))
+    return logits / used.column(lambda r: 1.0 if r.is_greedy else max(float(r.params.temperature), COLDEST))
 
 
 def _truncate(logits: mx.array, tempered: mx.array, used: Positioned) -> mx.array:
-    """`tempered` with every score below the highest of a position's thresholds made impossible. Ties at a threshold all stay.
+    """`tempered` with every score below top-p's and min-p's thresholds of its position made impossible. Ties at a threshold all stay.
 
-    logits (N, V): what was tempered, in any float type. Only positions that ask for a threshold are searched for it; those that take the
-    likeliest token ask for none.
+    logits (N, V): what was tempered, in any float type. Only positions that draw by top-p without top-k are searched for its threshold.
     """
-    vocab = logits.shape[1]
-    params = used.params
-    drawn = [i for i, p in enumerate(params) if p.temperature > 0.0]
-    ranked = [i for i in drawn if 0 < params[i].top_k < vocab]
-    shared = [i for i in drawn if params[i].top_p < 1.0 and not 0 < params[i].top_k < vocab]
+    params, vocab = used.params, tempered.shape[1]
+    places = [
+        i for i, p in enumerate(params) if p.top_p < 1.0 and p.temperature > 0.0 and not 0 < p.top_k < vocab
+    ]
     floor: mx.array | None = None
-    for places in (ranked, shared):
-        if not places:
-            continue
+    if places:
         some = len(places) < len(params)
         x, scores = (a[mx.array(places)] if some else a for a in (logits, tempered))
-        shares = [float(params[i].top_p) for i in places]
-        if places is ranked:
-            found = top_k_floor(x, scores, [params[i].top_k for i in places], shares)
-        else:
-            found = top_p_floor(x, scores, shares)
+        floor = top_p_floor(x, scores, [float(params[i].top_p) for i in places])
         if some:
-            floor = mx.full((len(params), 1), -mx.inf) if floor is None else floor
+            found, floor = floor, mx.full((len(params), 1), -mx.inf)
             floor[mx.array(places)] = found
-        else:
-            floor = found
     if any(p.min_p > 0.0 for p in params):
         logs = used.column(lambda r: math.log(r.params.min_p) if r.params.min_p > 0.0 else -math.inf)
         least = mx.max(tempered, axis=-1, keepdims=True) + logs
         floor = least if floor is None else mx.maximum(floor, least)
     return tempered if floor is None else mx.where(tempered < floor, -mx.inf, tempered)
+
+
+def spread(scores: mx.array, ids: mx.array, vocab_size: int) -> mx.array:
+    """Logits or scores (N, R) of the tokens ids (R,) or (N, R) as those of all, (N, V): -inf for all others."""
+    everything = mx.full((scores.shape[0], vocab_size), -mx.inf, scores.dtype)
+    return mx.put_along_axis(everything, mx.broadcast_to(ids, scores.shape), scores, axis=-1)

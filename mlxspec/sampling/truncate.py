@@ -2,7 +2,8 @@
 
 Definitions, for the scores x of one position, each a float; equal scores are ties:
 
-    top-k   a token stays if fewer than k tokens have a higher score. Ties at the k-th place all stay.
+    top-k   a token stays if fewer than k tokens have a higher score. Ties at the k-th place stay, as far as there is room: of `room(k)`
+            tokens in all, the lower ids first.
     top-p   a token stays if the tokens with a higher score hold less than the share p of all mass. With top-k, all mass is that of the
             k first places. Ties at the last place all stay, and the likeliest token always does.
     likeliest n   the n first tokens by score; of ties the lower ids come first.
@@ -13,19 +14,27 @@ not depend on the order of its terms: every way to find a threshold finds the sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 _SHARE = 30  # bits of a share p
+ONE = 1 << _SHARE  # all of it, in its units
 _WEIGHT = 40  # bits of the likeliest token's weight; 2^23 of them fit into an int64
 _PROBABILITY = 31  # bits of probability 1; one and what rounding adds fit into a uint32
-_LANES = 16  # numbers: CPUs may compute what is left over of so many in another way, which must not depend on the other positions
 _SORTED_AT_MOST = 8192  # tokens: sorting so few takes less than counting the digits of their scores
 _DIGIT = 16  # bits of a digit of a score
 _DIGITS = 1 << _DIGIT
+
+
+def room(k: Any) -> Any:
+    """How many tokens may stay by top-k, ties included: k and 8 to 23 more. k and result: a number, or an array of integers.
+
+    They are a multiple of 16, because CPUs compute what is left over of so many numbers in another way, and nothing may depend on that.
+    """
+    return (k + 23) // 16 * 16
 
 
 def numbers_held(vocab_size: int) -> int:
@@ -34,69 +43,124 @@ def numbers_held(vocab_size: int) -> int:
 
 
 def largest(x: mx.array, num: int) -> mx.array:
-    """(N, V) floats -> (N, num) int32: ids of the `num` highest scores, highest first, of ties the lower id first; 1 <= num <= V.
+    """(N, V) floats -> (N, num) int32: ids of the `num` highest scores, as `highest` orders them."""
+    return highest(x, num)[0]
+
+
+def highest(x: mx.array, num: int) -> tuple[mx.array, mx.array]:
+    """(N, V) floats -> (N, num) int32 and (N, num) of x's dtype: ids and values of the `num` highest scores, highest first, of ties the
+    lower id first; 1 <= num <= V.
 
     The `num` highest scores lie in the `num` blocks of ids whose highest scores are highest. So only the maxima of all blocks and the
     contents of these blocks are sorted, about 2 sqrt(V num) numbers a position.
     """
     vocab = x.shape[1]
-    size = max(1, math.isqrt(vocab // num))  # of a block
+    size = (
+        1 << (max(1, vocab // num).bit_length() - 1) // 2
+    )  # of a block: a power of two, so that real vocabularies leave no rest
     num_blocks, rest = divmod(vocab, size)
     if 2 * (num_blocks + size * num) > vocab:
-        return _ranked(x, mx.arange(vocab)[None])[:, :num]
-    whole = x[:, : vocab - rest]
-    blocks = _ranked(mx.max(whole.reshape(-1, num_blocks, size), axis=-1), mx.arange(num_blocks)[None])
-    ids = (blocks[:, :num, None] * size + mx.arange(size)).reshape(x.shape[0], -1)
+        return _Sorted(x, _count(vocab), num).read(x.dtype)
+    whole = x[:, : vocab - rest].reshape(-1, num_blocks, size)
+    blocks = _Sorted(mx.max(whole, axis=-1), _count(num_blocks), num)
+    ids = (blocks.spread_ids * size + _count(size)).reshape(x.shape[0], -1)
     if rest:
-        tail = mx.broadcast_to(mx.arange(vocab - rest, vocab)[None], (x.shape[0], rest))
+        tail = mx.broadcast_to(_count(rest)[None] + (vocab - rest), (x.shape[0], rest))
         ids = mx.concatenate([ids, tail], axis=1)
-    return _ranked(mx.take_along_axis(x, ids, axis=1), ids)[:, :num]
+    return _Sorted(mx.take_along_axis(x, ids, axis=1), ids, num).read(x.dtype)
 
 
-def _ranked(x: mx.array, ids: mx.array) -> mx.array:
-    """`ids` (N or 1, M), ascending int32, of the scores x (N, M), by falling score and rising id: (N, M) int32.
+class _Sorted:
+    """The `num` first of `ids` (N, M) or (M,) int32 and of their scores x (N, M), by falling score and rising id.
 
-    Sorts numbers that hold both, none twice, so that it is all one whether the device's sort keeps the order of ties.
+    Sorts whole numbers that hold score and id, none twice, so that it is all one whether the device's sort keeps the order of ties. Both
+    are read from the sorted numbers. Where both fit into 32 bits, half as many bytes are sorted.
     """
-    x = x.astype(mx.float32)
-    bits = mx.where(x == 0, 0.0, x).view(mx.int32)  # one zero, not two
-    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    keys = (-rising.astype(mx.int64) << 32) | ids.astype(mx.int64)
-    return (mx.sort(keys, axis=-1) & 0xFFFFFFFF).astype(mx.int32)
+
+    def __init__(self, x: mx.array, ids: mx.array, num: int) -> None:
+        is_short = x.dtype.size == 2 and ids.ndim == 1 and ids.size <= 1 << 16
+        self._width, form = (16, mx.int32) if is_short else (32, mx.int64)
+        self._bits = 8 * x.dtype.size
+        given = x.view(mx.int16 if self._bits == 16 else mx.int32).astype(form)
+        given = mx.where(given == -1 << (self._bits - 1), 0, given)  # one zero, not two
+        keys = ~self._turned(given) << self._width | ids.astype(form)
+        self._keys = mx.sort(keys, axis=-1)[:, :num]
+
+    def _turned(self, numbers: mx.array) -> mx.array:
+        """A float's bits as a number that rises with it, and back."""
+        return numbers ^ ((numbers >> (self._bits - 1)) & ((1 << (self._bits - 1)) - 1))
+
+    @property
+    def ids(self) -> mx.array:
+        """(N, num) int32."""
+        return self._ids_in(self._keys)
+
+    @property
+    def spread_ids(self) -> mx.array:
+        """(N, num, 1) int32. A change of shape between two steps would keep them from being one kernel, so it comes first."""
+        return self._ids_in(self._keys[:, :, None])
+
+    def _ids_in(self, keys: mx.array) -> mx.array:
+        return (keys & ((1 << self._width) - 1)).astype(mx.int32)
+
+    def read(self, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        """ids, and their scores (N, num) of this dtype."""
+        scores = self._turned(~(self._keys >> self._width))
+        return self.ids, scores.astype(mx.int16 if self._bits == 16 else mx.int32).view(dtype)
 
 
-def top_k_floor(x: mx.array, tempered: mx.array, k: Sequence[int], p: Sequence[float]) -> mx.array:
-    """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32.
+def _count(num: int) -> mx.array:
+    """0 to num - 1, int32: data, where `mx.arange` would be a kernel of its own."""
+    return mx.array(np.arange(num, dtype=np.int32))
 
-    x (N, V): scores that `tempered` never orders otherwise, in any float type. k: 1 to V of each position; p: above 0, 1 for all.
-    """
-    width = min(x.shape[1], -(-max(k) // _LANES) * _LANES)
-    scores = mx.take_along_axis(tempered, largest(x, width), axis=1)
-    inside = mx.arange(width)[None] < mx.array(list(k))[:, None]
-    if all(share == 1.0 for share in p):
-        return mx.min(mx.where(inside, scores, mx.inf), axis=-1, keepdims=True)
-    weights = _whole(mx.exp(scores - scores[:, :1]), _WEIGHT).astype(mx.int64)
-    return _ranked_floor(scores, mx.where(inside, weights, 0), inside, p)
+
+def weights(scores: mx.array) -> mx.array:
+    """(N, M) int64 of scores (N, M) float32, falling: what each token weighs beside the likeliest one."""
+    return _whole(mx.exp(scores - scores[:, :1]), _WEIGHT).astype(mx.int64)
+
+
+def share_of(p: float) -> int:
+    """A share p in units of 1 / ONE; more than ONE for a p of 1, with which every token stays."""
+    return max(1, round(p * ONE)) if p < 1.0 else ONE + 1
+
+
+def _shares_of(p: Sequence[float]) -> mx.array:
+    return mx.array(np.asarray([[share_of(one)] for one in p], np.int64))
 
 
 def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array:
-    """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32; arguments as `top_k_floor` has them."""
+    """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32.
+
+    x (N, V): scores that `tempered` never orders otherwise, in any float type. p: of each position, above 0, 1 for all.
+    """
+    return _compiled_top_p(x, tempered, _shares_of(p))
+
+
+def _top_p(x: mx.array, tempered: mx.array, share: mx.array) -> mx.array:
     masses = _whole(mx.softmax(tempered, axis=-1, precise=True), _PROBABILITY).astype(mx.uint32)
-    find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else counted_floor
-    return find(x, tempered, masses, p)
+    find = _sorted if x.shape[1] <= _SORTED_AT_MOST else _counted
+    return find(x, tempered, masses, share)
 
 
 def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
     """`top_p_floor` for masses (N, V) uint32, by sorting."""
-    ids = largest(x, x.shape[1])
-    scores, masses = (mx.take_along_axis(a, ids, axis=1) for a in (tempered, masses))
-    return _ranked_floor(scores, masses.astype(mx.int64), mx.array(True), p)
+    return _sorted(x, tempered, masses, _shares_of(p))
 
 
 def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
     """`top_p_floor` for masses (N, V) uint32, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit,
     for float32 two, of which the second is looked at where the first is that of the floor."""
-    need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), p).astype(mx.uint32)
+    return _counted(x, tempered, masses, _shares_of(p))
+
+
+def _sorted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
+    ids = largest(x, x.shape[1])
+    scores, masses = (mx.take_along_axis(a, ids, axis=1) for a in (tempered, masses))
+    return ranked_floor(scores, masses.astype(mx.int64), mx.array(True), share)
+
+
+def _counted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
+    need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), share).astype(mx.uint32)
     rising = _rising(x)
     if x.dtype.size == 2:
         floor, _ = _digit_of_floor(rising, masses, need)
@@ -142,10 +206,11 @@ def _sums(numbers: mx.array, places: mx.array, num_places: int) -> mx.array:
     return sums
 
 
-def _ranked_floor(scores: mx.array, masses: mx.array, inside: mx.array, p: Sequence[float]) -> mx.array:
-    """Of scores (N, M), falling, those at the places `inside` holding masses (N, M) int64."""
+def ranked_floor(scores: mx.array, masses: mx.array, inside: mx.array, share: mx.array) -> mx.array:
+    """(N, 1): the lowest of scores (N, M), falling, that stay, where those at the places `inside` hold masses (N, M) int64. share (N, 1)
+    int64: as `share_of` gives it."""
     sums = mx.cumsum(masses, axis=-1)
-    kept = inside & (sums - masses < _limit(sums[:, -1:], p))
+    kept = inside & (sums - masses < _limit(sums[:, -1:], share))
     return mx.min(mx.where(kept, scores, mx.inf), axis=-1, keepdims=True)
 
 
@@ -154,11 +219,10 @@ def _whole(shares: mx.array, bits: int) -> mx.array:
     return shares * 2.0**bits + 0.5
 
 
-def _limit(total: mx.array, p: Sequence[float]) -> mx.array:
-    """The least whole numbers that are the shares p of `total` (N, 1) int64, or more; one more than all for a p of 1."""
-    one = 1 << _SHARE
-    shares = np.asarray([[max(1, round(share * one)) if share < 1.0 else one] for share in p], np.int64)
-    share = mx.array(shares)
-    high, low = total >> _SHARE, total & (one - 1)
-    everything = mx.array([[share == 1.0] for share in p])
-    return mx.where(everything, total + 1, high * share + ((low * share + one - 1) >> _SHARE))
+def _limit(total: mx.array, share: mx.array) -> mx.array:
+    """The least whole numbers (N, 1) that are the shares (N, 1) of `total` (N, 1) int64, or more; one more than all for every token."""
+    high, low = total >> _SHARE, total & (ONE - 1)
+    return mx.where(share > ONE, total + 1, high * share + ((low * share + ONE - 1) >> _SHARE))
+
+
+_compiled_top_p = mx.compile(_top_p)

@@ -24,6 +24,7 @@ from mlxspec.kernels import attention, launch
 VIEWS = {
     *("Slice", "Reshape", "ExpandDims", "Squeeze", "Split", "Broadcast", "Transpose", "Flatten", "Unflatten"),
     "StopGradient",
+    "View",  # of the same size: another name for the same bytes
 }
 KERNELS = ("gdn_round", "conv_qkv", "gdn_prefill", "qmv_rows")
 _blanks: dict[tuple[tuple[int, ...], mx.Dtype, str], mx.array] = {}

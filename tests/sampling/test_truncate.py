@@ -19,7 +19,7 @@ from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
-from mlxspec.sampling.truncate import counted_floor, largest, sorted_floor, top_p_floor
+from mlxspec.sampling.truncate import counted_floor, largest, room, sorted_floor, top_p_floor
 
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 LARGE = 248_320  # Qwen3.5's vocabulary
@@ -51,7 +51,9 @@ def stays(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Which of one position's tempered float32 scores (V,) stay. MLX gives the exponentials, and nothing else."""
     order = in_order(scores)
     floors = [-math.inf]
+    has_room = np.ones(len(scores), bool)
     if 0 < params.top_k < len(scores):
+        has_room[order[room(params.top_k) :]] = False
         first = order[: params.top_k]
         weights = mx.exp(mx.array(scores[first]) - mx.array(scores[first[:1]]))
         masses = whole(np.asarray(weights), 40)
@@ -62,7 +64,7 @@ def stays(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
         floors.append(above_the_share(scores, order, masses, params.top_p))
     if params.min_p > 0.0:
         floors.append(float(np.float32(scores.max()) + np.float32(math.log(params.min_p))))
-    return scores >= max(floors)
+    return (scores >= max(floors)) & has_room
 
 
 def tied(rng: np.random.Generator, num: int, vocab: int, levels: int, spread: float) -> np.ndarray:
@@ -250,15 +252,18 @@ def test_many_positions_hold_little_more_memory_than_their_scores() -> None:
         assert (mx.get_peak_memory() - held) / logits.nbytes < most, asked
 
 
-def test_equal_scores_of_any_number_stay_together() -> None:
-    """All ties at the last place of top-k and of top-p stay, whatever blocks they lie in."""
+def test_equal_scores_stay_together_whatever_blocks_they_lie_in() -> None:
+    """All ties at the last place of top-p, and those of top-k that there is room for."""
     scores = np.full((1, 9000), -5.0, np.float32)
     scores[0, [17, 4000, 8999]] = 2.0
     scores[0, ::7] = 1.0
     for asked in ({"top_k": 4}, {"top_p": 0.5}, {"top_k": 4, "top_p": 0.999}):
         row = RowSampler(SamplingParams(temperature=1.0, **asked), [], 9000)
         kept = np.asarray(BatchSampler([row], 9000).scores(mx.array(scores), [0]))[0] > -np.inf
-        assert np.array_equal(kept, scores[0] >= 1.0), asked
+        wanted = scores[0] >= 1.0
+        if "top_k" in asked:
+            wanted[in_order(scores[0])[room(4) :]] = False
+        assert np.array_equal(kept, wanted), asked
 
 
 def test_equally_likely_tokens_are_listed_by_id() -> None:

@@ -1,0 +1,134 @@
+"""Sampling where top-k is asked for: the survivors are found first, and everything else works on them alone.
+
+Of V tokens of a position `width` survive, about k: tempering, top-p, min-p and noise take numbers of theirs only, beside one pass over the
+logits and one over the random bits. A greedy position has one survivor that counts. All of it is one compiled function, so that a GPU runs
+few kernels. A survivor has the noise that it has in a draw from all V tokens, so a draft agrees with the target as often as it would there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mlxspec.config import SamplingParams
+from mlxspec.sampling.truncate import ONE, highest, ranked_floor, room, share_of, weights
+
+COLDEST = 1e-6  # a temperature as good as greedy; float32 logits over much less would be infinite
+
+
+class Survivors(NamedTuple):
+    """ids (N, W) int32 by falling score, of equal ones the lower id first; scores (N, W) float32, -inf where a token does not stay."""
+
+    ids: mx.array
+    scores: mx.array
+
+
+class Cuts(NamedTuple):
+    """What positions ask for. Arrays (N, 1): k int32, temperature float32, share of top-p int64, least float32 (the logarithm of min-p).
+
+    width: tokens that may stay at a position. shares, leasts: whether any position asks for top-p, for min-p.
+    """
+
+    k: mx.array
+    temperature: mx.array
+    share: mx.array
+    least: mx.array
+    width: int
+    shares: bool
+    leasts: bool
+
+
+def has_survivors(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether a position with these parameters is sampled here: by top-k, or greedily."""
+    return params.temperature == 0.0 or 0 < params.top_k < vocab_size
+
+
+def cuts(params: Sequence[SamplingParams], vocab_size: int) -> Cuts:
+    """Of positions that all have survivors."""
+    if all(p is params[0] for p in params):
+        params = params[:1]
+    greedy = [p.temperature == 0.0 for p in params]
+    k = [1 if g else p.top_k for p, g in zip(params, greedy, strict=True)]
+    warm = [1.0 if g else max(p.temperature, COLDEST) for p, g in zip(params, greedy, strict=True)]
+    share = [ONE + 1 if g else share_of(p.top_p) for p, g in zip(params, greedy, strict=True)]
+    least = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
+    return Cuts(
+        k=mx.array([[value] for value in k], mx.int32),
+        temperature=mx.array([[value] for value in warm], mx.float32),
+        share=mx.array([[value] for value in share], mx.int64),
+        least=mx.array([[value] for value in least], mx.float32),
+        width=min(room(max(k)), vocab_size),
+        shares=any(s <= ONE for s in share),
+        leasts=any(math.isfinite(value) for value in least),
+    )
+
+
+def survivors(logits: mx.array, asked: Cuts) -> Survivors:
+    """Of logits (N, V) of any float dtype."""
+    return Survivors(*_compiled_find(logits, *asked))
+
+
+def _find(
+    logits: mx.array,
+    k: mx.array,
+    temperature: mx.array,
+    share: mx.array,
+    least: mx.array,
+    width: int,
+    shares: bool,
+    leasts: bool,
+) -> tuple[mx.array, mx.array]:
+    ids, scores = highest(logits, width)
+    scores = scores.astype(mx.float32) / temperature
+    places = mx.array([*range(width)], mx.int32)[None]
+    inside = places < k
+    if shares:
+        floor = ranked_floor(scores, mx.where(inside, weights(scores), 0), inside, share)
+    else:
+        floor = mx.min(mx.where(inside, scores, mx.inf), axis=-1, keepdims=True)
+    if leasts:
+        floor = mx.maximum(floor, scores[:, :1] + least)
+    return ids, mx.where((scores < floor) | (places >= room(k)), -mx.inf, scores)
+
+
+def draw(
+    logits: mx.array,
+    asked: Cuts,
+    keys: mx.array,
+    is_noisy: mx.array | None,
+    vocab_size: int,
+    ids: mx.array | None = None,
+) -> mx.array:
+    """Tokens (N,) int32 for logits (N, V), as the argmax of the survivors' scores and noise.
+
+    keys (N, 2) uint32: of each position's noise. is_noisy (N or 1, 1) bool: where it is drawn; elsewhere the likeliest token is taken; None
+    for drawn everywhere. ids (R,) int32: logits are (N, R), of these tokens; noise is that of the whole vocabulary in any case.
+    """
+    return _compiled_draw(logits, keys, is_noisy, ids, vocab_size, *asked)
+
+
+def _draw(
+    logits: mx.array,
+    keys: mx.array,
+    is_noisy: mx.array | None,
+    names: mx.array | None,
+    vocab_size: int,
+    *asked: Any,
+) -> mx.array:
+    ids, scores = _find(logits, *asked)
+    ids = ids if names is None else names[ids]
+    if keys.shape[0] == 1:
+        uniform = mx.random.uniform(shape=(1, vocab_size), key=keys.reshape(2))
+    else:
+        uniform = mx.vmap(lambda key: mx.random.uniform(shape=(vocab_size,), key=key))(keys)
+    noise = -mx.log(-mx.log(mx.take_along_axis(uniform, ids, axis=1)))
+    if is_noisy is not None:
+        noise = mx.where(is_noisy, noise, 0.0)
+    best = mx.argmax(scores + noise, axis=-1, keepdims=True)
+    return mx.take_along_axis(ids, best, axis=1)[:, 0]
+
+
+_compiled_find, _compiled_draw = mx.compile(_find), mx.compile(_draw)

@@ -1,0 +1,84 @@
+"""Kernels that choosing tokens takes on Metal, counted on the graph at Qwen3.5's vocabulary; and that the same tokens come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from planting import catches
+
+from mlxspec.config import SamplingParams
+from mlxspec.sampling import noise, survivors
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler, confidence
+from tests.models.metal_graph import as_on_metal, blank, launches
+
+VOCAB = 248_320
+QWEN, GEMMA = {"top_k": 20, "top_p": 0.95}, {"top_k": 64, "top_p": 0.95}
+
+
+def check_kernels(
+    asked: dict[str, Any], drafted: int, verified: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so many for one drafted token with its confidence, and for the choices of a verify of four."""
+    row = RowSampler(SamplingParams(**asked), [1], VOCAB)
+    sampler = BatchSampler([row], VOCAB)
+    with as_on_metal(monkeypatch):
+        one, four = (blank((num, VOCAB), mx.bfloat16) for num in (1, 4))
+        draft = sampler.draft(one, [0], [10])
+        assert launches([draft.tokens, confidence(one)]).total() <= drafted
+        assert launches([sampler.sample(four, [0] * 4, range(10, 14))]).total() <= verified
+
+
+@catches(
+    "survivors are found step by step, not in a compiled function",
+    "mlxspec.sampling.survivors:_compiled_draw",
+    lambda right: survivors._draw,
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        QWEN | {"temperature": 1.0},
+        GEMMA | {"temperature": 1.0},
+        {"min_p": 0.05, "top_k": 40, "temperature": 0.6},
+    ],
+    ids=["Qwen", "Gemma", "min-p"],
+)
+def test_choosing_by_top_k_takes_few_kernels(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_kernels(asked, 25, 40, monkeypatch)
+
+
+@catches(
+    "noise is drawn step by step, not in a compiled function",
+    "mlxspec.sampling.noise:_compiled_gumbel",
+    lambda right: noise._gumbel,
+)
+@pytest.mark.parametrize(
+    ("asked", "drafted"),
+    [({"top_p": 0.9, "temperature": 0.7}, 28), ({"temperature": 0.7}, 13)],
+    ids=["top-p", "temperature"],
+)
+def test_choosing_among_all_takes_few_kernels(
+    asked: dict[str, Any], drafted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_kernels(asked, drafted, 40, monkeypatch)
+
+
+def test_a_row_is_sampled_alike_alone_and_beside_others() -> None:
+    """Greedy rows and rows with top-k go one way, the others another: each place gets what it would get alone."""
+    asked = [{}, QWEN, {"top_p": 0.9, "temperature": 0.7}, GEMMA, {"temperature": 0.8}]
+    rows = [
+        RowSampler(SamplingParams(**{"temperature": 1.0, **a} if a else {}, seed=i), [], 4000)
+        for i, a in enumerate(asked)
+    ]
+    owners = [0, 1, 1, 2, 3, 4, 2]
+    logits = mx.array(np.random.default_rng(0).standard_normal((7, 4000)).astype(np.float32) * 3)
+    for dtype in (mx.float32, mx.bfloat16):
+        x = logits.astype(dtype)
+        together = BatchSampler(rows, 4000).sample(x, owners, range(7)).tolist()
+        drafted = BatchSampler(rows, 4000).draft(x, owners, range(7)).tokens.tolist()
+        for i, owner in enumerate(owners):
+            alone = BatchSampler([rows[owner]], 4000)
+            assert alone.sample(x[i : i + 1], [0], [i]).item() == together[i] == drafted[i]
