@@ -3,6 +3,7 @@
 
     scripts/bench_policy [--temperatures 0,0.8] [--tokens 96] [--pairs 5] [--json FILE]           the demo model, 30 prompts
     scripts/bench_policy --model FOLDER [--tokens 32,96] [--temperatures 0] [...]                 a real model, 24 prompts
+    scripts/bench_policy --host                                    CPU microseconds of the policy alone, in a plain and a drafted round
 
 Prompts are in bench_policy.json: for the demo model 30 questions of five kinds (code, edits, questions, lists, prose), answered up to the
 model's own end; for a folder (Gemma 3 270M from scripts/real_model) 24 texts of six kinds (numbers, code, prose, JSON, copies, questions)
@@ -30,6 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = Path(__file__).with_suffix(".json")
+HOST_ROUNDS = 20_000
 WARM_UP = "what does len do?"
 FEW_ACCEPTED = 0.25  # tokens a round: drafting does not pay below
 
@@ -55,6 +57,12 @@ class Cell:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
+    if options.host:
+        import policy_host
+
+        for kind in policy_host.KINDS:
+            print(f"a {kind} round: {policy_host.microseconds(kind, HOST_ROUNDS):.1f} us of CPU time")
+        return 0
     with tempfile.TemporaryDirectory(prefix="mlxspec-bench-") as folder:
         if options.fresh:
             os.environ["MLXSPEC_CACHE"] = folder
@@ -90,6 +98,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="the first so many prompts only")
     parser.add_argument("--fresh", action="store_true", help="begin with an empty cache folder")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--host", action="store_true", help="what the policy alone costs the host")
     options = parser.parse_args(arguments)
     if options.pairs < 1:
         parser.error("--pairs must be at least 1")

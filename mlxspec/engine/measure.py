@@ -27,7 +27,7 @@ from mlxspec.models.base import Model
 from mlxspec.models.reads import plateau_ends, reads
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
-from mlxspec.policy.cost_file import CostFile, known_costs, marks_of, models_of
+from mlxspec.policy.cost_file import CostFile, known_costs, models_of
 from mlxspec.policy.costs import DEPTHS, CostModel, Curve, DraftCost
 from mlxspec.sampling.acceptance import match
 from mlxspec.sampling.row import RowSampler
@@ -223,7 +223,7 @@ def measure(
             measured=done | set(found),
             ends=ends,
             pause=0.0 if device.has_gpu() else _PAUSE,
-            learned=None if known is None else known.learned,
+            acceptance=None if known is None else known.acceptance,
         )
         for name in models_of(drafters):
             drafter = drafters[name]
@@ -256,7 +256,7 @@ def kept_costs(
     """Costs from the cache folder. What is not there is measured within `seconds` and put there, and what rounds teach until the process
     ends."""
     file = CostFile.of(model, drafters, config, name)
-    return _completed(file.read(), model, drafters, config, file, seconds, now)
+    return _completed(known_costs(file.data()), model, drafters, config, file, seconds, now)
 
 
 def shared_costs(
@@ -271,8 +271,7 @@ def shared_costs(
     """`kept_costs` among ranks: the file is rank 0's, None elsewhere, and all measure by rank 0's clock. share: gives every rank the value
     that rank 0 gave."""
     data, seconds = share([None if file is None else file.data(), seconds])
-    known = known_costs(data, marks_of(drafters))
-    return _completed(known, model, drafters, config, file, seconds, clock)
+    return _completed(known_costs(data), model, drafters, config, file, seconds, clock)
 
 
 def measured_costs(

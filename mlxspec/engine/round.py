@@ -126,12 +126,11 @@ def launch_behind(
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
-    may = [r.number for r in requests if r.spec.drafters]
-    rests = not may or drafting.stays_plain(may)
-    if not rests:
-        rooms = {r.number: r.room for r in requests if r.spec.drafters}
-        histories = {r.number: r.history for r in requests}
-        rests = drafting.plain(drafting.plan(rooms, histories, model.vocab_size))
+    rooms = {r.number: r.room for r in requests if r.spec.drafters}
+    histories = {r.number: r.history for r in requests}
+    rests = not rooms or drafting.plain(
+        tuple(rooms), lambda: drafting.plan(rooms, histories, model.vocab_size)
+    )
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not rests:

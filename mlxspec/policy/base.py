@@ -13,7 +13,7 @@ called once for every token of a row, prompt included, in order. A policy may de
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain, Proposal
@@ -39,11 +39,11 @@ class Policy(ABC):
         self.chain.tell(row)
 
     def primes(self, row: ChainRow, drafter: Drafter) -> bool:
-        """Whether a drafter runs the prompt before the answer begins."""
+        """Whether a drafter runs the prompt before the answer begins: for one that may draft."""
         return True
 
     def keeps(self, row: ChainRow, drafter: Drafter) -> bool:
-        """Whether a drafter runs what it has queued so that its state can be kept for later prompts."""
+        """Whether a drafter runs what it has queued so that its state can be kept for later prompts: little, or for one that may draft."""
         return True
 
     def resumes(self, row: ChainRow, drafter: Drafter, num_tokens: int) -> bool:
@@ -59,12 +59,9 @@ class Policy(ABC):
         all rows of that round in its order; empty where somebody must see those tokens first."""
         return {}
 
-    def stays_plain(self, rows: Sequence[ChainRow]) -> bool:
-        """Whether the next round is plain again, as far as that is known without looking at texts. If not, ask `plain`."""
-        return False
-
-    def plain(self, plan: RoundPlan) -> bool:
-        """Whether the next round is plain, so that it may be launched before this one is read."""
+    def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
+        """Whether the next round of these rows is plain, so that it may be launched before this one is read. plan: that round, for a policy
+        that has to look at the texts."""
         return False
 
     def took(  # noqa: B027

@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from mlxspec.policy.acceptance import MODEL_DEPTH, SPELL, TRUST, Acceptance, Offer
+from mlxspec.policy.acceptance import PROBED, Offer
 from mlxspec.policy.account import CAP, EARN, Account
 from mlxspec.policy.costs import FADE, MAX_TOKENS, CostModel, Curve
 
+MODEL_DEPTH = 8  # tokens of the longest draft that a model is asked for
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
 PRUDENCE = 1.06  # how many times a wider forward counts: curves are never quite right, and too wide costs more than too narrow
 PROBE_DEPTH = 3  # tokens of a probe
@@ -29,14 +30,13 @@ PROBE_SHARE = 0.3  # of what the account can pay: a probe that shows nothing lea
 STARVED = 100  # times the time between two probes
 PROBE_COST = 1.5  # plain rounds: most that a probe may cost, catch-up included
 SHARED_DEPTHS = (3, 16, 32, 63)  # lengths that drafts of several rows are cut to: few shapes of rounds
-_QUICK = 0.25  # share of its distance from certainty by which one token moves a row's own odds
-_STAY = 0.98  # how much of the way the odds stay where an outcome moved them
-_FAR = 8.0  # most that a row's odds are from those of other rows
+SHARED_CATCH_UP = 8.0  # drafts that share the price of catching up
 
 
 class Choice(NamedTuple):
-    """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked for `depth` tokens. probe: to see
-    whether it would pay, not because it is expected to. gain: tokens expected beyond plain decoding. price: seconds of drafting at most."""
+    """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked. depth: tokens of it that are verified
+    or asked for. probe: to see whether it would pay, not because it is expected to. gain: tokens expected beyond plain decoding. price:
+    seconds of drafting at most."""
 
     offer: int | None = None
     model: str | None = None
@@ -58,25 +58,15 @@ class Decision(NamedTuple):
 
 
 class PolicyRow:
-    """What the controller remembers of one row; made by `Controller.open`.
+    """What the controller remembers of one row. kind: rows whose drafts fare alike, such as greedy ones. bucket: of its context. streak: by
+    lookup, tokens said right up to the end of the text. is_drafting: its last decided round was not plain."""
 
-    odds: by drafter, the row's own factor on the odds of acceptance. streak: by lookup, tokens said right up to the end of the text. reach:
-    by model drafter, the mean reach of its drafts in this row, and their number. spell: rounds between drafts of lookups, which a model
-    drafter shares a catch-up among. is_drafting: its last decided round was not plain.
-    """
+    __slots__ = ("account", "bucket", "is_drafting", "kind", "seconds", "streak", "tokens")
 
-    __slots__ = (
-        *("account", "bucket", "is_drafting", "kind", "odds", "reach", "seconds", "since"),
-        *("spell", "streak", "tokens"),
-    )
-
-    def __init__(self, kind: str, bucket: int, rate: float, plain: float) -> None:
+    def __init__(self, kind: str, bucket: int) -> None:
         self.kind, self.bucket, self.account = kind, bucket, Account()
-        self.tokens, self.seconds = SPELL * rate, SPELL * plain if rate else 0.0  # both fade
-        self.odds: dict[str, float] = {}
+        self.tokens = self.seconds = 0.0  # both fade
         self.streak: dict[str, int] = {}
-        self.reach: dict[str, tuple[list[float], float]] = {}
-        self.spell, self.since = SPELL, 0
         self.is_drafting = False
 
 
@@ -87,37 +77,20 @@ class Controller:
         self.costs = costs
         self._num_tokens: dict[str, int] = {}  # by kind, that have come
 
-    def open(self, kind: str, context_bucket: int) -> PolicyRow:
-        """A new row. kind: rows whose drafts fare alike, such as greedy ones."""
-        plain = self.costs.curve(context_bucket).seconds(1)
-        return PolicyRow(kind, context_bucket, self.costs.learned.rates.get(kind, 0.0), plain)
-
-    def close(self, row: PolicyRow) -> None:
-        """The row has ended: what was learned in it is where the next row of its kind begins."""
-        for name, (reach, num_drafts) in row.reach.items():
-            self._acceptance(row, name).add(reach, num_drafts)
-        if row.seconds:
-            plain = self.costs.curve(row.bucket).seconds(1)
-            self.costs.learned.rates[row.kind] = row.tokens * plain / row.seconds
-
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
         """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
-        return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows))
-
-    def _acceptance(self, row: PolicyRow, name: str) -> Acceptance:
-        return self.costs.learned.of(row.kind, name)
+        bucket = rows[0].bucket if len(rows) == 1 else max(r.bucket for r in rows)
+        return self.costs.curve(bucket, num_rows or len(rows))
 
     # --- chances
 
     def reaches(self, row: PolicyRow, offer: Offer, most: int = MAX_TOKENS) -> list[float]:
         """For each token of a draft the probability that it and all before it are accepted; shorter where hardly any is."""
-        table = self._acceptance(row, offer.drafter)
-        odds, out, reach = row.odds.get(offer.drafter, 1.0), [], 1.0
+        table, out, reach = self.costs.accepted(row.kind, offer.drafter), [], 1.0
         which, cells = table.cells(offer, row.streak.get(offer.drafter, 0), most)
-        chances = table.chances[which]
+        rates = table.rates[which]
         for cell in cells:
-            chance = chances[cell]
-            reach *= chance * odds / (1.0 - chance + chance * odds)
+            reach *= rates[cell]
             out.append(reach)
             if reach < MARGIN:
                 break
@@ -126,27 +99,11 @@ class Controller:
     def learn(self, row: PolicyRow, offer: Offer, matched: int, known: int) -> None:
         """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference. What lies behind
         the first wrong token was never in question."""
-        name, table = offer.drafter, self._acceptance(row, offer.drafter)
-        streak, odds = row.streak.get(name, 0), row.odds.get(name, 1.0)
-        which, cells = table.cells(offer, streak, min(offer.length, known, matched + 1))
-        for i, cell in enumerate(cells):
-            chance, accepted = table.chances[which][cell], i < matched
-            table.count(which, cell, accepted)
-            expected = chance * odds / (1.0 - chance + chance * odds)
-            odds = (odds * (1.0 + _QUICK * (accepted - expected))) ** _STAY
-        row.odds[name] = min(_FAR, max(1.0 / _FAR, odds))
-        failed = matched < min(offer.length, known)
-        row.streak[name] = 0 if failed or not offer.length else streak + matched
-
-    def _mean_reach(self, row: PolicyRow, name: str) -> list[float]:
-        """Of a model drafter's drafts in this row, and of a few drafts more that are as those of earlier rows."""
-        table = self._acceptance(row, name)
-        own = row.reach.get(name)
-        if own is None:
-            return table.reach
-        reach, num = own
-        weight = min(table.weight, SPELL)
-        return [(weight * a + num * b) / (weight + num) for a, b in zip(table.reach, reach, strict=True)]
+        name, known = offer.drafter, min(offer.length, known)
+        table, streak = self.costs.accepted(row.kind, name), row.streak.get(name, 0)
+        which, cells = table.cells(offer, streak, min(known, matched + 1))
+        table.count(which, cells, matched)
+        row.streak[name] = streak + matched if offer.length and matched >= known else 0
 
     # --- choosing who drafts
 
@@ -160,38 +117,32 @@ class Controller:
         how many known ones it has to catch up on, at most."""
         curve, num_rows = self.curve(rows), len(rows)
         plain = curve.seconds(num_rows)
-        left = self._available(rows, curve, plain)
+        left, width = self._available(rows, curve, plain), num_rows
         choices, is_probing = [], False  # one row's probe holds up all others, so they take turns
         for row, given, asked in zip(rows, offers, models, strict=True):
-            choice, rate = PLAIN, self._rate(row, plain, num_rows)
+            choice = PLAIN
             for i, offer in enumerate(given):
-                reach = _backed(self.reaches(row, offer), curve, num_rows, left)
-                gain, _ = _best(reach, rate, curve, num_rows, left)
+                gain, depth = _lookup(self.reaches(row, offer), curve, num_rows, width, left)
                 if gain > max(choice.gain, MARGIN):
-                    choice = Choice(offer=i, gain=gain)
+                    choice = Choice(offer=i, depth=depth, gain=gain)
             for name, (limit, queued) in asked.items():
-                found = self._ask(row, name, limit, queued, rate, curve, num_rows, left)
+                found = self._ask(row, name, limit, queued, curve, num_rows, left)
                 if found.gain > max(choice.gain, MARGIN):
                     choice = found
             if choice is PLAIN and asked and not is_probing:
                 choice = self._probe(row, asked, curve, num_rows, left)
                 is_probing = choice.probe
-            if choice.model is not None:
-                wider = 0.0 if choice.probe else curve.seconds(num_rows + choice.depth) - plain
-                left -= choice.price + wider
+            if choice is not PLAIN:
+                wider = width if choice.probe else width + choice.depth
+                left -= choice.price + curve.seconds(wider) - curve.seconds(width)
+                width = wider
             choices.append(choice)
         return choices
-
-    def takes_any(self, rows: Sequence[PolicyRow], offers: Sequence[Sequence[Offer]]) -> bool:
-        """Whether a lookup's offer is taken, whatever models are expected to gain."""
-        return any(c.offer is not None for c in self.choose(rows, offers, [{}] * len(rows)))
 
     def would_draft(self, row: PolicyRow, name: str) -> bool:
         """Whether a model drafter is expected to gain for a row that decodes alone and has time to lose."""
         curve = self.costs.curve(row.bucket)
-        plain = curve.seconds(1)
-        rate = self._rate(row, plain, 1)
-        return self._ask(row, name, MODEL_DEPTH, 1, rate, curve, 1, CAP * plain).gain > MARGIN
+        return self._ask(row, name, MODEL_DEPTH, 1, curve, 1, CAP * curve.seconds(1)).gain > MARGIN
 
     def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
         """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
@@ -213,30 +164,29 @@ class Controller:
         return max(row.tokens / row.seconds if row.seconds else 0.0, num_rows / plain)
 
     def _ask(
-        self,
-        row: PolicyRow,
-        name: str,
-        limit: int,
-        queued: int,
-        rate: float,
-        curve: Curve,
-        num_rows: int,
-        left: float,
+        self, row: PolicyRow, name: str, limit: int, queued: int, curve: Curve, num_rows: int, left: float
     ) -> Choice:
         """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
-        cost = self.costs.draft(name)
-        late = cost.queued * max(
-            0, queued - 2
-        )  # what it has missed is shared by the drafts until it misses more
-        reach = self._mean_reach(row, name)[: limit if num_rows == 1 else min(limit, SHARED_DEPTHS[0])]
-        call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows
+        cost, mean = self.costs.draft(name), self.costs.accepted(row.kind, name).mean
+        plain = curve.seconds(num_rows)
+        rate = self._rate(row, plain, num_rows)
+        missed = cost.queued * max(0, queued - 2) / SHARED_CATCH_UP
+        call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows + missed
         step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
-        worst = cost.seconds(0, queued), cost.step
-        gain, depth = _best(reach, rate, curve, num_rows, left, (call, step), worst)
-        gain -= rate * late / min(SPELL, max(1.0, row.spell))
-        if gain <= 0.0:
-            return PLAIN
-        return Choice(model=name, depth=depth, gain=gain, price=cost.seconds(depth, queued))
+        best, reach, total, length = PLAIN, 1.0, 0.0, 0
+        for depth in _depths(curve, num_rows):
+            if depth > min(limit, MODEL_DEPTH):
+                break
+            while length < depth:
+                length, reach = length + 1, reach * mean
+                total += reach
+            longer, price = curve.seconds(num_rows + depth) - plain, cost.seconds(depth, queued)
+            if longer + price > left:
+                break
+            gain = total - rate * (PRUDENCE * longer + call + step * depth)
+            if gain > best.gain:
+                best = Choice(model=name, depth=depth, gain=gain, price=price)
+        return best
 
     def _probe(
         self,
@@ -248,12 +198,13 @@ class Controller:
     ) -> Choice:
         """The drafter that has waited longest for a probe, if one is due and can be paid for; else PLAIN."""
         come, dearest = self._num_tokens.get(row.kind, 0), PROBE_COST * curve.seconds(num_rows)
-        waited = {n: come - (t := self._acceptance(row, n)).asked_at - t.gap for n in models}
+        tables = {n: self.costs.accepted(row.kind, n) for n in models}
+        waited = {n: come - t.asked_at - t.gap for n, t in tables.items()}
         for name in sorted((n for n, w in waited.items() if w >= 0), key=lambda n: -waited[n]):
             limit, queued = models[name]
             cost, depth = self.costs.draft(name), min(PROBE_DEPTH, limit)
             # who has waited several times as long may take all of it where there is nothing to catch up on, as when an answer begins
-            has_starved = queued <= 1 and waited[name] >= STARVED * self._acceptance(row, name).gap
+            has_starved = queued <= 1 and waited[name] >= STARVED * tables[name].gap
             most = min(dearest, left if has_starved else PROBE_SHARE * left)
             while depth > 0 and cost.seconds(depth, queued) > most:
                 depth -= 1
@@ -264,90 +215,43 @@ class Controller:
     # --- with drafts at hand
 
     def drafted(self, row: PolicyRow, draft: Offer, num_rows: int, choice: Choice) -> None:
-        """A model drafter has drafted for a row, as was chosen. Depths that the draft did not reach go on as its tokens did on average."""
-        name, table = draft.drafter, self._acceptance(row, draft.drafter)
-        got = self.reaches(row, draft, MODEL_DEPTH)
-        mean = got[-1] ** (1.0 / len(got)) if got and len(got) == draft.length else 0.0
-        while len(got) < MODEL_DEPTH:
-            got.append(got[-1] * mean if got else 0.0)
-        reach, num = row.reach.get(name, ([0.0] * MODEL_DEPTH, 0.0))
-        num = (
-            min(num, TRUST if choice.probe else 1.0 / FADE - 1.0) + 1.0
-        )  # behind a pause what is known is old
-        row.reach[name] = [a + (b - a) / num for a, b in zip(reach, got, strict=True)], num
+        """A model drafter has drafted for a row, as was chosen."""
+        name, table = draft.drafter, self.costs.accepted(row.kind, draft.drafter)
+        which, cells = table.cells(draft, 0, draft.length)
+        rates = [table.rates[which][cell] for cell in cells]
+        if rates:
+            table.drafted(sum(rates) / len(rates), probe=choice.probe)
         table.asked_at = self._num_tokens.get(row.kind, 0)
         if choice.probe:  # ever more rarely, until time earns each probe
             plain = self.costs.curve(row.bucket, num_rows).seconds(num_rows)
             earned = num_rows * self.costs.draft(name).seconds(PROBE_DEPTH, 1) / (plain * EARN)
-            table.gap = max(SPELL, min(2.0 * table.gap, earned))
+            table.gap = max(PROBED, min(2.0 * table.gap, earned))
         else:
-            table.gap = SPELL
+            table.gap = PROBED
 
     def trim(
-        self,
-        rows: Sequence[PolicyRow],
-        drafts: Sequence[Offer | None],
-        choices: Sequence[Choice],
-        *,
-        lookahead: Sequence[bool] | None = None,
+        self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
     ) -> Decision:
-        """How many tokens of each row's draft to verify, so that the round as a whole gains most; reserves its worst case.
-
-        lookahead False: whether a token is verified must not depend on those behind it, as acceptance by rejection demands.
-        """
-        drafting = sum(c.price for c in choices)
-        if not drafting and all(d is None for d in drafts):
+        """How many tokens of each row's draft to verify; reserves the round's worst case."""
+        if all(c is PLAIN for c in choices):
             for row in rows:
                 row.is_drafting = False
             return Decision([0] * len(rows))
-        curve, num_rows = self.curve(rows), len(rows)
+        curve, num_rows, drafting = self.curve(rows), len(rows), sum(c.price for c in choices)
         plain = curve.seconds(num_rows)
         left = self._available(rows, curve, plain) - drafting
-        rate = max(self._rate(row, plain, num_rows) for row in rows)
-        widths, width = [0] * num_rows, num_rows
-        parts: list[tuple[float, int, int]] = []  # of drafts: expected tokens, tokens, row
-        has_lookup = False
-        for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            if draft is None:
-                continue
-            reach, is_lookup = self.reaches(row, draft), choices[i].model is None
-            if is_lookup:
-                reach = _backed(reach, curve, num_rows, left)
-            if lookahead is not None and not lookahead[i]:
-                widths[i] = _pays_in_turn(reach, draft.length, curve, width, PRUDENCE * rate, left)
-                left -= curve.seconds(width + widths[i]) - curve.seconds(width)
-                width += widths[i]
-                continue
-            has_lookup |= is_lookup
-            depths = curve.depths if num_rows == 1 else SHARED_DEPTHS
-            cuts = [0, *(d for d in depths if d <= len(reach))]
-            if num_rows > 1 and 0 < len(reach) < depths[0]:
-                cuts.append(len(reach))
-            parts += [(sum(reach[a:b]), b - a, i) for a, b in zip(cuts, cuts[1:], strict=False)]
-        if num_rows > 1:
-            parts.sort(key=lambda part: -part[0] / part[1])
-        before, best, gained, taken = curve.seconds(width), 0.0, 0.0, 0
-        for count, (gain, num, _) in enumerate(parts, 1):
-            gained, width = gained + gain, width + num
-            longer = curve.seconds(width) - before
-            if longer > left or width > MAX_TOKENS:
-                break
-            # a burst of lookups sets its own pace
-            pace = (num_rows + gained) / (before + PRUDENCE * longer) - num_rows / before
-            value = pace if has_lookup else gained - rate * PRUDENCE * longer
-            if value > best:
-                best, taken = value, count
-        for _, num, i in parts[:taken]:
-            widths[i] += num
-        return self._decide(rows, widths, drafting, curve, plain)
-
-    def _decide(
-        self, rows: Sequence[PolicyRow], widths: list[int], drafting: float, curve: Curve, plain: float
-    ) -> Decision:
-        """The round with these widths, whose worst case every account reserves."""
-        total, worst = sum(widths), None
-        if drafting or total:
-            longer = max(0.0, curve.seconds(len(rows) + total) - plain)
+        widths, width = [], num_rows
+        for row, draft, choice in zip(rows, drafts, choices, strict=True):
+            num = choice.depth if choice.offer is not None else 0
+            if draft is not None and choice.model is not None:
+                rate = PRUDENCE * self._rate(row, plain, num_rows)
+                num = _in_turn(self.reaches(row, draft), draft.length, curve, num_rows, width, rate, left)
+            left -= curve.seconds(width + num) - curve.seconds(width)
+            widths.append(num)
+            width += num
+        worst = None
+        if drafting or width > num_rows:
+            longer = max(0.0, curve.seconds(width) - plain)
             worst = (drafting + longer + self._pause(rows, curve)) / plain
         for row in rows:
             row.is_drafting = worst is not None
@@ -358,27 +262,22 @@ class Controller:
 
     def spent(
         self,
-        parts: Sequence[tuple[PolicyRow, int, bool]],
+        parts: Sequence[tuple[PolicyRow, int]],
         num_rows: int,
         seconds: float,
-        num_rounds: int = 1,
         decision: Decision | None = None,
     ) -> None:
-        """Rounds of `num_rows` rows took `seconds` in all. parts: rows of this controller, how many tokens each got, and whether through a
-        lookup, which comes in bursts and is left out of the going rate. decision: of the one round, None for plain ones."""
-        plain = self.curve([row for row, _, _ in parts], num_rows).seconds(num_rows)
-        rounds, share, stays = seconds / plain, seconds / num_rows, (1.0 - FADE) ** num_rounds
+        """A round of `num_rows` rows took `seconds`. parts: rows of this controller, and how many tokens each got. decision: None for a
+        plain round."""
+        plain = self.curve([row for row, _ in parts], num_rows).seconds(num_rows)
+        rounds, share = seconds / plain, seconds / num_rows
         worst = None if decision is None else decision.worst
-        gained = sum(num for _, num, _ in parts) / len(parts) - rounds if worst is not None else 0.0
-        for row, num_tokens, is_lookup in parts:
+        gained = 0.0 if worst is None else sum(num for _, num in parts) / len(parts) - rounds
+        for row, num_tokens in parts:
             row.account.settle(rounds, gained, worst or 0.0)
             self._num_tokens[row.kind] = self._num_tokens.get(row.kind, 0) + num_tokens
-            row.since += num_rounds
-            if is_lookup:
-                row.spell, row.since = row.spell + 4.0 * FADE * (row.since - row.spell), 0
-            else:
-                row.tokens = stays * row.tokens + num_tokens
-                row.seconds = stays * row.seconds + share
+            row.tokens += num_tokens - FADE * row.tokens
+            row.seconds += share - FADE * row.seconds
 
     def paused(self, rows: Sequence[PolicyRow], num_rows: int, seconds: float) -> None:
         """The plain round behind drafts took so much longer than one that runs ahead."""
@@ -388,61 +287,57 @@ class Controller:
             row.account.settle(0.0, -seconds / curve.seconds(num_rows))
 
 
-def _best(
-    reach: Sequence[float],
-    rate: float,
-    curve: Curve,
-    num_rows: int,
-    left: float,
-    price: tuple[float, float] = (0.0, 0.0),
-    worst: tuple[float, float] = (0.0, 0.0),
+def _depths(curve: Curve, num_rows: int) -> Sequence[int]:
+    """Lengths that drafts are cut to."""
+    return curve.depths if num_rows == 1 else SHARED_DEPTHS
+
+
+def _lookup(
+    reach: Sequence[float], curve: Curve, num_rows: int, width: int, left: float
 ) -> tuple[float, int]:
-    """Largest gain of a draft whose first i + 1 tokens are accepted with chance reach[i], and the length that it is cut to; (0, 0) if
-    none gains. price, worst: seconds of the draft and of each of its tokens, on average and at most."""
-    best, depth, total, plain = 0.0, 0, 0.0, curve.seconds(num_rows)
-    depths = curve.depths
-    for length, chance in enumerate(reach, 1):
-        total += chance
-        if length not in depths:
-            continue
-        longer = curve.seconds(num_rows + length) - plain
-        if longer + worst[0] + worst[1] * length > left:
+    """Expected gain of a lookup's draft beside `width` other tokens, and the length that it is cut to; (0, 0) if it does not gain.
+    reach[i]: the chance that its first i + 1 tokens are accepted. Lookups come in bursts, which set a pace of their own:
+    what counts is the gain over plain decoding for each second of the round.
+
+    What verifying takes longer must be within that share of what is left which is the chance that as many tokens are accepted as pay for
+    it. A draft that fails leaves enough for the next one."""
+    narrow, rate = curve.seconds(width), num_rows / curve.seconds(num_rows)
+    cuts = [d for d in _depths(curve, num_rows) if d <= len(reach)]
+    while cuts:
+        longer = curve.seconds(width + cuts[-1]) - narrow
+        back = ceil(longer * rate)
+        if back <= cuts[-1] and longer <= (reach[back - 1] if back > 0 else 1.0) * left:
             break
-        gain = total - rate * (PRUDENCE * longer + price[0] + price[1] * length)
+        cuts.pop()
+    best, depth, total, done = 0.0, 0, 0.0, 0
+    for length in cuts:
+        total += sum(reach[done:length])
+        done, longer = length, PRUDENCE * (curve.seconds(width + length) - narrow)
+        gain = (total - rate * longer) * narrow / (narrow + longer)
         if gain > best:
             best, depth = gain, length
     return best, depth
 
 
-def _backed(reach: list[float], curve: Curve, num_rows: int, left: float) -> list[float]:
-    """A lookup's draft without the end that may cost too much: what verifying it takes longer must be within that share of what is left
-    which is the chance that as many tokens are accepted as pay for it. A draft that fails leaves enough for the next one."""
-    plain = curve.seconds(num_rows)
-    for length in reversed([d for d in curve.depths if d <= len(reach)]):
-        longer = curve.seconds(num_rows + length) - plain
-        back = ceil(longer * num_rows / plain)
-        if back <= length and longer <= (reach[back - 1] if back > 0 else 1.0) * left:
-            return reach[:length]
-    return []
-
-
-def _pays_in_turn(
-    reach: Sequence[float], num_drafted: int, curve: Curve, width: int, rate: float, left: float
+def _in_turn(
+    reach: Sequence[float],
+    num_drafted: int,
+    curve: Curve,
+    num_rows: int,
+    width: int,
+    rate: float,
+    left: float,
 ) -> int:
-    """The longest of the curve's depths to which a draft of so many tokens pays part by part, by what is known before a part's first token.
-    A part ends at the first depth to which it pays, so it may cross a step of the curve where the plateau behind is long enough."""
-    length, begins = 0, curve.seconds(width)
-    while length < len(reach):
-        before = reach[length - 1] if length else 1.0
-        chance = reach[length] / before if before > 0.0 else 0.0
-        taken = curve.seconds(width + length)
-        for end in curve.depths:
-            longer = curve.seconds(width + end)
-            if not length < end <= num_drafted or longer - begins > left:
-                continue
-            if sum(reach[length] * chance**i for i in range(end - length)) >= rate * (longer - taken):
-                length = end
-                break
-        else:
+    """How much of a model's draft of so many tokens pays part by part, by the chance of a part's first token. Later tokens have no say in
+    whether one is verified, as acceptance by rejection demands. A part ends at the first length to which it pays, so it may cross a step of
+    the curve where the plateau behind is long enough."""
+    cuts = [d for d in _depths(curve, num_rows) if d <= num_drafted] or [num_drafted]
+    length, taken, most = 0, curve.seconds(width), curve.seconds(width) + left
+    for end in cuts:
+        if length >= len(reach):
             break
+        chance, seconds = reach[length] / (reach[length - 1] if length else 1.0), curve.seconds(width + end)
+        gain = reach[length] * sum(chance**i for i in range(end - length))
+        if seconds <= most and gain >= rate * (seconds - taken):
+            length, taken = end, seconds
     return length

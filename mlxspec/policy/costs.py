@@ -7,14 +7,15 @@ drafter, no clock and no model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import exp, inf, isfinite, log
 from statistics import median
 from typing import Any
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.acceptance import TRUST, Learned
+from mlxspec.policy.acceptance import TRUST, Acceptance
 
 MAX_TOKENS = 384  # widths the curve knows; beyond, the last slope goes on
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 24, 32, 48, 64, 96, 128, 192, 256, MAX_TOKENS)
@@ -24,8 +25,9 @@ CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[
 FADE = 0.05  # share of what is known of a cost that one round replaces
 ENOUGH = 2 * TRUST  # rounds or drafts from which on what they taught is kept for the next process
 _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
+_GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs, until somebody says otherwise
-_FORMAT = 5
+_FORMAT = 6
 _MOST_CURVES = 200  # in a file
 
 
@@ -35,10 +37,10 @@ def bucket(context: int) -> int:
 
 
 class Curve:
-    """Seconds of one target forward by number of tokens, piecewise linear between knots.
+    """Seconds of one target forward by number of tokens: lines between known widths, of which each is moved by its own rounds.
 
     depths: the lengths that drafts of one row are cut to: DEPTHS, and those with which a round is as wide as a plateau. pause: seconds that
-    a plain round takes longer where it could not run ahead of the host, as behind a round with drafts.
+    a plain round takes longer where it could not run ahead of the host, as behind a round with drafts. num_rounds: that corrected it.
     """
 
     def __init__(
@@ -48,62 +50,51 @@ class Curve:
         ends: Collection[int] = (),
         measured: Collection[int] | None = None,
     ) -> None:
-        """points: width -> seconds, at least width 1. Other knots lie on the lines between, and on the last one beyond; with width 1
-        alone every token costs as much as the first. ends: widths behind which time takes a step, the ends of plateaus; they and the
-        widths behind them are knots, so that no line crosses a step. measured: which points are no guesses, by default all. The first
-        rounds of a guessed width replace the guess. Raises ConfigError for anything else."""
+        """points: width -> seconds, at least width 1, with which alone every token costs as much as the first. ends: widths behind which
+        time takes a step, the ends of plateaus. measured: which points are no guesses, by default all. The first rounds of a guessed width
+        replace the guess. Raises ConfigError for anything else."""
         if 1 not in points or not all(
-            isinstance(w, int) and w >= 1 and math.isfinite(s) and s > 0 for w, s in points.items()
+            isinstance(w, int) and w >= 1 and isfinite(s) and s > 0 for w, s in points.items()
         ):
             raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
         self.ends = tuple(sorted(end for end in ends if 1 < end < MAX_TOKENS))
         self.depths = tuple(sorted({*DEPTHS, *(end - 1 for end in self.ends)}))
-        self._knots = knots = sorted({*KNOTS, *self.ends, *(end + 1 for end in self.ends)})
-        self._base = [_line(points, knot) for knot in knots]
-        self._offset = [0.0] * len(knots)  # log corrections
-        self._measured = frozenset(points if measured is None else measured)
-        self._is_guess = [measured is not None and knot not in measured for knot in knots]
-        self._seen = [0] * len(knots)  # rounds that corrected each
-        self.num_rounds = 0  # that corrected it
-        self.scale, self.pause = 1.0, 0.0
-        self.shape: list[float] = [0.0] * (MAX_TOKENS + 1)  # seconds by width before the scale; [0] is 0
-        self._draw(0, len(knots) - 1)
+        self._points = {*KNOTS, *self.ends, *(end + 1 for end in self.ends), *points}
+        self._measured = set(points if measured is None else measured)
+        self._seen: dict[int, int] = {}  # rounds by width
+        self._seconds, self._scale = _lines(points), 1.0
+        self.pause, self.num_rounds = 0.0, 0
 
     def seconds(self, num_tokens: int) -> float:
         """Of one forward over so many tokens."""
         if num_tokens <= MAX_TOKENS:
-            return self.shape[num_tokens] * self.scale
-        before = self._knots[-2]
-        slope = (self.shape[-1] - self.shape[before]) / (MAX_TOKENS - before)
-        return (self.shape[-1] + slope * (num_tokens - MAX_TOKENS)) * self.scale
+            return self._seconds[num_tokens] * self._scale
+        before, last = self._seconds[-2:]
+        return (last + (last - before) * (num_tokens - MAX_TOKENS)) * self._scale
 
-    def refine(self, num_tokens: int, seconds: float, times: int = 1) -> None:
-        """One forward took `seconds`, or the mean of so many did."""
-        if not 1 <= num_tokens <= MAX_TOKENS or not seconds > 0:
+    def refine(self, num_tokens: int, seconds: float) -> None:
+        """One forward took `seconds`."""
+        if not 1 <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
             return
-        self.num_rounds += times
-        ratio, knots = math.log(seconds / self.seconds(num_tokens)), self._knots
-        if num_tokens == 1 and self._is_guess[0] and self._seen[0] < TRUST:
-            self._seen[0] += 1  # nobody knows the machine's speed: all widths move with it
-            self.scale *= math.exp(ratio / self._seen[0])
-            return
-        off, part = max(-_CLIP, min(_CLIP, ratio)), 1.0 - (1.0 - FADE) ** times
-        self.scale *= math.exp(part * off)
-        right = next(i for i, knot in enumerate(knots) if knot >= num_tokens)
-        left = right if knots[right] == num_tokens else right - 1
-        for i in {left, right}:
-            far = abs(num_tokens - knots[left + right - i]) / max(1, knots[right] - knots[left])
-            self._seen[i] += 1
-            if self._is_guess[i] and self._seen[i] <= TRUST:
-                step = max(-math.log(TRUST), min(math.log(TRUST), ratio)) / self._seen[i]
-            else:
-                step = off * max(part, 0.5 / (self._seen[i] + 2))
-            self._offset[i] += (1.0 if left == right else far) * step
-        self._draw(max(0, left - 1), min(len(knots) - 1, right + 1))
+        ratio = log(seconds / self.seconds(num_tokens))
+        seen = self._seen[num_tokens] = self._seen.get(num_tokens, 0) + 1
+        self.num_rounds += 1
+        is_guess = num_tokens not in self._measured
+        if is_guess and num_tokens == 1:  # nobody knows the machine's speed: all widths move with it
+            self._scale *= exp(ratio / seen)
+        else:
+            off = max(-_CLIP, min(_CLIP, ratio))
+            step = off * max(FADE, 0.5 / (seen + 2))
+            if is_guess:
+                step = max(-_GUESSED, min(_GUESSED, ratio)) / seen
+            self._scale *= exp(FADE * off)
+            self._seconds[num_tokens] *= exp(step)
+        if is_guess and seen >= TRUST:
+            self._measured.add(num_tokens)
 
     def knots(self) -> dict[int, float]:
-        """Width -> seconds, as known now: `Curve(curve.knots(), ends=curve.ends)` expects the same."""
-        return {knot: self.seconds(knot) for knot in self._knots}
+        """Width -> seconds, as known now: `Curve(curve.knots(), ends=curve.ends)` expects nearly the same."""
+        return {w: self.seconds(w) for w in sorted(self._points | self._seen.keys()) if w <= MAX_TOKENS}
 
     def knots_until(self, widest: int) -> dict[int, float]:
         """Those of `knots` up to so many tokens."""
@@ -112,33 +103,21 @@ class Curve:
     @property
     def measured(self) -> list[int]:
         """Widths that are no guesses, or no longer."""
-        known = {knot for knot, seen in zip(self._knots, self._seen, strict=True) if seen >= TRUST}
-        return sorted(self._measured | known)
-
-    def _draw(self, first: int, last: int) -> None:
-        """Fill `shape` between two knots."""
-        shape = self.shape
-        for i in range(first, last + 1):
-            right = self._knots[i]
-            shape[right] = self._base[i] * math.exp(self._offset[i])
-            if i > first:
-                left = self._knots[i - 1]
-                slope = (shape[right] - shape[left]) / (right - left)
-                for width in range(left + 1, right):
-                    shape[width] = shape[left] + slope * (width - left)
+        return sorted(self._measured)
 
 
-def _line(points: Mapping[int, float], width: int) -> float:
-    """Seconds of a width on the lines through `points`."""
-    if width in points:
-        return points[width]
-    if len(points) == 1:
-        return points[1] * width
-    widths = sorted(points)
-    above = next((i for i, w in enumerate(widths) if w > width), len(widths) - 1)
-    left, right = widths[above - 1], widths[above]
-    slope = (points[right] - points[left]) / (right - left)
-    return points[right] + (max(slope, 0.0) if width > right else slope) * (width - right)
+def _lines(points: Mapping[int, float]) -> list[float]:
+    """Seconds by width on the lines through `points`, from 0 to MAX_TOKENS tokens. Behind the last one time does not fall."""
+    found = [0.0] * (MAX_TOKENS + 1)
+    slope = points[1]
+    for left, right in pairwise([*sorted(points), MAX_TOKENS + 1]):
+        if right in points:
+            slope = (points[right] - points[left]) / (right - left)
+        else:
+            slope = max(slope, 0.0)
+        for width in range(left, min(right, MAX_TOKENS + 1)):
+            found[width] = points[left] + slope * (width - left)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +131,7 @@ class DraftCost:
     row: float = _ROW
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(v) and v >= 0 for v in vars(self).values()) or self.row > 1:
+        if not all(isfinite(v) and v >= 0 for v in vars(self).values()) or self.row > 1:
             raise ConfigError("What a draft costs must be seconds, not below 0, and a row's share at most 1.")
 
     def times(self, factor: float) -> DraftCost:
@@ -169,8 +148,11 @@ _FREE = DraftCost()
 
 
 class CostModel:
-    """All that is known of costs, by context bucket and number of rows; what nobody measured is guessed from the nearest that was. And
-    what drafts at these costs have shown, which is kept with them: `learned`."""
+    """All that is known of costs, by context bucket and number of rows; what nobody measured is guessed from the nearest that was. And how
+    drafts at these costs fared, which is kept with them.
+
+    drafts: by drafter. acceptance: by kind of request and drafter. pause: share of a plain round of several rows that any drafts are taken
+    to cost beyond their tokens until that has been measured."""
 
     def __init__(
         self,
@@ -181,27 +163,26 @@ class CostModel:
         pause: float = 0.0,
         several: Mapping[tuple[int, int], Curve] | None = None,
         ends: Collection[int] = (),
-        learned: Learned | None = None,
+        acceptance: Mapping[tuple[str, str], Acceptance] | None = None,
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
-        measured, ends: as Curve has them. pause: share of a plain round of several rows that any drafts are taken to cost beyond their
-        tokens until that has been measured. Raises ConfigError where there is no curve."""
+        measured, ends: as Curve has them. Raises ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         self.ends = tuple(sorted(ends))
         self._curves = {(b, 1): Curve(p, ends=ends, measured=measured) for b, p in verify.items()}
         self._curves |= several or {}
         self._buckets = sorted(verify)
-        self.drafts, self.pause, self.learned = dict(drafts), pause, learned or Learned()
+        self.drafts, self.pause, self.acceptance = dict(drafts), pause, dict(acceptance or {})
         # guessed costs of drafters, and by which factors of them the first drafts differed, as logarithms
         self._guesses: dict[str, tuple[DraftCost, list[float]]] = {}
 
     def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
         """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
         found = self._curves.get((context_bucket, num_rows))
-        return found or self._curves.setdefault(
-            (context_bucket, num_rows), self._guess(context_bucket, num_rows)
-        )
+        if found is None:
+            found = self._curves[context_bucket, num_rows] = self._guess(context_bucket, num_rows)
+        return found
 
     def _guess(self, context_bucket: int, num_rows: int) -> Curve:
         """A curve that nobody has measured. Several rows' round costs what it costs one row to run as many tokens. With a pause, a plain
@@ -233,6 +214,13 @@ class CostModel:
         """Widths of one row's rounds, at short contexts, that were measured at load or by rounds since."""
         return frozenset(self.curve(0).measured)
 
+    def accepted(self, kind: str, drafter: str) -> Acceptance:
+        """What is known of a drafter's acceptance, a guess where nobody has asked it."""
+        found = self.acceptance.get((kind, drafter))
+        if found is None:
+            found = self.acceptance[kind, drafter] = Acceptance()
+        return found
+
     def draft(self, name: str) -> DraftCost:
         """What a drafter costs; nothing where nobody has said."""
         return self.drafts.get(name, _FREE)
@@ -253,47 +241,47 @@ class CostModel:
         expected = known.seconds(depth, queued, num_rows)
         if expected <= 0 or not seconds > 0:
             return
-        ratio = math.log(seconds / expected)
+        ratio = log(seconds / expected)
         if ratios is None:
             move = 2.0 * FADE * max(-_CLIP, min(_CLIP, ratio))  # drafts are rarer than rounds
         else:
-            ratios.append(max(-math.log(TRUST), min(math.log(TRUST), ratio)))
+            ratios.append(max(-_GUESSED, min(_GUESSED, ratio)))
             move = median(ratios)
-        self.drafts[name] = known.times(math.exp(move))
+        self.drafts[name] = known.times(exp(move))
 
     def as_data(self) -> dict[str, Any]:
-        """For `from_data`, plain JSON, without `learned`. Of several rows what rounds have taught; no guessed drafts."""
-        kept = [
-            {
-                "bucket": b,
-                "rows": rows,
-                "measured": curve.measured,
-                "seconds": {str(w): s for w, s in curve.knots().items()},
-            }
+        """For `from_data`, plain JSON. Of several rows what rounds have taught; no guessed drafts."""
+        curves = [
+            {"bucket": b, "rows": rows, "measured": curve.measured, "seconds": curve.knots()}
             for (b, rows), curve in self._curves.items()
             if rows == 1 or curve.num_rounds >= ENOUGH
         ]
         drafts = {n: vars(d) for n, d in self.drafts.items() if not self.is_guess(n)}
-        return {"format": _FORMAT, "curves": kept, "drafts": drafts, "ends": self.ends}
+        acceptance = [[*key, table.as_data()] for key, table in self.acceptance.items()]
+        return {
+            "format": _FORMAT,
+            "curves": curves,
+            "drafts": drafts,
+            "ends": self.ends,
+            "acceptance": acceptance,
+        }
 
     @classmethod
     def from_data(cls, data: Any) -> CostModel:
-        """Raises ConfigError for anything `as_data` does not return."""
+        """Raises ConfigError for anything that `as_data` does not return."""
         try:
             if data["format"] != _FORMAT or len(data["curves"]) > _MOST_CURVES:
                 raise ConfigError("These costs are of another version.")
             ends, curves = [int(e) for e in data["ends"]], {}
             for part in data["curves"]:
                 points = {int(w): float(s) for w, s in part["seconds"].items()}
-                measured = [int(w) for w in part["measured"]]
                 if len(points) > MAX_TOKENS or max(points.values()) > MAX_TOKENS * 1e3:
                     raise ConfigError("These costs are too large.")
-                curve = Curve(points, ends=ends, measured=measured)
+                curve = Curve(points, ends=ends, measured=[int(w) for w in part["measured"]])
                 curves[int(part["bucket"]), int(part["rows"])] = curve
-            drafts = {
-                str(n): DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()
-            }
-            found = cls({b: {1: 1.0} for b, rows in curves if rows == 1}, drafts, several=curves, ends=ends)
+            drafts = {n: DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()}
+            acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
+            first = {b: {1: 1.0} for b, rows in curves if rows == 1}
+            return cls(first, drafts, several=curves, ends=ends, acceptance=acceptance)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError("These costs cannot be read.") from error
-        return found

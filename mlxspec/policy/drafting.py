@@ -110,15 +110,10 @@ class Drafting:
         found = self._by_policy(plan.rooms)
         return found[0][0].propose_behind(plan) if len(found) == 1 else {}
 
-    def stays_plain(self, rows: Sequence[int]) -> bool:
-        """Whether the next round of all these rows is plain again, as far as that can be told at a glance. If not, ask `plain`."""
+    def plain(self, rows: Sequence[int], plan: Callable[[], RoundPlan]) -> bool:
+        """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one. plan: that round."""
         found = self._by_policy(rows)
-        return len(found) == 1 and found[0][0].stays_plain(found[0][1])
-
-    def plain(self, plan: RoundPlan) -> bool:
-        """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one."""
-        found = self._by_policy(plan.rooms)
-        return len(found) == 1 and found[0][0].plain(plan)
+        return len(found) == 1 and found[0][0].plain(found[0][1], plan)
 
     def took(
         self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool

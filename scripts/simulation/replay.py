@@ -75,11 +75,8 @@ class Replay:
         for row, choice, given, draft, num in zip(active, choices, offers, drafts, verified, strict=True):
             self.rounds.append((rows.index(row), row.place, choice, num))
             emitted = row.advance(given, draft, choice, num)
-            parts.append((row.control, emitted, choice.offer is not None))
+            parts.append((row.control, emitted))
         self.control.spent(parts, num_rows, forward + drafting, decision=decision)
-        for row in active:
-            if row.place >= len(row.request):
-                self.control.close(row.control)
         return forward + drafting + self.machine.overhead(any(c.model is not None for c in choices))
 
     def _draft(
@@ -108,7 +105,7 @@ class _Row:
 
     def __init__(self, control: Controller, request: Request) -> None:
         self.request = request
-        self.control: PolicyRow = control.open("", 0)
+        self.control = PolicyRow("", 0)
         self.place = 0
         self._learn = control.learn
         said = request.said

@@ -116,14 +116,14 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
 def test_other_code_has_other_costs(parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     model, _, config = parts
-    path = cost_file._path(model, config, "tiny")
-    assert cost_file._path(model, config, "tiny") == path
+    path = cost_file._path(model, {}, config, "tiny")
+    assert cost_file._path(model, {}, config, "tiny") == path
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "rounds.py").write_text("faster = True")
     cost_file._code.cache_clear()
     monkeypatch.setattr(cost_file.kernels, "__path__", [str(changed)])
-    assert cost_file._path(model, config, "tiny") != path
+    assert cost_file._path(model, {}, config, "tiny") != path
     cost_file._code.cache_clear()
 
 

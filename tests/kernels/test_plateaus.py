@@ -20,7 +20,7 @@ from mlxspec.kernels import launch, plateaus, qmv_rows
 from mlxspec.kernels.qmv_rows import QuantizedWeight
 from mlxspec.models.reads import plateau_ends
 from mlxspec.policy.acceptance import Offer
-from mlxspec.policy.controller import Choice, Controller
+from mlxspec.policy.controller import Choice, Controller, PolicyRow
 from mlxspec.policy.costs import CostModel, Curve, DraftCost
 from tests import tiny_models
 
@@ -117,26 +117,32 @@ def test_the_measured_curve_has_the_steps_where_they_are(ends: tuple[int, ...]) 
     assert {w for end in ends if end < 33 for w in (end, end + 1)} <= set(widths(tiny_models.target(), ends))
 
 
-@pytest.mark.parametrize("rejects", [False, True])
-def test_drafts_jump_to_the_end_of_a_plateau(rejects: bool) -> None:
-    """A sure lookup: one token more than a plateau holds does not pay, but the whole next plateau does."""
+def test_drafts_jump_to_the_end_of_a_plateau() -> None:
+    """Of a sure lookup, and of a head whose draft is asked for by what it costs: one token more than a plateau holds does not pay, but the
+    whole next plateau does."""
     ends = (5, 10, 12, 32)
-    truth = stepped(ends, height=1.5)
+    truth = stepped(ends)
 
-    def verified(curve: Curve, length: int) -> int:
+    def verified(curve: Curve, length: int, *, is_lookup: bool = True) -> int:
         control = Controller(CostModel({0: curve.knots()}, {"mtp": DraftCost()}, ends=curve.ends))
-        row = control.open("", 0)
+        row = PolicyRow("", 0)
         row.account.balance = 16.0
-        offer, choice = Offer("mtp", length, [0.99] * length), Choice(model="mtp", depth=length)
-        control.drafted(row, offer, 1, choice)
-        return control.trim([row], [offer], [choice], lookahead=[not rejects]).widths[0]
+        sure = [0.99] * length
+        for _ in range(60):
+            control.learn(row, Offer("mtp", length, sure), length, length)
+            control.drafted(row, Offer("mtp", length, sure), 1, Choice(model="mtp", depth=length))
+        asked = [] if is_lookup else [{"mtp": (length, 1)}]
+        choices = control.choose([row], [[Offer("ngram", length, sure)] * is_lookup], asked or [{}])
+        drafts = [Offer("ngram" if is_lookup else "mtp", choices[0].depth, sure[: choices[0].depth])]
+        return control.trim([row], drafts, choices).widths[0]
 
     curve = measured(truth, ends)
     assert verified(curve, 6) == 4  # the seventh token of a round is on the next plateau
     assert verified(curve, 10) == 9  # all of it
     assert verified(curve, 63) == 31
-    blind = Curve({w: truth[w] for w in (1, *WIDTHS)})
-    assert verified(blind, 10) not in (4, 9, 11)
+    truth = stepped(ends, height=1.5)
+    assert verified(measured(truth, ends), 6, is_lookup=False) == 4
+    assert verified(measured(truth, ends), 10) == 4  # of a dear plateau a burst takes none
 
 
 def test_calibration_times_both_sides_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:

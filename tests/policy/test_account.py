@@ -18,7 +18,7 @@ from simulation.requests import Machine
 from mlxspec.policy import account
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.account import CAP, CREDIT, EARN, FIRST, Account, allowance
-from mlxspec.policy.controller import Controller, Decision
+from mlxspec.policy.controller import Controller, Decision, PolicyRow
 from mlxspec.policy.costs import CostModel
 
 ROUNDING = 1e-6  # plain rounds
@@ -54,7 +54,7 @@ class Group:
 
     def __init__(self, control: Controller, num_rows: int, machine: Machine, lag: int = 0) -> None:
         self.control, self.machine, self.curve, self.lag = control, machine, machine.curve(num_rows), lag
-        self.rows = [control.open("", 0) for _ in range(num_rows)]
+        self.rows = [PolicyRow("", 0) for _ in range(num_rows)]
         self.queued = [dict.fromkeys(HEADS, 1) for _ in self.rows]  # by head, how many tokens it has not run
         self.late = self.elapsed = self.least = 0.0
         self.drafted = self.num_rounds = 0
@@ -97,17 +97,13 @@ class Group:
         for row, draft, num in zip(self.rows, drafts, accepted, strict=True):
             if draft is not None:
                 self.control.learn(row, draft, num, min(draft.length, num + 1))
-            parts.append((row, 1 + num, draft is not None and draft.drafter in LOOKUPS))
+            parts.append((row, 1 + num))
         self.control.spent(parts, num_rows, seconds, decision=decision)
         plain = self.curve.seconds(num_rows)
         self.drafted += sum(decision.widths)
         self.elapsed += seconds / plain
-        self.late += seconds / plain - sum(num for _, num, _ in parts) / num_rows
+        self.late += seconds / plain - sum(num for _, num in parts) / num_rows
         self.least = min(self.least, self.late - EARN * self.elapsed)
-
-    def close(self) -> None:
-        for row in self.rows:
-            self.control.close(row)
 
 
 def check(
@@ -121,7 +117,6 @@ def check(
         before = Group(control, num_rows, machine)
         for _ in range(20):
             before.round(always, (name,))
-        before.close()
     group = Group(control, num_rows, machine, lag)
     for num_rounds, judge in judges:
         for _ in range(num_rounds):

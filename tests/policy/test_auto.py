@@ -23,7 +23,7 @@ from tests import tiny_models
 from tests.tiny_models import VOCAB
 
 FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
-STILL, STILL_TOGETHER, LONGER = auto.REST - 1, 2 * auto.REST - 1, auto.LONGEST_REST
+STILL, STILL_TOGETHER = auto.REST - 1, 2 * auto.REST - 1
 NAMES = ("ngram-simple", "mtp", "draft-model")
 PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7, 8, 9, 7]]
 
@@ -39,7 +39,7 @@ def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float
     costs = CostModel({0: widths}, {"mtp": DraftCost(step=step), "draft-model": DraftCost(step=2 * step)})
     # the machine at hand is not what is tested
     costs.refine_draft = lambda *args: None  # type: ignore[method-assign]
-    costs.curve(0).refine = lambda *args: 0.0  # type: ignore[method-assign]
+    costs.curve(0).refine = lambda *args: None  # type: ignore[method-assign]
     made.drafting.follow(Controller(costs))
     return made
 
@@ -141,7 +141,7 @@ def test_rows_at_rest_do_not_keep_one_that_always_drafts_from_drafting() -> None
     assert Result.of(resting).stats.num_decoded == Result.of(fixed).stats.num_decoded == 39
 
 
-def test_rests_grow_while_nothing_pays_and_start_anew_with_a_new_row() -> None:
+def test_at_rest_models_are_weighed_now_and_then() -> None:
     made = engine(LINEAR, step=0.5)
     assert made.drafting.auto is not None
     control, weighed = made.drafting.auto.control, []
@@ -150,11 +150,8 @@ def test_rests_grow_while_nothing_pays_and_start_anew_with_a_new_row() -> None:
     long = SamplingParams(max_tokens=100, ignore_eos=True, temperature=5.0)
     made.generate(PROMPTS[1], long, spec=SpecConfig(drafters=("mtp",), policy="auto"))
     gaps = [b - a for a, b in zip(weighed, weighed[1:], strict=False)]
-    assert max(gaps) >= 2 * STILL
-    assert max(gaps) <= LONGER * STILL + 1
-    before = len(weighed)
-    made.generate(PROMPTS[1], long, spec=SpecConfig(drafters=("mtp",), policy="auto"))
-    assert weighed[before + 1] - weighed[before] <= STILL + 1
+    assert STILL <= max(gaps) <= STILL + 1
+    assert len(weighed) < 100 / STILL + 3
 
 
 def test_a_users_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +267,7 @@ def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widt
     assert made.drafting.auto is not None
     control, told = made.drafting.auto.control, []
     spent = control.spent
-    control.spent = lambda parts, *a: (told.extend(n for _, n, _ in parts), spent(parts, *a))[1]  # type: ignore
+    control.spent = lambda parts, *a: (told.extend(n for _, n in parts), spent(parts, *a))[1]  # type: ignore
     results = made.generate(PROMPTS, PARAMS["greedy"])
     assert sum(told) == sum(r.stats.num_decoded for r in results)
 
@@ -327,6 +324,7 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
     made.generate(PROMPTS[1], PARAMS["greedy"])
     assert "mtp" in seen
     seen.clear()
+    made.drafting.auto.control.costs.acceptance.clear()  # as willing to ask as before
 
     def silent(self: Mtp, asks, sampler) -> list:
         asked.append(len(asks))

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.account import EARN
-from mlxspec.policy.controller import PLAIN, PROBE_DEPTH, SHARED_DEPTHS, Choice, Controller, PolicyRow
+from mlxspec.policy.controller import (
+    PLAIN,
+    PROBE_DEPTH,
+    SHARED_DEPTHS,
+    Choice,
+    Controller,
+    Decision,
+    PolicyRow,
+)
 from mlxspec.policy.costs import CostModel, DraftCost
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -34,34 +42,41 @@ ASKED = Choice(model="mtp", depth=8)
 RICH = 16.0  # plain rounds in an account
 
 
-def spent(control: Controller, row: PolicyRow, num_tokens: int, seconds: float, *, looked_up: bool) -> None:
+def spent(control: Controller, row: PolicyRow, num_tokens: int, seconds: float) -> None:
     """A round of this row alone."""
-    control.spent([(row, num_tokens, looked_up)], 1, seconds)
+    control.spent([(row, num_tokens)], 1, seconds)
 
 
-def opened(control: Controller, kind: str = "", bucket: int = 0, balance: float = RICH) -> PolicyRow:
+def opened(kind: str = "", bucket: int = 0, balance: float = RICH) -> PolicyRow:
     """A row that has gained, so that its account is not what decides."""
-    row = control.open(kind, bucket)
+    row = PolicyRow(kind, bucket)
     row.account.balance = balance
     return row
 
 
-def cut(
-    control: Controller, rows: list[PolicyRow], drafts: list[Offer | None], **more: list[bool]
-) -> list[int]:
-    """How much of these drafts is verified, by whoever made them."""
-    choices = [PLAIN if d is None or d.drafter != "mtp" else ASKED for d in drafts]
-    return control.trim(rows, drafts, choices, **more).widths
+def cut(control: Controller, rows: list[PolicyRow], drafts: list[Offer | None]) -> list[int]:
+    """How much of these drafts is verified: of lookups' as they are chosen, of models' as they are trimmed."""
+    lookups = [[d] if d is not None and d.drafter != "mtp" else [] for d in drafts]
+    choices = [
+        ASKED if d is not None and d.drafter == "mtp" else c
+        for c, d in zip(control.choose(rows, lookups, [{}] * len(rows)), drafts, strict=True)
+    ]
+    return control.trim(rows, drafts, choices).widths
+
+
+def decided(control: Controller, row: PolicyRow, offer: Offer) -> Decision:
+    """A round of a row with one lookup's offer."""
+    return control.trim([row], [offer], control.choose([row], [[offer]], [{}]))
 
 
 def test_with_nothing_offered_decoding_is_plain() -> None:
     control = controller(FLAT)
-    assert control.choose([opened(control)], [[]], [{}]) == [PLAIN]
+    assert control.choose([opened()], [[]], [{}]) == [PLAIN]
 
 
 def test_where_verifying_is_free_the_whole_lookup_is_verified() -> None:
     control = controller(FLAT)
-    row, offer = opened(control), Offer("ngram-simple", 16)
+    row, offer = opened(), Offer("ngram-simple", 16)
     taught(control, row, offer, 16)
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
     assert cut(control, [row], [offer]) == [16]
@@ -69,7 +84,7 @@ def test_where_verifying_is_free_the_whole_lookup_is_verified() -> None:
 
 def test_where_every_token_costs_a_step_nothing_is_ever_verified() -> None:
     control = controller(LINEAR, mtp=HEAD)
-    row, offer = opened(control), Offer("ngram-simple", 16)
+    row, offer = opened(), Offer("ngram-simple", 16)
     taught(control, row, offer, 16)
     taught(control, row, Offer("mtp", 8, [0.99] * 8), 8)
     assert control.choose([row], [[offer]], [MODELS])[0] == PLAIN
@@ -78,7 +93,7 @@ def test_where_every_token_costs_a_step_nothing_is_ever_verified() -> None:
 
 def test_lookups_that_fail_are_left_alone_and_tried_again_when_they_would_have_held() -> None:
     control = controller(APPLE)
-    row, offer = opened(control), Offer("ngram-simple", 8)
+    row, offer = opened(), Offer("ngram-simple", 8)
     taught(control, row, offer, 0)
     assert control.choose([row], [[offer]], [{}]) == [PLAIN]
     taught(control, row, offer, 8, times=6)  # never verified: the text alone showed it
@@ -90,7 +105,7 @@ def test_lookups_that_fail_are_left_alone_and_tried_again_when_they_would_have_h
 def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, balance: float) -> None:
     """However sure a lookup is, and whatever it has gained: its worst case is a round in which nothing of it is accepted."""
     control, offer = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0}), Offer("ngram-simple", 16)
-    rows = [opened(control) for _ in range(num_rows)]
+    rows = [opened() for _ in range(num_rows)]
     for row in rows:
         taught(control, row, offer, 16)
         row.account.balance = balance
@@ -108,7 +123,7 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
 def test_a_good_head_is_asked_deeply_a_poor_one_not() -> None:
     for matched, sure, drafts in ((8, 0.97, True), (0, 0.3, False)):
         control = controller(APPLE, mtp=HEAD)
-        row = opened(control)
+        row = opened()
         taught(control, row, Offer("mtp", 8, [sure] * 8), matched)
         choice = control.choose([row], [[]], [MODELS])[0]
         assert (choice.model == "mtp" and choice.depth >= 3) == drafts
@@ -118,34 +133,22 @@ def test_the_price_of_drafting_counts() -> None:
     offer = Offer("mtp", 8, [0.8] * 8)
     for step, drafts in ((0.05, True), (0.9, False)):
         control = controller(APPLE, mtp=DraftCost(step=step))
-        row = opened(control)
+        row = opened()
         taught(control, row, offer, 4)
         assert (control.choose([row], [[]], [MODELS])[0].model is not None) == drafts
 
 
 def test_catching_up_is_charged_to_who_needs_it() -> None:
     control = controller(APPLE, mtp=DraftCost(step=0.05, queued=0.05))
-    row = opened(control)
+    row = opened()
     taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
     assert control.choose([row], [[]], [{"mtp": (8, 2)}])[0].model == "mtp"
     assert control.choose([row], [[]], [{"mtp": (8, 2000)}])[0].model is None
 
 
-def test_catching_up_is_shared_by_the_drafts_until_lookup_comes_again() -> None:
-    control = controller(APPLE, mtp=DraftCost(step=0.05, queued=0.05))
-    for num_rounds, drafts in ((12, True), (1, False)):
-        row = opened(control, str(num_rounds), 0)
-        taught(control, row, Offer("mtp", 8, [0.8] * 8), 4)
-        for _ in range(30):  # a burst of lookup behind so many rounds without
-            for _ in range(num_rounds):
-                spent(control, row, 1, 1.0, looked_up=False)
-            spent(control, row, 2, 2.0, looked_up=True)
-        assert (control.choose([row], [[]], [{"mtp": (8, 60)}])[0].model is not None) == drafts
-
-
 def test_a_drafter_too_far_behind_to_be_paid_for_is_not_asked() -> None:
     control = controller(FLAT, mtp=DraftCost(step=0.1, queued=0.1))
-    row = opened(control)
+    row = opened()
     taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
     for queued, asked in ((1, True), (10, True), (10_000, False)):
         assert (control.choose([row], [[]], [{"mtp": (8, queued)}])[0].model is not None) == asked
@@ -154,7 +157,7 @@ def test_a_drafter_too_far_behind_to_be_paid_for_is_not_asked() -> None:
 
 def test_a_short_account_makes_drafts_shorter() -> None:
     control = controller({1: 1.0, 2: 1.1, 9: 3.0}, mtp=DraftCost(step=0.2))
-    row = opened(control)
+    row = opened()
     taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
     depths = []
     for balance in (0.1, 0.4, 1.0, 8.0):
@@ -165,7 +168,7 @@ def test_a_short_account_makes_drafts_shorter() -> None:
 
 def test_a_draft_is_cut_where_it_becomes_doubtful() -> None:
     control = controller(APPLE, mtp=HEAD)
-    row = opened(control)
+    row = opened()
     control.choose([row], [[]], [MODELS])
     assert cut(control, [row], [Offer("mtp", 4, [0.97, 0.97, 0.05, 0.97])]) == [2]
     assert cut(control, [row], [Offer("mtp", 3, [0.05, 0.97, 0.97])]) == [0]
@@ -173,7 +176,7 @@ def test_a_draft_is_cut_where_it_becomes_doubtful() -> None:
 
 def test_limits_of_room_are_kept() -> None:
     control = controller(FLAT, mtp=HEAD)
-    row = opened(control)
+    row = opened()
     taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
     assert control.choose([row], [[]], [{"mtp": (2, 1)}])[0].depth <= 2
     assert control.choose([row], [[]], [{"mtp": (0, 1)}])[0] == PLAIN
@@ -185,28 +188,26 @@ def test_limits_of_room_are_kept() -> None:
     slope=st.floats(0.01, 1.5),
 )
 def test_several_rows_have_few_widths(drafts: list[list[float]], slope: float) -> None:
-    """Each is cut at one of a few depths, no token is verified that does not exist, and all together pay."""
+    """Each is cut at one of a few depths, and no token is verified that does not exist or is likelier rejected than it costs."""
     control = controller({1: 1.0, 2: 1.0 + slope})
-    rows = [opened(control) for _ in drafts]
+    rows = [opened() for _ in drafts]
     offers = [Offer("mtp", len(d), d) if d else None for d in drafts]
     for row in rows:
         control.drafted(row, Offer("mtp", 1, [0.9]), len(rows), ASKED)
     widths = cut(control, rows, offers)
-    curve = control.curve(rows)
-    reaches = [control.reaches(r, Offer("mtp", len(d), d)) for r, d in zip(rows, drafts, strict=True)]
-    for width, draft, reached in zip(widths, drafts, reaches, strict=True):
+    rate = len(rows) / control.curve(rows).seconds(len(rows))
+    for row, width, draft in zip(rows, widths, drafts, strict=True):
         assert width <= len(draft)
-        assert width in (0, *SHARED_DEPTHS) or width == len(reached) < SHARED_DEPTHS[0]
-    gained = sum(sum(r[:w]) for r, w in zip(reaches, widths, strict=True))
-    longer = curve.seconds(len(rows) + sum(widths)) - curve.seconds(len(rows))
-    assert gained >= longer * len(rows) / curve.seconds(len(rows)) or not sum(widths)
+        assert width in (0, *SHARED_DEPTHS) or width == len(draft) < SHARED_DEPTHS[0]
+        if width:
+            assert control.reaches(row, Offer("mtp", len(draft), draft))[0] >= 0.99 * rate * slope
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_what_a_model_drafts_for_one_of_several_rows_is_verified_where_it_pays(length: int) -> None:
     control = controller({1: 1.0, 2: 1.05})
     control.costs.pause = 0.3
-    rows = [opened(control) for _ in range(3)]
+    rows = [opened() for _ in range(3)]
     for row in rows:
         control.drafted(row, Offer("mtp", length, [0.98] * length), len(rows), ASKED)
     # any drafts of three rows cost three tenths of a round, which is about a token
@@ -216,20 +217,19 @@ def test_what_a_model_drafts_for_one_of_several_rows_is_verified_where_it_pays(l
 
 def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:
     control = controller({1: 1.0, 2: 1.0, 6: 1.4, 7: 5.0, 8: 9.0})  # beyond 6 tokens in all it is dear
-    rows = [opened(control) for _ in range(2)]
+    rows = [opened() for _ in range(2)]
     good, bad = Offer("ngram-simple", 8, [0.97] * 8), Offer("ngram-simple", 8, [0.4] * 8)
     widths = cut(control, rows, [good, bad])
     assert sum(widths) <= 5  # of two rows
     assert widths[0] > widths[1]
 
 
-def test_without_lookahead_a_token_does_not_depend_on_those_behind_it() -> None:
+def test_a_models_token_does_not_depend_on_those_behind_it() -> None:
     control = controller({1: 1.0, 2: 1.6, 3: 1.7, 4: 1.8}, mtp=HEAD)
-    row = opened(control)
-    control.choose([row], [[]], [MODELS])
-    promising = Offer("mtp", 3, [0.35, 0.98, 0.98])  # the second and third token would pay for the first
-    assert cut(control, [row], [promising]) == [3]
-    assert cut(control, [row], [promising], lookahead=[False]) == [0]
+    row = opened()
+    promising = [0.35, 0.98, 0.98]  # the second and third token would pay for the first
+    assert cut(control, [row], [Offer("mtp", 3, [0.2, *promising[1:]])]) == [0]
+    assert cut(control, [row], [Offer("mtp", 3, [0.2, 0.0, 0.0])]) == [0]
 
 
 @given(
@@ -238,20 +238,19 @@ def test_without_lookahead_a_token_does_not_depend_on_those_behind_it() -> None:
     st.integers(1, 3),
 )
 @example([0.98] * 6, [0.5] * 16, 1)
-def test_without_lookahead_equal_beginnings_are_verified_alike(
+def test_equal_beginnings_of_a_models_drafts_are_verified_alike(
     sure: list[float], behind: list[float], num_rows: int
 ) -> None:
     """Lengths are few, so a draft ends at one of them: which, must not be decided by a token behind the last that is known."""
     known, length = len(sure), 16
     for widths in (APPLE, {1: 1.0, 2: 1.05, 17: 1.8}):
         control = controller(widths, mtp=HEAD)
-        rows = [opened(control) for _ in range(num_rows)]
-        control.choose(rows, [[]] * num_rows, [MODELS] * num_rows)
+        rows = [opened() for _ in range(num_rows)]
         found = []
         for rest in (behind, [0.0] * length, [1.0] * length):
             offer = Offer("mtp", length, (sure + rest)[:length])
             offers = [offer, *([None] * (num_rows - 1))]
-            found.append(cut(control, rows, offers, lookahead=[False] + [True] * (num_rows - 1))[0])
+            found.append(cut(control, rows, offers)[0])
         assert len({width >= known for width in found}) == 1
 
 
@@ -259,11 +258,10 @@ def test_probes_become_rare_and_cost_what_time_earns() -> None:
     """Of a drafter that never pays, over many rows."""
     control = controller(LINEAR, mtp=HEAD)
     probed: list[int] = []
-    row, price = control.open("", 0), HEAD.seconds(PROBE_DEPTH, 1)
+    row, price = PolicyRow("", 0), HEAD.seconds(PROBE_DEPTH, 1)
     for place in range(4000):
         if place % 400 == 399:
-            control.close(row)
-            row = control.open("", 0)
+            row = PolicyRow("", 0)
         (choice,) = control.choose([row], [[]], [MODELS])
         drafts: list[Offer | None] = [None]
         if choice.model:
@@ -273,7 +271,7 @@ def test_probes_become_rare_and_cost_what_time_earns() -> None:
             control.drafted(row, drafts[0], 1, choice)  # type: ignore[arg-type]
         decision = control.trim([row], drafts, [choice])
         assert decision.widths == [0]
-        control.spent([(row, 1, False)], 1, 1.0 + choice.price, decision=decision)
+        control.spent([(row, 1)], 1, 1.0 + choice.price, decision=decision)
     assert probed[0] == 0  # there catching up costs nothing
     gaps = [b - a for a, b in zip(probed, probed[1:], strict=False)]
     assert len(probed) > 5
@@ -286,16 +284,13 @@ def test_a_dear_drafter_is_probed_all_the_same_once_it_has_waited_long() -> None
     control = controller(LINEAR, mtp=DraftCost(step=0.6, queued=0.1))
     probed = []
     for number in range(20):
-        row = control.open("", 0)
+        row = PolicyRow("", 0)
         for place in range(100):
             (choice,) = control.choose([row], [[]], [{"mtp": (8, place + 1)}])
             if choice.probe:
                 probed.append((number, place))
                 control.drafted(row, Offer("mtp", choice.depth, [0.3] * choice.depth), 1, choice)
-            control.spent(
-                [(row, 1, False)], 1, 1.0 + choice.price, decision=control.trim([row], [None], [choice])
-            )
-        control.close(row)
+            control.spent([(row, 1)], 1, 1.0 + choice.price, decision=control.trim([row], [None], [choice]))
     assert 1 <= len(probed) <= 3
     assert all(place == 0 for _, place in probed)
 
@@ -306,17 +301,16 @@ def test_a_probe_whose_tokens_come_costs_the_less() -> None:
     longer = HEAD.seconds(3, 1) + controller(APPLE).costs.curve(0).seconds(4) - 1.0
     for num_tokens in (1, 4):
         control = controller(APPLE, mtp=HEAD)
-        row = opened(control)
+        row = opened()
         taught(control, row, Offer("mtp", 3, [0.2] * 3), 0)
-        row.account.balance, control.costs.learned.of("", "mtp").asked_at = 3.0, -1e9
+        row.account.balance, control.costs.accepted("", "mtp").asked_at = 3.0, -1e9
         (choice,) = control.choose([row], [[]], [{"mtp": (3, 1)}])
         assert choice.probe
         draft = Offer("mtp", 3, [0.98] * 3)
         control.drafted(row, draft, 1, choice)
-        row.odds["mtp"] = 1.0
         decision = control.trim([row], [draft], [choice])
         before = row.account.balance
-        control.spent([(row, num_tokens, False)], 1, 1.0 + longer, decision=decision)
+        control.spent([(row, num_tokens)], 1, 1.0 + longer, decision=decision)
         paid.append(before - row.account.balance)
     assert paid[0] - paid[1] == pytest.approx(3.0)
 
@@ -325,31 +319,31 @@ def test_a_decision_needs_no_outcome_of_rounds_on_their_way() -> None:
     """Decided behind a round that has not been read, with what it may lose reserved: the same as if that had been lost, no more."""
     control = controller({1: 1.0, 2: 1.4, 9: 3.2})
     offer = Offer("ngram-simple", 8)
-    late, told = opened(control, balance=1.5), opened(control, balance=1.5)
+    late, told = opened(balance=1.5), opened(balance=1.5)
     for row in (late, told):
         taught(control, row, offer, 8)
-    first = control.trim([late], [offer], [PLAIN])
+    first = decided(control, late, offer)
     assert first.worst
-    behind = control.trim([late], [offer], [PLAIN])
-    other = control.trim([told], [offer], [PLAIN])
+    behind = decided(control, late, offer)
+    other = decided(control, told, offer)
     assert other == first
     told.account.settle(0.0, -first.worst, first.worst)
-    assert control.trim([told], [offer], [PLAIN]).widths == behind.widths
+    assert decided(control, told, offer).widths == behind.widths
     for decision in (first, behind):  # told in their order, whenever that is
-        control.spent([(late, 9, True)], 1, 1.0 + (decision.worst or 0.0), decision=decision)
+        control.spent([(late, 9)], 1, 1.0 + (decision.worst or 0.0), decision=decision)
     assert late.account.reserved == pytest.approx(0.0)
 
 
 def test_leaving_plain_decoding_must_be_paid_with_what_cannot_run_ahead_behind_it() -> None:
     """The plain round behind drafts takes longer, once for a stretch of drafts."""
     control = controller({1: 1.0, 2: 1.3, 9: 3.2})
-    row, offer = opened(control), Offer("ngram-simple", 1)
+    row, offer = opened(), Offer("ngram-simple", 1)
     taught(control, row, offer, 1)
     for _ in range(60):
         control.paused([row], 1, 0.9)
     assert control.curve([row]).pause == pytest.approx(0.9, rel=0.05)
     row.account.balance = RICH
-    worst = [control.trim([row], [offer], [PLAIN]).worst for _ in range(2)]
+    worst = [decided(control, row, offer).worst for _ in range(2)]
     assert worst == [pytest.approx(0.3 + control.curve([row]).pause), pytest.approx(0.3)]
     row.account.balance, row.account.reserved = 1.1, 0.0
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
@@ -364,7 +358,7 @@ TWO = {"mtp": HEAD, "eagle3": DraftCost(step=0.1, queued=0.01)}
 
 def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
     control = Controller(CostModel({0: APPLE}, TWO))
-    row, chosen = opened(control), []
+    row, chosen = opened(), []
     for _ in range(60):
         row.account.balance = RICH
         (choice,) = control.choose([row], [[]], [dict.fromkeys(TWO, (8, 1))])
@@ -372,25 +366,24 @@ def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
         if choice.model is not None:
             sure = 0.95 if choice.model == "eagle3" else 0.1
             control.drafted(row, Offer(choice.model, choice.depth, [sure] * choice.depth), 1, choice)
-        spent(control, row, 4, 2.0, looked_up=False)
+        spent(control, row, 4, 2.0)
     assert chosen[-10:].count("eagle3") >= 8
 
 
 def test_what_was_learned_survives_the_row_within_its_kind() -> None:
     control = controller(APPLE, mtp=HEAD)
-    row = opened(control, "greedy", 0)
+    row = opened("greedy", 0)
     taught(control, row, Offer("mtp", 8, [0.9] * 8), 0)
-    control.close(row)
-    choice = control.choose([opened(control, "greedy", 0)], [[]], [MODELS])[0]
+    choice = control.choose([opened("greedy", 0)], [[]], [MODELS])[0]
     assert choice.gain < 0.1
-    assert control.choose([opened(control, "sampled", 0)], [[]], [MODELS])[0].model == "mtp"
+    assert control.choose([opened("sampled", 0)], [[]], [MODELS])[0].model == "mtp"
 
 
 def test_costs_of_long_contexts_are_their_own() -> None:
     costs = CostModel({0: FLAT, 2: LINEAR}, {})
     control, offer = Controller(costs), Offer("ngram-simple", 8)
     for bucket, verified in ((0, 7), (2, 0)):
-        row = opened(control, str(bucket), bucket)
+        row = opened(str(bucket), bucket)
         taught(control, row, offer, 8)
         assert cut(control, [row], [offer]) == [verified]
 
@@ -410,11 +403,11 @@ def test_widths_never_exceed_drafts_and_one_that_cannot_pay_is_never_verified(
     widths: dict[int, float], rounds: list[tuple[int, int, bool]], num_rows: int
 ) -> None:
     control = controller(widths, mtp=HEAD)
-    rows = [opened(control) for _ in range(num_rows)]
+    rows = [opened() for _ in range(num_rows)]
     for length, matched, sure in rounds:
         offers = [Offer("ngram-simple", length, [0.9] * length if sure else None) for _ in rows]
         for choice in control.choose(rows, [[o] for o in offers], [MODELS] * num_rows):
-            assert choice.depth <= 8
+            assert choice.depth <= (length if choice.model is None else 8)
             assert choice.offer in (None, 0)
         found = cut(control, rows, list(offers))
         assert all(0 <= w <= length for w in found)
@@ -423,12 +416,12 @@ def test_widths_never_exceed_drafts_and_one_that_cannot_pay_is_never_verified(
         assert gained <= (num_rows + sum(found)) / num_rows + 1e-9  # not even if everything stood
         for row, offer in zip(rows, offers, strict=True):
             control.learn(row, offer, min(matched, length), length)
-            spent(control, row, 1, 1.0, looked_up=False)
+            spent(control, row, 1, 1.0)
 
 
 def test_unknown_costs_are_not_invented() -> None:
     control = controller(FLAT)
     assert control.costs.draft("mtp").seconds(3, 9) == 0.0
-    assert control.choose([opened(control)], [[]], [MODELS])[0].gain == pytest.approx(
+    assert control.choose([opened()], [[]], [MODELS])[0].gain == pytest.approx(
         sum(0.75**i for i in range(1, 8)), rel=0.01
     )

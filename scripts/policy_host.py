@@ -1,0 +1,128 @@
+"""What policy auto costs the host in a round: microseconds of the policy alone, on a clock of this process's CPU time.
+
+A real engine's `Drafting` over drafters that answer at once, without a model and without rounds: the calls are those of engine/round.py
+and engine/pipeline.py. What the chain and its drafters do in `ask_all` is left out, and so is telling drafters the text.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.base import Ask, Draft
+from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.model_based import DraftStep, ModelDrafter
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.models.base import Output
+from mlxspec.policy.controller import Controller
+from mlxspec.policy.costs import CostModel, DraftCost
+from mlxspec.policy.drafting import Drafting
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
+
+VOCAB = 50_000
+WIDTHS = {
+    1: 0.01,
+    2: 0.0105,
+    4: 0.0125,
+    8: 0.02,
+    17: 0.04,
+}  # seconds by width, as on a machine where drafting pays
+WARM_UP = 500  # rounds
+KINDS = ("plain", "drafted")
+
+
+class _Head(ModelDrafter):
+    """Says at once what the text goes on with. One token in ten is wrong, or all are, and it is as sure as that."""
+
+    name = "mtp"
+
+    def __init__(self, text: Sequence[int], *, is_right: bool) -> None:
+        super().__init__(1 << 20)
+        self._text, self._is_right = text, is_right
+
+    def begin(self, row: int) -> None: ...
+
+    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None: ...
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [self._draft(len(a.history), a.limit) for a in asks]
+
+    def _draft(self, start: int, length: int) -> Draft:
+        tokens = [
+            self._text[i] if self._is_right and i % 10 else VOCAB - 1 for i in range(start, start + length)
+        ]
+        return Draft(length, tokens, [0.9 if self._is_right else 0.1] * length)
+
+    def close(self, row: int) -> None: ...
+
+    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
+        raise NotImplementedError
+
+    def _forward(self, step: DraftStep) -> Output:
+        raise NotImplementedError
+
+
+def microseconds(kind: str, num_rounds: int) -> float:
+    """Mean CPU microseconds of the policy in a round of one row with n-gram lookup and a head: in a plain round where no draft pays, or in
+    one with a draft, most of which is accepted."""
+    is_plain, rng = kind == "plain", random.Random(0)
+    text = [rng.randrange(VOCAB - 1) for _ in range(10 * (num_rounds + WARM_UP))]
+    for i in range(300, len(text) - 8, 40):  # something that has stood before, now and then
+        text[i : i + 3] = text[i - 200 : i - 197]
+    chain = Chain([NgramSimple(3, 16), _Head(text, is_right=not is_plain)])
+    apart = [0.0]
+    for name in ("ask_all", "tell", "may_look_up"):
+        setattr(chain, name, _apart(getattr(chain, name), apart))
+    drafting = Drafting(chain)
+    costs = CostModel({0: WIDTHS}, {"mtp": DraftCost(step=0.0008)})
+    costs.refine_draft = lambda *_: None  # type: ignore[method-assign]  # this one's drafts take no time
+    drafting.follow(Controller(costs))
+    history = text[:64]
+    sampler = RowSampler(SamplingParams(), history, VOCAB)
+    drafting.begin(0, SpecConfig(drafters=("ngram-simple", "mtp"), policy="auto"), sampler)
+    drafting.observe(0, history, None)
+    drafting.prime(0)
+    rooms, histories = {0: 1 << 20}, {0: history}
+    spent, ahead, counts = 0.0, False, dict.fromkeys(KINDS, 0)
+    for turn in range(num_rounds + WARM_UP):
+        started, before, won = time.thread_time(), apart[0], {}
+        if not ahead:
+            won = drafting.propose(drafting.plan(rooms, histories, VOCAB))
+        follows = not won and drafting.plain((0,), lambda: drafting.plan(rooms, histories, VOCAB))
+        spent += time.thread_time() - started - (apart[0] - before)
+        drafted = list(won[0].draft.tokens) if won else []
+        start = len(history)
+        accepted = next((i for i, t in enumerate(drafted) if t != text[start + i]), len(drafted))
+        tokens = text[start : start + accepted + 1]
+        history.extend(tokens)
+        took = costs.curve(0).seconds(1 + len(drafted)) * (0.97 + 0.06 * rng.random()) + 0.003 * bool(won)
+        started, before = time.thread_time(), apart[0]
+        drafting.observe(0, tokens, None)
+        drafting.took((0,), 1 + len(drafted), took, ahead=ahead, is_warm=True)
+        spent += time.thread_time() - started - (apart[0] - before)
+        ahead = follows
+        if turn == WARM_UP:
+            spent = 0.0
+        counts["drafted" if won else "plain"] += turn > WARM_UP
+    if counts[kind] < 0.9 * num_rounds:
+        raise RuntimeError(f"these rounds were not {kind}: {counts}")
+    return 1e6 * spent / num_rounds
+
+
+def _apart(work: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
+    """The same, its time added to `seconds`."""
+
+    def timed(*given: object) -> object:
+        started = time.thread_time()
+        try:
+            return work(*given)
+        finally:
+            seconds[0] += time.thread_time() - started
+
+    return timed
