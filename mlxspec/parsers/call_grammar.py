@@ -255,13 +255,7 @@ class _GemmaWriter(_Writer):
         for key_term, part in _free_members(shape, _GEMMA_KEY):
             free = self.rule(f'{self.terminal(key_term)} ":" {self.value(schema, part, "a value")}')
         # a comma stands between members that are there: `first` is a list that has none yet, `rest` one that has
-        least, most = _counts(shape)
-        first = rest = '""'
-        if free:
-            another = f'"," {free}'
-            rest = self.rule(_repeated(another, least, most))
-            some = f"{free} {_repeated(another, max(least - 1, 0), None if most is None else most - 1)}"
-            first = self.rule(some if least else f'{some} | ""')
+        first, rest = self._others(free, *_counts(shape))
         for text, required in reversed(members):
             member = self.rule(text)
             begins = f"{member} {rest}"
@@ -271,29 +265,25 @@ class _GemmaWriter(_Writer):
 
     def _array(self, schema: Schema, shape: Shape) -> str:
         rules = shape.rules
-        fixed = [
-            self.value(schema, s, "a list's item") for s in rules.get("prefixItems", []) if s is not False
-        ]
-        least, most = rules.get("minItems", 0), rules.get("maxItems")
-        item = rules.get("items", True)
-        if item is False or (most is not None and most <= len(fixed)):
-            fixed = fixed[: len(fixed) if most is None else most]
-            last = '""'
-        else:
-            other = self.value(schema, item, "a list's item")
-            need = max(0, least - len(fixed))
-            room = None if most is None else most - len(fixed)
-            if not fixed:
-                if room == 0:
-                    return '"[]"'
-                others = _repeated(f'"," {other}', max(0, need - 1), None if room is None else room - 1)
-                some = f"{other} {others}"
-                return self.rule(f'"[" {some} "]"' if need else f'"[" ({some})? "]"')
-            last = self.rule(_repeated(f'"," {other}', need, room))
+        least, most, item = rules.get("minItems", 0), rules.get("maxItems"), rules.get("items", True)
+        parts = [s for s in rules.get("prefixItems", []) if s is not False][:most]
+        fixed = [self.value(schema, s, "a list's item") for s in parts]
+        room = 0 if item is False else None if most is None else most - len(fixed)
+        other = "" if room == 0 else self.value(schema, item, "a list's item")
+        first, rest = self._others(other, max(0, least - len(fixed)), room)
+        inner = rest if fixed else first
         for i in range(len(fixed) - 1, -1, -1):
             head = fixed[i] if i == 0 else f'"," {fixed[i]}'
-            last = self.rule(f"{head} {last}" if i < least else f"({head} {last})?")
-        return self.rule(f'"[" {last} "]"')
+            inner = self.rule(f"{head} {inner}" if i < least else f"({head} {inner})?")
+        return self.rule(f'"[" {inner} "]"')
+
+    def _others(self, item: str, least: int, most: int | None) -> tuple[str, str]:
+        """Rules of so many of the same, with commas between them: where they come first, and behind another. item: empty for none."""
+        if not item or most == 0:
+            return '""', '""'
+        another = f'"," {item}'
+        some = f"{item} {_repeated(another, max(least - 1, 0), None if most is None else most - 1)}"
+        return self.rule(some if least else f'{some} | ""'), self.rule(_repeated(another, least, most))
 
 
 _WRITERS: dict[str, Any] = {"json": _JsonWriter, "xml": _TagWriter, "gemma": _GemmaWriter}

@@ -10,7 +10,10 @@ import re
 
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_"}
 _LONGEST = 2000  # characters of a pattern
-_ESCAPES = frozenset("dwsDWSnrtfv\\/.*+?()[]{}|^$-")
+_ESCAPES = frozenset("sSnrtfv\\/.*+?()[]{}|^$-")
+_ESCAPE = r"\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|.)"
+_TOKEN = re.compile(rf"{_ESCAPE}|\[\^?(?:\\.|[^\]\\])*\]|\((?:\?(?:<[A-Za-z]\w*>|.))?|.", re.S)
+_IN_CLASS = re.compile(rf"{_ESCAPE}|[\[&~]", re.S)
 # of values that are written as bare text; a grammar for JSON knows them itself
 FORMATS = {
     "date": r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))",
@@ -28,80 +31,65 @@ FORMATS["date-time"] = f"({FORMATS['date']})T{FORMATS['time']}"
 
 def usable_pattern(pattern: str) -> str | None:
     """The same pattern for the grammar compiler and for Python; empty where it excludes nothing, None where there is none."""
-    if len(pattern) > _LONGEST:
-        return None
-    out, i, in_class = [], 0, False
-    while i < len(pattern):
-        char = pattern[i]
-        if char == "\\":
-            following = pattern[i + 1 : i + 2]
-            step = 2
-            if following in _CLASSES:
-                out.append(_CLASSES[following] if in_class else f"[{_CLASSES[following]}]")
-            elif following in ("D", "W"):
-                if in_class:
-                    return None
-                out.append(f"[^{_CLASSES[following.lower()]}]")
-            elif following == "u" and re.match(r"[0-9A-Fa-f]{4}", pattern[i + 2 : i + 6]):
-                number, step = int(pattern[i + 2 : i + 6], 16), 6
-                if 0xD800 <= number < 0xE000:
-                    return None
-                out.append(re.escape(chr(number)))
-            elif following == "x" and re.match(r"[0-9A-Fa-f]{2}", pattern[i + 2 : i + 4]):
-                out.append(re.escape(chr(int(pattern[i + 2 : i + 4], 16))))
-                step = 4
-            elif following == "/":
-                out.append("/")
-            elif following in _ESCAPES:
-                out.append(char + following)
-            elif following and not following.isalnum():
-                out.append(re.escape(following))
-            else:  # boundaries, back-references, property classes
-                return None
-            i += step
-            continue
-        if in_class:
-            in_class = char != "]"
-            out.append("\\[" if char == "[" else "\\&" if char == "&" else "\\~" if char == "~" else char)
-        elif char == "[":
-            in_class = True
-            out.append(char)
-            if pattern[i + 1 : i + 2] == "^":
-                out.append("^")
-                i += 1
-            if pattern[i + 1 : i + 2] == "]":
-                return None  # an empty class means one thing there and another here
-        elif char == "(" and pattern[i + 1 : i + 2] == "?":
-            if pattern[i + 2 : i + 3] != ":":
-                if not re.match(r"\?<[A-Za-z]\w*>", pattern[i + 1 :]):
-                    return None  # look-around, flags
-                i += pattern[i:].index(">")
-            else:
-                i += 2
-            out.append("(?:")
-        else:
-            out.append(char)
-        i += 1
-    found = "".join(out)
     try:
+        found = "".join(map(_translated, _TOKEN.findall(pattern[: _LONGEST + 1])))
         re.compile(found)
-    except (re.error, RecursionError, OverflowError):
+    except (ValueError, re.error, RecursionError, OverflowError):
         return None
-    if in_class or _has_inner_anchor(found):
+    inner = [token for option in _options(found) for token in _TOKEN.findall(option[slice(*_inside(option))])]
+    if len(pattern) > _LONGEST or "^" in inner or "$" in inner:
         return None
     return "" if found in (".*", "^.*$", "^", "$", "^.*", ".*$") else found
+
+
+def _translated(token: str) -> str:
+    """Raises ValueError for what has no counterpart."""
+    if token.startswith("\\"):
+        return _escaped(token, in_class=False)
+    if token.startswith("["):
+        begin = "[^" if token.startswith("[^") else "["
+        inner = token[len(begin) : -1]
+        if not inner:  # an empty class means one thing there and another here
+            raise ValueError(token)
+        return begin + _IN_CLASS.sub(lambda found: _escaped(found[0], in_class=True), inner) + "]"
+    if token.startswith("(?"):
+        if token != "(?:" and not token.endswith(">"):  # look-around, flags
+            raise ValueError(token)
+        return "(?:"
+    return token
+
+
+def _escaped(token: str, *, in_class: bool) -> str:
+    if not token.startswith("\\"):
+        return "\\" + token
+    letter = token[1:2]
+    if letter in _CLASSES:
+        return _CLASSES[letter] if in_class else f"[{_CLASSES[letter]}]"
+    if letter in ("D", "W") and not in_class:
+        return f"[^{_CLASSES[letter.lower()]}]"
+    if len(token) > 2 and not 0xD800 <= int(token[2:], 16) < 0xE000:
+        return re.escape(chr(int(token[2:], 16)))
+    if letter in _ESCAPES:
+        return "/" if letter == "/" else token
+    if len(token) != 2 or letter.isalnum():  # boundaries, back-references, property classes
+        raise ValueError(token)
+    return re.escape(letter)
 
 
 def whole(pattern: str) -> str:
     """A pattern that is searched for, as one that the whole text matches."""
     parts = []
     for part in _options(pattern):
-        begin = "" if part.startswith("^") else "(?s:.*)"
-        end = "" if part.endswith("$") and not part.endswith("\\$") else "(?s:.*)"
-        inner = part[1:] if not begin else part
-        inner = inner[:-1] if not end else inner
-        parts.append(f"{begin}(?:{inner}){end}")
+        start, stop = _inside(part)
+        begin, end = "" if start else "(?s:.*)", "" if stop else "(?s:.*)"
+        parts.append(f"{begin}(?:{part[start:stop]}){end}")
     return "|".join(parts)
+
+
+def _inside(option: str) -> tuple[int, int | None]:
+    """Where an alternative begins and ends without its anchors."""
+    tokens = _TOKEN.findall(option)
+    return int(tokens[:1] == ["^"]), -1 if tokens[-1:] == ["$"] else None
 
 
 def slashed(pattern: str) -> str:
@@ -116,40 +104,11 @@ def _slashed_part(found: re.Match[str]) -> str:
 
 def _options(pattern: str) -> list[str]:
     """The alternatives at the outermost level."""
-    parts, depth, start, i, in_class = [], 0, 0, 0, False
-    while i < len(pattern):
-        char = pattern[i]
-        if char == "\\":
-            i += 1
-        elif in_class:
-            in_class = char != "]"
-        elif char == "[":
-            in_class = True
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-        elif char == "|" and depth == 0:
-            parts.append(pattern[start:i])
-            start = i + 1
-        i += 1
-    return [*parts, pattern[start:]]
-
-
-def _has_inner_anchor(pattern: str) -> bool:
-    """Whether `^` or `$` stands anywhere but at the ends of an outermost alternative."""
-    for part in _options(pattern):
-        inner = part[1:] if part.startswith("^") else part
-        inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
-        i, in_class = 0, False
-        while i < len(inner):
-            char = inner[i]
-            if char == "\\":
-                i += 1
-            elif in_class:
-                in_class = char != "]"
-            elif char == "[":
-                in_class = True
-                i += inner[i + 1 : i + 2] == "^"
-            elif char in "^$":
-                return True
-            i += 1
-    return False
+    parts, depth = [""], 0
+    for token in _TOKEN.findall(pattern):
+        depth += token.startswith("(") - (token == ")")
+        if token == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return parts

@@ -40,6 +40,15 @@ _RULES: dict[str, tuple[str, ...]] = {
     "array": ("items", "prefixItems", "minItems", "maxItems"),
 }  # fmt: skip
 _RULES["integer"] = _RULES["number"]
+_NUMBERS = (
+    *_RULES["number"],
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+)
 # No grammar here holds these. Keywords that JSON Schema does not know say nothing about which values are valid.
 _UNHELD = frozenset(
     "uniqueItems contains minContains maxContains not if then else dependentRequired dependentSchemas dependencies unevaluatedItems "
@@ -160,22 +169,17 @@ class Schema:
         elif key == "$ref":
             out[key] = f"#/$defs/{self._definition(value, here, depth)}"
         elif key in ("allOf", "anyOf", "oneOf"):
-            parts = self._list(value, here)
-            out[key] = [self._kept(s, f"{here}.{i}", depth) for i, s in enumerate(parts)]
+            out[key] = self._each(value, here, depth)
         elif key in ("properties", "patternProperties"):
             self._keep_members(key, value, out, here, depth)
         elif key == "required":
             names = self._list(value, here) if not isinstance(value, bool) else []
             out[key] = [n for n in dict.fromkeys(names) if isinstance(n, str)]
-        elif key == "additionalProperties":
-            out[key] = self._kept(value, here, depth)
         elif key == "prefixItems" or (key == "items" and isinstance(value, list)):
-            out["prefixItems"] = [
-                self._kept(s, f"{here}.{i}", depth) for i, s in enumerate(self._list(value, here))
-            ]
+            out["prefixItems"] = self._each(value, here, depth)
             if "additionalItems" in schema:
                 out["items"] = self._kept(schema["additionalItems"], f"{path}.additionalItems", depth)
-        elif key == "items":
+        elif key in ("items", "additionalProperties"):
             out[key] = self._kept(value, here, depth)
         elif key == "pattern":
             self._keep_pattern(value, out, path)
@@ -186,14 +190,10 @@ class Schema:
             bound = "minimum" if key == "exclusiveMinimum" else "maximum"
             if value and bound in schema:
                 out[key] = schema[bound]
-        elif (
-            key in _RULES["number"]
-            or key in ("minLength", "maxLength", "minItems", "maxItems")
-            or key in ("minProperties", "maxProperties")
-        ):
+        elif key in _NUMBERS:
             out[key] = self._number(value, here)
         elif key == "propertyNames":
-            self._keep_names(value, schema, out, path, depth)
+            self._keep_names(value, schema, out, path)
         elif key in _UNHELD and not _changes_nothing(key, value, schema):
             self.left_out.append(Unheld(path, key))
 
@@ -211,6 +211,9 @@ class Schema:
             else:
                 out.setdefault(key, {})[usable] = schema
 
+    def _each(self, schemas: Json, here: str, depth: int) -> list[Json]:
+        return [self._kept(s, f"{here}.{i}", depth) for i, s in enumerate(self._list(schemas, here))]
+
     def _keep_pattern(self, value: Json, out: dict[str, Json], path: str) -> None:
         usable = usable_pattern(value) if isinstance(value, str) else None
         if usable is None:
@@ -218,25 +221,20 @@ class Schema:
         elif usable:
             out["pattern"] = usable
 
-    def _keep_names(
-        self, value: Json, schema: Mapping[str, Json], out: dict[str, Json], path: str, depth: int
-    ) -> None:
+    def _keep_names(self, value: Json, schema: Mapping[str, Json], out: dict[str, Json], path: str) -> None:
         """Names of a map: those of an enum become members, those of a pattern become patternProperties."""
         names = value if isinstance(value, Mapping) else {}
         listed = names.get("enum", [names["const"]] if "const" in names else None)
-        rest = schema.get("additionalProperties", True)
         told = names.keys() - _SAYS_NOTHING
+        pattern = usable_pattern(names["pattern"]) if told == {"pattern"} and listed is None else None
         if value is True or (isinstance(value, Mapping) and not told and listed is None):
             return
         is_map = not schema.get("properties") and not schema.get("patternProperties")
+        kept = out.get("additionalProperties", True)  # which has been read before
         if is_map and isinstance(listed, list) and not told:
-            kept = self._kept(rest, f"{path}.additionalProperties", depth)
             out["properties"] = {n: kept for n in listed if isinstance(n, str)}
-        elif (
-            is_map and told == {"pattern"} and listed is None and usable_pattern(names["pattern"]) is not None
-        ):
-            kept = self._kept(rest, f"{path}.additionalProperties", depth)
-            out["patternProperties"] = {usable_pattern(names["pattern"]): kept}
+        elif is_map and pattern is not None:
+            out["patternProperties"] = {pattern: kept}
         else:
             self.left_out.append(Unheld(path, "propertyNames"))
             return
@@ -246,11 +244,7 @@ class Schema:
         """Keywords that the compiler takes only together with others."""
         if "patternProperties" in out and out.get("additionalProperties") is not False:
             out.setdefault("additionalProperties", True)
-        if (
-            "propertyNames" not in out
-            and out.get("additionalProperties") is False
-            and not out.get("properties")
-        ):
+        if out.get("additionalProperties") is False:
             out.setdefault("properties", {})
         optional = set(out.get("properties", {})) - set(out.get("required", []))
         num_required = len(set(out.get("required", [])))
@@ -329,26 +323,18 @@ class Schema:
         return self._names[pointer]
 
     def _target(self, pointer: str, here: str) -> Json:
-        if pointer != "#" and not pointer.startswith("#/"):
-            if self._anchors is None:
-                self._anchors = dict(_anchors(self._given, 0))
-            if pointer[1:] in self._anchors:
-                return self._anchors[pointer[1:]]
-        found = self._given
-        for part in pointer[1:].split("/")[1:]:
-            part = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and part in found:
-                found = found[part]
-            elif isinstance(found, list) and part.isdigit() and int(part) < len(found):
-                found = found[int(part)]
-            else:
-                raise GrammarError(
-                    f"the schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
-                )
-        if pointer != "#" and not pointer.startswith("#/"):
+        if self._anchors is None:
+            self._anchors = {"": self._given, **dict(_anchors(self._given, 0))}
+        name, *parts = pointer[1:].split("/")
+        try:
+            found = self._anchors[unquote(name)]
+            for part in parts:
+                part = unquote(part).replace("~1", "/").replace("~0", "~")
+                found = found[int(part)] if isinstance(found, list) else found[part]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise GrammarError(
                 f"the schema at {_at(here)} refers to {_what(pointer)}, which is not in this schema."
-            )
+            ) from error
         return found
 
     # --- shapes
