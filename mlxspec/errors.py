@@ -5,6 +5,7 @@
       ModelError              a model folder that cannot be used as it is
         TokenizerError        its tokenizer or chat template cannot be used
         VocabularyError       draft and target disagree on what the token ids mean
+        NotANumberError       its logits are not numbers
       ContextOverflowError    the prompt (or what was asked for) does not fit the context
       MemoryBudgetError       it would not fit into memory
       StorageError            it would not fit on the disk, or the disk refused it
@@ -41,6 +42,10 @@ class TokenizerError(ModelError):
 
 class VocabularyError(ModelError):
     """The draft model's token ids do not mean what the target's mean."""
+
+
+class NotANumberError(ModelError):
+    """The model computes logits that are not numbers: its values overflow, or a weight is damaged."""
 
 
 class ContextOverflowError(MlxspecError):

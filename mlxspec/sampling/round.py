@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams
+from mlxspec.errors import NotANumberError
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.blocks import in_blocks, part_of, positions_at
@@ -27,6 +28,14 @@ from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.scores import DraftedBefore
+
+# In place of a token. A round that is launched before this one is read embeds it as the last row but one of the vocabulary
+NO_NUMBER = -2
+_DAMAGED = "The model's logits are not numbers. The likely cause is a damaged weight: fetch or convert the model again."
+_CAUSES = {
+    mx.float16: "The model's logits are not numbers. The likely cause is that its values overflow in float16: load it with dtype "
+    "bfloat16 or float32 (--dtype)."
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +73,8 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """tokens (N,) int32: equal to the draft behind it where that is accepted. logprobs: of those tokens, where a row asks for them.
+    """tokens (N,) int32: equal to the draft behind it where that is accepted, NO_NUMBER where the logits are not numbers. logprobs: of
+    those tokens, where a row asks for them. dtype: of the logits.
 
     failed: index of a row -> at which of its positions something of its own failed; tokens from there on mean nothing.
     """
@@ -72,6 +82,7 @@ class Sampled:
     tokens: mx.array
     vocab_size: int
     logprobs: Logprobs | None
+    dtype: mx.Dtype
     failed: Mapping[int, Failure] = field(default_factory=dict)
 
     def take(self, row: int, tokens: list[int]) -> tuple[list[int], str | BaseException | None]:
@@ -80,6 +91,8 @@ class Sampled:
         if failed is not None and failed.place < len(tokens):
             return tokens[: failed.place], failed.why
         strange = next((i for i, t in enumerate(tokens) if not 0 <= t < self.vocab_size), None)
+        if strange is not None and tokens[strange] == NO_NUMBER:
+            return tokens[:strange], NotANumberError(_CAUSES.get(self.dtype, _DAMAGED))
         if strange is not None:
             why = f"The sampler chose {tokens[strange]}, which is no token id of this model."
             return tokens[:strange], why
@@ -104,7 +117,9 @@ def sample(
         if len(rows) == 1:
             nothing = mx.zeros((logits.shape[0],), mx.int32)
             failed = {0: Failure(0, error)}
-            return Sampled(tokens=nothing, vocab_size=logits.shape[1], logprobs=None, failed=failed)
+            return Sampled(
+                tokens=nothing, vocab_size=logits.shape[1], logprobs=None, dtype=logits.dtype, failed=failed
+            )
     layout, parts, failures = _layout(rows), [], {}
     for i, row in enumerate(rows):
         own = slice(layout.starts[i], layout.starts[i + 1])
@@ -118,6 +133,7 @@ def sample(
         tokens=chosen,
         vocab_size=logits.shape[1],
         logprobs=_logprobs(rows, logits, chosen),
+        dtype=logits.dtype,
         failed=failures,
     )
 
@@ -146,7 +162,19 @@ def _sample_together(
         chosen = sampler.sample(given.logits, given.owners, given.positions, given.drafts, given.masks)
     if hooked:
         chosen = _by_own_samplers(rows, layout, sampler, given, chosen, failed)
-    return Sampled(tokens=chosen, vocab_size=vocab, logprobs=_logprobs(rows, logits, chosen), failed=failed)
+    chosen = _marked(logits, chosen)
+    return Sampled(
+        tokens=chosen,
+        vocab_size=vocab,
+        logprobs=_logprobs(rows, logits, chosen),
+        dtype=logits.dtype,
+        failed=failed,
+    )
+
+
+def _marked(logits: mx.array, chosen: mx.array) -> mx.array:
+    """chosen (N,), with NO_NUMBER where logits (N, V) hold a NaN or no finite maximum. Read with the tokens, so it costs no wait."""
+    return mx.where(mx.isfinite(logits.max(axis=-1)), chosen, NO_NUMBER)
 
 
 class _Given(NamedTuple):
