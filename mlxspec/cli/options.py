@@ -179,7 +179,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--max-context", int, "N", "tokens of context (default: the model's)"),
         ("--kv-bits", int, "B", _KV_BITS),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
-        ("--adapter", str, "DIR", "LoRA layers as mlx-lm's training writes them, folded into the weights"),
+        ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
         (
             "--exact",

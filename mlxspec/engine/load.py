@@ -72,7 +72,7 @@ def load(
     (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them where it wants them. spec: limits of the drafts (its
     `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
     EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
-    adapter: a folder of LoRA layers as mlx-lm's training writes it, folded into the model's weights. images: load the vision tower of a
+    adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it. images: load the vision tower of a
     model that has one. peers: the ranks among which the model is divided (engine/ranks/); all of them load it together.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
@@ -180,7 +180,8 @@ def _without_useless_head(
         notice = None
         if isinstance(head, Qwen35Mtp):
             files = [*folder.files(), *(beside.files() if beside is not None else ())]
-            files += [Path(adapter) / name for name in ADAPTER_FILES] if adapter is not None else []
+            beside_it = [] if adapter is None else [Path(adapter).expanduser() / n for n in ADAPTER_FILES]
+            files += [path for path in beside_it if path.is_file()]
             notice = check_head(head, tokenizer, files, together.first)
         kept += [] if notice else [drafter]
         notices += [notice] if notice else []

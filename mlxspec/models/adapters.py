@@ -1,73 +1,234 @@
-"""LoRA and DoRA adapters in mlx-lm's format, folded into a model's weights before anything runs.
+"""LoRA and DoRA adapters of mlx-lm and PEFT, put into a model before its layers are fused.
 
-mlx-lm's own loader puts the adapter's layers in, as the model's modules have mlx-lm's names; each is then fused with the layer it adapts.
-Nothing is left of the adapter at run time, so drafters, caches and kernels see an ordinary model.
+A LoRA layer gives W x + B A x, and A and B are small. DoRA then scales each output so that the adapted weight's rows have learned lengths.
+Where W is kept as floats the change is added to it. Where W is quantized it stays as it is and the change is computed beside it
+(`AdaptedLinear`): quantizing the sum again would round most of a small change away.
+
+Formats: mlx-lm has `NAME.lora_a` (in, r), `NAME.lora_b` (r, out) and `NAME.m`; PEFT has `NAME.lora_A.weight` (r, in),
+`NAME.lora_B.weight` (out, r) and `NAME.lora_magnitude_vector`.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxspec.errors import ModelError
+from mlxspec.loading.names import printable
+from mlxspec.loading.weights import Weights, our_name, read_file
+from mlxspec.models.layers import AdaptedLinear
 
-ADAPTER_FILES = ("adapter_config.json", "adapters.safetensors")
+CONFIG_FILE = "adapter_config.json"
+MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
+ADAPTER_FILES = (CONFIG_FILE, MLX_FILE, PEFT_FILE)  # of which one with tensors is there
+_PEFT = re.compile(
+    r"(?:base_model\.model\.)?(.+)\.lora_(?:(embedding_)?([AB])|(magnitude_vector))(?:\.default)?(?:\.weight)?"
+)
+_STACKS = (".switch_mlp.", ".switch_glu.")
 
 
-def fuse_adapter(model: nn.Module, adapter: str) -> None:
-    """Add the adapter in a folder to the weights of `model`, lazily; a quantized layer is quantized again. Raises ModelError."""
+class Change(NamedTuple):
+    """What an adapter adds to a module: scale * a @ b, with a (..., in, r) and b (..., r, out); of an embedding a is (tokens, r). lengths:
+    of the rows of the adapted weight, None where they are not learned."""
+
+    a: mx.array
+    b: mx.array
+    scale: float
+    lengths: mx.array | None
+
+
+def add_adapter(model: nn.Module, adapter: str) -> None:
+    """Put the adapter in a folder into `model`, lazily. Raises ModelError, also where any of its tensors has no place in the model."""
     folder = _folder(adapter)
-    from mlx_lm.tuner import dora, lora, utils
-
     try:
-        utils.load_adapters(_WithLayers(model), str(folder))
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ModelError(f"{CONFIG_FILE} is no object.")
+        if (folder / MLX_FILE).is_file():
+            tensors = read_file(folder / MLX_FILE)
+            if config.get("fine_tune_type", "lora") == "full":
+                _replace(model, tensors)
+                return
+            changes = _of_mlx_lm(tensors, config)
+        else:
+            changes = _of_peft(read_file(folder / PEFT_FILE), config)
+        if not changes:
+            raise ModelError("It adapts no layer.")
+        modules = dict(model.named_modules())
+        adapted = [(path, _adapted(path, modules.get(path), change)) for path, change in changes.items()]
     except KeyError as error:
-        raise ModelError(f"The adapter in {folder} has no {error} in adapter_config.json.") from error
-    except (ValueError, TypeError, AttributeError, RuntimeError, OSError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise ModelError(f"The adapter in {folder} cannot be used: {said}.") from error
-    kinds = (lora.LoRALinear, lora.LoRASwitchLinear, lora.LoRAEmbedding, dora.DoRALinear, dora.DoRAEmbedding)
-    fused = [(name, layer.fuse()) for name, layer in model.named_modules() if isinstance(layer, kinds)]
-    if not fused and not _is_full(folder):
-        raise ModelError(f"The adapter in {folder} adapts no layer of this model.")
-    model.update_modules(tree_unflatten(fused))
+        raise ModelError(f"The adapter in {folder} has no {error} in {CONFIG_FILE}.") from error
+    except (ModelError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ModelError(
+            f"The adapter in {folder} cannot be used: {printable(error).rstrip('.')}."
+        ) from error
+    model.update_modules(tree_unflatten(adapted))
 
 
-class _WithLayers:
-    """The model with its decoder layers where mlx-lm's loader looks for them; everything else is the model's own."""
+def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
+    """By our module path."""
+    settings = config["lora_parameters"]
+    scale, rank = float(settings["scale"]), int(settings["rank"])
+    found: dict[str, dict[str, mx.array]] = {}
+    for name, value in tensors.items():
+        path, _, part = name.rpartition(".")
+        if part not in ("lora_a", "lora_b", "m"):
+            raise ModelError(f"{printable(name)} is no tensor of an adapter.")
+        found.setdefault(_path(path), {})[part] = value
+    changes = {}
+    for path, parts in found.items():
+        a, b = _pair(path, parts, "lora_a", "lora_b")
+        if a.ndim == 3:  # of experts, stored (experts, r, in) and (experts, out, r)
+            a, b = a.swapaxes(1, 2), b.swapaxes(1, 2)
+        if a.shape[-1] != rank:
+            raise ModelError(f"The shape of {path}.lora_a does not match the rank {rank} of {CONFIG_FILE}.")
+        changes[path] = Change(a, b, scale, parts.get("m"))
+    return changes
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
 
-    @property
-    def layers(self) -> list[nn.Module]:
-        return list(self._model.language_model.model.layers)
+def _of_peft(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
+    """By our module path."""
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise ModelError(f"peft_type is {printable(kind)}, and only LORA is supported.")
+    found: dict[str, dict[str, mx.array]] = {}
+    for name, value in tensors.items():
+        match = _PEFT.fullmatch(name)
+        if match is None:
+            raise ModelError(f"{printable(name)} is no tensor of an adapter that is supported.")
+        part = "m" if match[4] else match[3]
+        # an embedding's A is (r, tokens), B (dims, r): like a linear layer's, but looked up by A
+        found.setdefault(_path(match[1]), {})[part] = value
+    changes = {}
+    for path, parts in found.items():
+        a, b = _pair(path, parts, "A", "B")
+        rank = a.shape[0]
+        alpha = float(_pattern(config.get("alpha_pattern"), path, config["lora_alpha"]))
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        changes[path] = Change(a.T, b.T, scale, parts.get("m"))
+    return changes
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+
+def _pattern(patterns: Any, path: str, default: Any) -> Any:
+    """PEFT's values for some modules, by a regular expression that the path ends with."""
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        if path == pattern or path.endswith("." + pattern.removeprefix("^")):
+            return value
+    return default
 
 
-def _is_full(folder: Path) -> bool:
-    """Whether the folder holds whole layers that were trained, not what is added to them."""
-    config = json.loads((folder / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
-    return bool(config.get("fine_tune_type") == "full")
+def _path(path: str) -> str:
+    return our_name(path + ".").removesuffix(".")
+
+
+def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> tuple[mx.array, mx.array]:
+    if first not in parts or second not in parts:
+        raise ModelError(f"Of {printable(path)} one half of the change is missing.")
+    return parts[first].astype(mx.float32), parts[second].astype(mx.float32)
+
+
+def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
+    """A module in place of `module`. Raises ModelError."""
+    kinds = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
+    is_stack = any(part in f".{path}." for part in _STACKS)
+    if module is None or not (isinstance(module, kinds) or (is_stack and "weight" in module)):
+        raise ModelError(f"{printable(path)} is no layer of this model that can be adapted.")
+    looked_up = isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
+    a, b, scale, lengths = change
+    delta_shape = (*a.shape[:-1], b.shape[-1]) if looked_up else (*a.shape[:-2], b.shape[-1], a.shape[-2])
+    shape = _shape(module)
+    if a.shape[-1] != b.shape[-2] or delta_shape != shape or a.ndim != b.ndim:
+        raise ModelError(
+            f"The shape of the change to {printable(path)} does not match: {delta_shape}, expected {shape}."
+        )
+    if lengths is not None and (is_stack or lengths.size != shape[0]):
+        raise ModelError(f"The lengths that are learned for {printable(path)} do not match its layer.")
+    is_head = path.endswith("lm_head")
+    if "scales" in module and not looked_up and not is_head:
+        return _beside(module, change, is_stack=is_stack)
+    # floats; tokens are looked up and proposed by rows, so embedding and head become floats
+    weight = _values(module)
+    delta = scale * (a @ b if looked_up else (a @ b).swapaxes(-1, -2))
+    whole = weight.astype(mx.float32) + delta
+    if lengths is not None:
+        whole = whole * (lengths.astype(mx.float32).reshape(-1) / mx.linalg.norm(whole, axis=1))[:, None]
+    if "scales" not in module:
+        module.weight = whole.astype(weight.dtype)
+        return module
+    made: nn.Module = nn.Embedding(1, 1) if looked_up else nn.Linear(1, 1, bias=False)
+    made.weight = whole.astype(weight.dtype)
+    return made
+
+
+def _beside(module: nn.Module, change: Change, *, is_stack: bool) -> nn.Module:
+    """The quantized layer as it is, with the change computed beside it."""
+    a, b, scale, lengths = change
+    if is_stack:
+        from mlx_lm.tuner.lora import LoRASwitchLinear
+
+        made = LoRASwitchLinear.from_base(module, r=a.shape[-1], scale=scale)
+        made.lora_a, made.lora_b = a.swapaxes(1, 2), b.swapaxes(1, 2)
+        made.eval()
+        return made
+    gain = None
+    b = scale * b
+    if lengths is not None:
+        whole = _values(module).astype(mx.float32) + (a @ b).T
+        gain = lengths.astype(mx.float32).reshape(-1) / mx.linalg.norm(whole, axis=1)
+        b = b * gain
+    return AdaptedLinear(module, a, b, gain)
+
+
+def _values(module: nn.Module) -> mx.array:
+    """A module's weight as floats."""
+    if "scales" not in module:
+        return module.weight
+    return mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    *rows, last = module.weight.shape
+    return (*rows, last * 32 // module.bits if "scales" in module else last)
+
+
+def _replace(model: nn.Module, tensors: Weights) -> None:
+    """Whole layers that were trained, in place of the model's. Raises ModelError."""
+    there = dict(tree_flatten(model.parameters()))
+    named = {our_name(name): value for name, value in tensors.items()}
+    for name, value in named.items():
+        if name not in there or there[name].shape != value.shape:
+            raise ModelError(f"{printable(name)} is no tensor of this model, or its shape does not match.")
+    model.load_weights(list(named.items()), strict=False)
 
 
 def _folder(adapter: str) -> Path:
     try:
         folder = Path(adapter).expanduser()
-        missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
         is_folder = folder.is_dir()
+        has_config = (folder / CONFIG_FILE).is_file()
+        has_tensors = any((folder / name).is_file() for name in (MLX_FILE, PEFT_FILE))
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelError(f"{adapter} can be no folder of an adapter.") from error
     if not is_folder:
         raise ModelError(
-            f"There is no folder {adapter}; an adapter is a folder as mlx-lm's training writes it."
+            f"There is no folder {adapter}; an adapter is a folder as mlx-lm's training or PEFT writes it."
         )
-    if missing:
-        raise ModelError(f"The adapter in {folder} lacks {missing[0]}.")
+    if not has_config or not has_tensors:
+        lacks = MLX_FILE if has_config else CONFIG_FILE
+        raise ModelError(f"The adapter in {folder} lacks {lacks}.")
     return folder

@@ -19,7 +19,7 @@ from mlxspec.kernels.attention import score_bytes
 from mlxspec.loading.names import printable
 from mlxspec.loading.qwen_weights import QK_NORMS, TWO_HEADS, has_two
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision, parts_of, parts_read
-from mlxspec.models.adapters import fuse_adapter
+from mlxspec.models.adapters import add_adapter
 from mlxspec.models.fill import (
     Stays,
     evaluate,
@@ -90,7 +90,7 @@ def assemble_lazily(
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
-    whose LoRA layers are folded into the weights. draft_bits: as SpecConfig has it. images: the folder with the preprocessing settings,
+    with LoRA layers for this model. draft_bits: as SpecConfig has it. images: the folder with the preprocessing settings,
     where the model is to read images. What is wrong with its vision only costs it the images. ranks: those that run the model together, of
     which this process gets its share; the MTP head is whole on each."""
     kind = architecture(config)
@@ -107,7 +107,7 @@ def assemble_lazily(
 
     model, packed, head = filled(weights if own is None else parts_of(weights, own.cut_of))
     if adapter is not None:
-        fuse_adapter(model, adapter)
+        add_adapter(model, adapter)
     mtp = None
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None
     if head and kind.head is not None and refused is None:

@@ -129,6 +129,47 @@ class FusedLinear(nn.Module):
         return mx.split(self._by_panels(x), [s // PANEL for s in self._splits])
 
 
+class AdaptedLinear(nn.Module):
+    """A quantized linear layer with a low-rank change computed beside it: gain * (W x) + b^T a^T x.
+
+    weight, scales, biases: as in nn.QuantizedLinear. lora_a (in, r), lora_b (r, out) float32; gain (out,) float32, None for ones.
+    """
+
+    def __init__(self, base: nn.Module, a: mx.array, b: mx.array, gain: mx.array | None) -> None:
+        super().__init__()
+        self.group_size, self.bits, self.mode = base.group_size, base.bits, base.mode
+        self.weight, self.scales = base.weight, base.scales
+        if base.get("biases") is not None:
+            self.biases = base.biases
+        self.lora_a, self.lora_b = a, b
+        if gain is not None:
+            self.gain = gain
+
+    @property
+    def base(self) -> nn.QuantizedLinear:
+        return quantized_linear(
+            self.weight,
+            self.scales,
+            self.get("biases"),
+            group_size=self.group_size,
+            bits=self.bits,
+            mode=self.mode,
+        )
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(N, in) -> (N, out) in x's dtype"""
+        out = project(self.base, x).astype(mx.float32)
+        out = out * self.gain if "gain" in self else out
+        return (out + (x.astype(mx.float32) @ self.lora_a) @ self.lora_b).astype(x.dtype)
+
+    def rows(self, shape: Sequence[int], places: Any) -> AdaptedLinear:
+        """As `rows_of`."""
+        gain = self.gain.reshape(*shape)[places].reshape(-1) if "gain" in self else None
+        rank = self.lora_b.shape[0]
+        b = self.lora_b.T.reshape(*shape, rank)[places].reshape(-1, rank).T
+        return AdaptedLinear(rows_of(self.base, shape, places), self.lora_a, b, gain)
+
+
 _adds_alike = False
 
 
@@ -167,6 +208,8 @@ def compute_dtype(part: nn.Module) -> mx.Dtype:
 
 def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
     """A linear module of some of another's outputs: laid out as `shape`, those that `places` indexes."""
+    if isinstance(module, AdaptedLinear):
+        return module.rows(shape, places)
     found = copy.copy(module)
     for name in ("weight", "scales", "biases"):
         if found.get(name) is not None:

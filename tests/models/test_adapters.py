@@ -1,4 +1,4 @@
-"""LoRA adapters: the text is mlx-lm's with the same adapter, whoever drafts; what is no adapter is refused in one sentence."""
+"""Adapters: logits and text are mlx-lm's with the same adapter, whoever drafts; what is no adapter is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from mlx_lm_families import FAMILIES, write
+from planting import catches
 
-from mlxspec.platform import device  # noqa: F401  (before mlx)
+from mlxspec.platform import device  # before mlx
 
 # isort: split
 import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
 from mlx_lm.tuner import utils
+from mlx_lm.utils import load_model
 
 import mlxspec
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.demo import TARGET
 from mlxspec.errors import ModelError
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.weights import read_folder
+from mlxspec.models import adapters, layers
+from mlxspec.models.assemble import assemble_lazily
+from mlxspec.models.fill import evaluate
 
+TOKENS = list(range(5, 29))
 PROMPT = "def read_lines(path):\n"
 SIZE = SamplingParams(max_tokens=24, ignore_eos=True)
 
@@ -68,13 +78,130 @@ def test_the_text_is_mlx_lms(tmp_path: Path, kind: str) -> None:
     assert without.tokens != plain.tokens
 
 
-def test_a_quantized_model_is_quantized_again(tmp_path: Path) -> None:
+def test_a_quantized_model_is_adapted(tmp_path: Path) -> None:
     source = tmp_path / "4bit"
     assert main(["convert", "demo", "-o", str(source), "-q"]) == 0
     adapter = write_adapter(tmp_path / "adapter", source)
     plain = texts(source, adapter, SpecConfig())
     assert plain == texts(source, adapter, SpecConfig(drafters=("mtp",)))
     assert plain != texts(source, None, SpecConfig())
+
+
+def logits_of(folder: Path, adapter: Path | None) -> np.ndarray:
+    config = json.loads((folder / "config.json").read_text())
+    path = None if adapter is None else str(adapter)
+    made = assemble_lazily(config, lambda: read_folder(folder), mx.float32, adapter=path)
+    evaluate([made.model])
+    cache, rows = made.model.make_cache(1), FlatRows((len(TOKENS),))
+    return np.array(made.model.forward(mx.array(TOKENS), rows, cache, certain=True).logits)
+
+
+def random_adapter(folder: Path, model: Path, kind: str, size: float) -> np.ndarray:
+    """Write an adapter as mlx-lm's training does, of every layer that it can adapt; returns mlx-lm's logits with it."""
+    theirs, _ = load_model(model)
+    settings = {"rank": 4, "scale": 2.0, "dropout": 0.0}
+    if kind == "dora":
+        settings["keys"] = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj"]
+    utils.linear_to_lora_layers(theirs, 2, settings, use_dora=kind == "dora")
+    mx.random.seed(1)
+    arrays = {}
+    for name, value in tree_flatten(theirs.parameters()):
+        part = name.rpartition(".")[2]
+        if part in ("lora_a", "lora_b"):
+            arrays[name] = size * mx.random.normal(value.shape)
+        elif part == "m":
+            arrays[name] = value * (1 + size * mx.random.normal(value.shape))
+    assert arrays
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "adapters.safetensors"), arrays)
+    config = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": settings}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    theirs, _ = load_model(model)
+    utils.load_adapters(theirs, str(folder))
+    theirs.eval()
+    return np.array(theirs(mx.array([TOKENS]))[0])
+
+
+@catches(
+    "a change to a quantized layer is dropped",
+    "mlxspec.models.layers:AdaptedLinear.__call__",
+    lambda right: lambda self, x: layers.project(self.base, x),
+    case="packed-small-lora-qwen3]",
+)
+@catches(
+    "a change to a quantized layer is rounded to its bits",
+    "mlxspec.models.adapters:_beside",
+    lambda right: lambda module, change, *, is_stack: rounded(module, change),
+    case="packed-small-lora-qwen3]",
+)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.parametrize("size", [0.03, 0.3], ids=["small", "large"])
+@pytest.mark.parametrize("kept", ["packed", "floats"])
+@pytest.mark.parametrize("bits", [4, 8, None], ids=["4-bit", "8-bit", "float"])
+def test_every_family(
+    bits: int | None,
+    kept: str,
+    size: float,
+    kind: str,
+    family: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """packed: quantized weights stay as they are, as on every GPU."""
+    if kept == "packed":
+        if bits is None:
+            pytest.skip("floats are not packed")
+        monkeypatch.setattr(device, "floats_fit", lambda *args, **options: False)
+    if kind == "dora" and "moe" in family:
+        pytest.skip("mlx-lm has no DoRA of experts")
+    model = write(tmp_path / "model", family, bits)
+    theirs = random_adapter(tmp_path / "adapter", model, kind, size)
+    ours, base = logits_of(model, tmp_path / "adapter"), logits_of(model, None)
+    scale = np.abs(theirs).max()
+    difference = np.abs(ours - theirs).max() / scale
+    assert difference < 1e-3
+    assert np.abs(theirs - base).max() / scale > 10 * max(difference, 1e-5)
+    assert (ours.argmax(-1) == theirs.argmax(-1)).all()
+
+
+def rounded(module: Any, change: Any) -> Any:
+    whole = adapters._values(module) + change.scale * (change.a @ change.b).T
+    made = mx.quantize(whole, module.group_size, module.bits)
+    return layers.quantized_linear(*made, group_size=module.group_size, bits=module.bits, mode=module.mode)
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_writes_the_same_change_otherwise(family: str, dora: bool, tmp_path: Path) -> None:
+    model = write(tmp_path / "model", family)
+    theirs = random_adapter(tmp_path / "adapter", model, "dora", 0.3)
+    arrays = mx.load(str(tmp_path / "adapter" / "adapters.safetensors"))
+    peft = {}
+    for name, value in arrays.items():
+        path, _, part = name.rpartition(".")
+        path = f"base_model.model.{path.replace('language_model.model.', 'model.language_model.')}"
+        names = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
+        peft[f"{path}.{names[part]}"] = mx.contiguous(value.T) if value.ndim == 2 else value
+    if not dora:
+        peft = {k: v for k, v in peft.items() if "magnitude" not in k}
+    folder = tmp_path / "peft"
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "adapter_model.safetensors"), peft)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "use_rslora": True, "use_dora": dora}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    ours = logits_of(model, folder)  # alpha / sqrt(r) is mlx-lm's scale of 2
+    if dora:
+        assert np.abs(ours - theirs).max() / np.abs(theirs).max() < 1e-3
+    else:
+        config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+        lora = tmp_path / "lora"
+        lora.mkdir()
+        mx.save_safetensors(
+            str(lora / "adapters.safetensors"), {k: v for k, v in arrays.items() if not k.endswith(".m")}
+        )
+        (lora / "adapter_config.json").write_text(json.dumps(config | {"fine_tune_type": "lora"}))
+        np.testing.assert_allclose(ours, logits_of(model, lora), rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_no_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +221,7 @@ def test_what_is_no_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (tmp_path / "empty", "lacks adapter_config.json"),
         (damaged("a", "adapter_config.json", b"{"), "cannot be used"),
         (damaged("b", "adapter_config.json", b"[]"), "cannot be used"),
-        (damaged("c", "adapter_config.json", b"{}"), "cannot be used"),
+        (damaged("c", "adapter_config.json", b"{}"), "has no .lora_parameters."),
         (
             damaged("d", "adapter_config.json", json.dumps(config | {"lora_parameters": {}}).encode()),
             "has no",
