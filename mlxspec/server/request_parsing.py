@@ -201,7 +201,7 @@ def _render(
         return request, prompt(request.messages, engine.max_context)
     found, num_left_out = fitting(request.messages, prompt, engine.max_context, _room(request, engine))
     if num_left_out:
-        said = f"{num_left_out} messages at the beginning of the conversation were left out: all are longer than the context"
+        said = f"left out at the beginning of the conversation, which is longer than the context: {num_left_out} of its messages"
         request = replace(request, notices=(*request.notices, said))
     return request, found
 

@@ -55,12 +55,9 @@ def check_constraints(params: SamplingParams, limits: ServerLimits) -> None:
         )
     num_bytes = source_bytes(params)
     if num_bytes > limits.max_grammar:
+        kinds = [kind for kind in ("json_schema", "regex", "lark") if getattr(params, kind) is not None]
         raise BadField(
-            "json_schema"
-            if params.json_schema is not None
-            else "regex"
-            if params.regex is not None
-            else "lark",
+            kinds[0],
             f"The schema or grammar of an answer, made from tools or given, may have {limits.max_grammar} bytes at most, "
             f"not {num_bytes}.",
         )

@@ -28,9 +28,9 @@ def slow(*args, **kwargs):
 """
 STAGES = {
     "prefill": SLOW.format(module="prefill", where="module.Prefill.advance"),
-    "draft": SLOW.format(module="round", where="module.Chain.propose"),
+    "draft": SLOW.format(module="round", where="module.Drafting.propose"),
     "verify": SLOW.format(module="round", where="module._forward"),
-    "sampling": SLOW.format(module="flight", where="module.read"),
+    "sampling": SLOW.format(module="pipeline", where="module.read"),
     "loading": SLOW.format(module="load", where="module.load"),
 }
 IN_TIME = 5.0  # seconds

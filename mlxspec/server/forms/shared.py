@@ -269,21 +269,21 @@ class Continued(Body, Generation):
     n_cmpl: Number | None = t.optional("llama.cpp's name of n", same_as="n")
 
 
-class TemplateVariables(t.Fields):
+class Thinking(t.Fields):
     """Variables of the chat template about thinking."""
 
-    model_config = ConfigDict(extra="forbid")
     enable_thinking: t.Flag = None
     preserve_thinking: t.Flag = t.optional("keep the reasoning of earlier turns in the prompt")
     reasoning_effort: Effort | None = None
 
 
-class ThinkingFields(t.Fields):
+class TemplateVariables(Thinking):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ThinkingFields(Thinking):
     """The same at the top of a body."""
 
-    enable_thinking: t.Flag = None
-    preserve_thinking: t.Flag = t.optional("keep the reasoning of earlier turns in the prompt")
-    reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
 
