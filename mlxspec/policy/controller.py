@@ -168,25 +168,29 @@ class Controller:
     ) -> Choice:
         """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
         cost, mean = self.costs.draft(name), self.costs.accepted(row.kind, name).mean
-        plain = curve.seconds(num_rows)
+        plain, seconds, limit = curve.seconds(num_rows), curve.seconds, min(limit, MODEL_DEPTH)
         rate = self._rate(row, plain, num_rows)
         missed = cost.queued * max(0, queued - 2) / SHARED_CATCH_UP
         call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows + missed
         step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
-        best, reach, total, length = PLAIN, 1.0, 0.0, 0
+        at_least = cost.seconds(0, queued)
+        best, best_depth, reach, total, length = 0.0, 0, 1.0, 0.0, 0
         for depth in _depths(curve, num_rows):
-            if depth > min(limit, MODEL_DEPTH):
+            if depth > limit:
                 break
             while length < depth:
                 length, reach = length + 1, reach * mean
                 total += reach
-            longer, price = curve.seconds(num_rows + depth) - plain, cost.seconds(depth, queued)
-            if longer + price > left:
+            longer = seconds(num_rows + depth) - plain
+            if longer + at_least + cost.step * depth > left:
                 break
             gain = total - rate * (PRUDENCE * longer + call + step * depth)
-            if gain > best.gain:
-                best = Choice(model=name, depth=depth, gain=gain, price=price)
-        return best
+            if gain > best:
+                best, best_depth = gain, depth
+        if not best_depth:
+            return PLAIN
+        price = at_least + cost.step * best_depth
+        return Choice(model=name, depth=best_depth, gain=best, price=price)
 
     def _probe(
         self,
@@ -336,8 +340,10 @@ def _in_turn(
     for end in cuts:
         if length >= len(reach):
             break
-        chance, seconds = reach[length] / (reach[length - 1] if length else 1.0), curve.seconds(width + end)
-        gain = reach[length] * sum(chance**i for i in range(end - length))
+        gain, seconds = reach[length], curve.seconds(width + end)
+        if end > length + 1:
+            chance = gain / (reach[length - 1] if length else 1.0)
+            gain *= sum(chance**i for i in range(end - length))
         if seconds <= most and gain >= rate * (seconds - taken):
             length, taken = end, seconds
     return length

@@ -7,6 +7,7 @@ drafter, no clock and no model.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -33,7 +34,7 @@ _MOST_CURVES = 200  # in a file
 
 def bucket(context: int) -> int:
     """Which context bucket a row of so many tokens is in."""
-    return sum(context > edge for edge in CONTEXTS)
+    return bisect_left(CONTEXTS, context)
 
 
 class Curve:
