@@ -28,7 +28,7 @@ from mlxspec.models.reads import Reads, reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
-from mlxspec.sampling.sampler import BatchSampler, Drawn, confidence
+from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, Drawn, confidence
 
 
 class DFlashDrafter(BehindUnread):
@@ -161,7 +161,8 @@ class DFlashDrafter(BehindUnread):
         logits = self._scored(logits, [a.row for a, _ in each], positions)
         drawn = sampler.draft(logits, [owners[a.row] for a, _ in each], positions, ids)
         sure = confidence(logits)
-        device.start(drawn.tokens)  # not how sure it is, which nobody looks at who has set no limit to it
+        # not how sure it is, which nobody looks at who has set no limit to it
+        device.start(drawn.tokens, num_launches=OF_A_DRAW)
         found, start = {}, 0
         for ask in active:
             end = start + ask.limit
@@ -198,7 +199,7 @@ class DFlashDrafter(BehindUnread):
             sure = confidence(scored) if sure is None else sure
             for i, ask in enumerate(rows):
                 drafted[ask.row].append((drawn, i, sure))
-            device.start(drawn.tokens)
+            device.start(drawn.tokens, num_launches=OF_A_DRAW)
             depth += 1
             left = [i for i, a in enumerate(rows) if a.limit > depth]
             before = drawn.tokens if len(left) == len(rows) else drawn.tokens[mx.array(left, mx.int32)]

@@ -24,7 +24,7 @@ from mlxspec.models.image_rows import ImageInput, RowPiece, SeenImages, image_in
 from mlxspec.models.reads import Reads
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
-from mlxspec.sampling.sampler import BatchSampler, confidence
+from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, confidence
 
 QUEUE_AT_MOST = (
     512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
@@ -339,7 +339,8 @@ class ModelDrafter(Drafter):
                 sure[ask.row].append(sureness[i : i + 1])
                 if scores is not None and ask.sampler.keeps_drafts:
                     kept[ask.row].append(scores[i : i + 1])
-            device.start(chosen)  # not how sure it is, which nobody looks at who has set no limit to it
+            # not how sure it is, which nobody looks at who has set no limit to it
+            device.start(chosen, num_launches=OF_A_DRAW)
             depth += 1
             going = [i for i, a in enumerate(active) if a.limit > depth]
             if not going:

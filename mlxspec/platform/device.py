@@ -133,8 +133,8 @@ def start(*arrays: mx.array, num_launches: int = 0) -> None:
     """Let the device begin on what has been built of a forward while the host builds the rest.
 
     num_launches: about so many kernels were built since the last call. A CPU begins at every call: MLX keeps about a hundred operations
-    there on their way, so that a thread that is handed a forward as a whole is idle while the next is built. A GPU begins once HAND_OVER_AT
-    kernels have been built, and only within `idle`: else it works on the round before. No-op within `hold`.
+    there on their way, so that a thread that is handed a forward as a whole is idle while the next is built. A GPU begins only within
+    `idle`, because else it works on the round before: on the first kernels at once, then on every HAND_OVER_AT. No-op within `hold`.
     """
     _Ahead.num_given += 1
     if _Ahead.holds:
@@ -180,7 +180,7 @@ def num_given() -> int:
 @contextmanager
 def idle() -> Iterator[None]:
     """What is built inside is waited for, and the device has nothing else to do."""
-    before, _Ahead.is_idle, _Ahead.num_launches = _Ahead.is_idle, True, 0
+    before, _Ahead.is_idle, _Ahead.num_launches = _Ahead.is_idle, True, HAND_OVER_AT - 1
     try:
         yield
     finally:

@@ -30,6 +30,9 @@ _STREAMS: dict[DraftSampling, NoiseStream | None] = {
 }
 
 
+OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
+
+
 class Drawn(NamedTuple):
     """What a drafter drew: tokens (N,), and the scores (N, V) it drew them from, None where nobody wants them."""
 

@@ -200,6 +200,7 @@ def test_a_round_that_waits_is_handed_over_in_parts(mac: Any, width: int, depth:
     print(f"\nlaunches handed over together: {parts}")
     assert len(recorder.handed) >= launches([logits, *left]).total() // 160
     assert max(parts) <= 160
+    assert parts[0] <= 60  # the device has something to do while the host builds on
 
 
 def test_a_round_behind_another_is_handed_over_whole(mac: Any) -> None:
