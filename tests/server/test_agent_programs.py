@@ -41,7 +41,7 @@ original = request_parsing._grammar
 def _grammar(request, form, tools, choice, engine):
     found = [t for t in tools if t["function"]["name"] in CALLS]
     if not found or any(m["role"] == "tool" for m in request.messages):
-        return {{"regex": "Done[.]"}}
+        return {{"regex": "Done[.]"}}, []
     name = found[0]["function"]["name"]
     properties = {{k: {{"const": v}} for k, v in CALLS[name].items()}}
     parameters = {{"type": "object", "properties": properties, "required": list(properties)}}
@@ -53,15 +53,35 @@ request_parsing._grammar = _grammar
 """
 
 
-@pytest.fixture(scope="module")
-def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo model with room for the prompts of agents."""
+# How the demo's template writes calls, and how those of Qwen3.5 and later do.
+TAGS = {
+    """{"name": NAME, "arguments": OBJECT}\\n""": "<function=NAME>\\n<parameter=KEY>\\nVALUE\\n</parameter>\\n</function>\\n",
+    "({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '\\n</tool_call>' }}": (
+        "'<function=' + call.function.name + '>\\n' }}{% for key, value in call.function.arguments | items %}"
+        "{{- '<parameter=' + key + '>\\n' + (value if value is string else value | tojson) + '\\n</parameter>\\n' }}{% endfor %}"
+        "{{- '</function>\\n</tool_call>' }}"
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["json", "tags"])
+def agent_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """The demo model with room for the prompts of agents, with calls in each of Qwen's two notations."""
     made = tmp_path_factory.mktemp("models") / "demo"
     shutil.copytree(Path(mlxspec.demo.__file__).parent / "target", made)
     config = json.loads((made / "config.json").read_text())
     inner = config.get("text_config", config)
     inner["max_position_embeddings"] = 65_536
     (made / "config.json").write_text(json.dumps(config))
+    if request.param == "tags":
+        template = made / "chat_template.jinja"
+        source = template.read_text()
+        for written, tagged in TAGS.items():
+            assert source.count(written) == 1
+            source = source.replace(written, tagged)
+        template.write_text(source)
     with Served("--model", str(made), "--max-rows", "4", plant=PLANT) as served:
         yield served
         assert not [line for line in served.lines if "Traceback" in line]
