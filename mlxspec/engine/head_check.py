@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxspec.loading.tokenizer import Tokenizer
@@ -41,7 +42,8 @@ def check_head(
     """Put the norms of a head into the state in which it predicts best. head: evaluated, as its target is. files: that both were read from.
     share: a value, plain JSON -> rank 0's, where ranks run the target together.
 
-    Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing.
+    Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing, and
+    neither does a target that does not predict the text itself, as one of random weights.
     """
     tokens = tokenizer.encode(TEXT)[:_TOKENS]
     if len(tokens) < ENOUGH:
@@ -49,7 +51,10 @@ def check_head(
     path = _path(head, tokens, files)
     verdict = _verdict(share(_read(path)))
     if verdict is None:
-        shifts, score = best_shifts(head, TargetRun.over(head.target, tokens))
+        run = TargetRun.over(head.target, tokens)
+        if not run.reads:
+            return None
+        shifts, score = best_shifts(head, run)
         found = share({"shifts": shifts, "score": list(score)})
         _write(path, found)
         verdict = _verdict(found)
@@ -57,6 +62,7 @@ def check_head(
         return None
     shifts, score = verdict
     head.set_norms(head.norms(), shifts)
+    mx.eval(head.parameters())
     if score.is_useful:
         return None
     return (

@@ -59,6 +59,15 @@ class TargetRun(NamedTuple):
         mx.eval(out.hidden, chances)
         return cls(given, out.hidden, chances)
 
+    @property
+    def reads(self) -> bool:
+        """Whether the target predicts the text better than chance. One of random weights does not, and can judge no head."""
+        vocab = self.chances.shape[1]
+        of_next = mx.take_along_axis(self.chances[:-1], self.tokens[1:, None], axis=1)[:, 0]
+        gained = mx.log(mx.maximum(of_next, 1e-30)) + math.log(vocab)
+        mean, error = mx.stack([gained.mean(), mx.std(gained) / math.sqrt(gained.size)]).tolist()
+        return mean > _SURE * error
+
 
 def score(head: Qwen35Mtp, run: TargetRun) -> HeadScore:
     """Of the head's cells along the text, each with the target's true hidden."""

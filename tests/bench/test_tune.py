@@ -109,19 +109,17 @@ def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path, monkeypatch: p
         plots.check(tmp_path / "figure.png")
 
 
-def test_costs_on_record_are_completed_not_measured_again(tmp_path, monkeypatch) -> None:
+def test_costs_on_record_are_not_measured_again(tmp_path, monkeypatch) -> None:
     from mlxspec.engine import measure
 
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     engine = equality.engine()
     drafters = engine.chain.drafters
     args = engine.model, engine.config, "tiny"
-    first = measure.kept_costs(args[0], {"ngram-simple": drafters["ngram-simple"]}, *args[1:], 600.0)
-    assert first.drafts == {}
+    first = measure.kept_costs(args[0], drafters, *args[1:], 600.0)
+    assert first.drafts.keys() == {"mtp", "eagle3", "draft-model"}
     monkeypatch.setattr(measure, "_rounds", None)  # measuring rounds again would fail
-    both = measure.kept_costs(args[0], drafters, *args[1:], 600.0)
-    assert both.drafts.keys() == {"mtp", "eagle3", "draft-model"}
-    assert both.curve(0).knots() == pytest.approx(first.curve(0).knots())
-    kept = measure.kept_costs(args[0], {"mtp": drafters["mtp"]}, *args[1:])
-    assert kept.drafts == {"mtp": both.drafts["mtp"]}
+    again = measure.kept_costs(args[0], drafters, *args[1:], 600.0)
+    assert again.curve(0).knots() == pytest.approx(first.curve(0).knots())
+    assert again.drafts == first.drafts
     assert SpecConfig().drafters == ()

@@ -269,7 +269,7 @@ class Continued(Body, Generation):
     n_cmpl: Number | None = t.optional("llama.cpp's name of n", same_as="n")
 
 
-class Thinking(t.Fields):
+class ThinkingAsked(t.Fields):
     """Variables of the chat template about thinking."""
 
     enable_thinking: t.Flag = None
@@ -277,11 +277,11 @@ class Thinking(t.Fields):
     reasoning_effort: Effort | None = None
 
 
-class TemplateVariables(Thinking):
+class TemplateVariables(ThinkingAsked):
     model_config = ConfigDict(extra="forbid")
 
 
-class ThinkingFields(Thinking):
+class ThinkingFields(ThinkingAsked):
     """The same at the top of a body."""
 
     chat_template_kwargs: TemplateVariables | None = None
