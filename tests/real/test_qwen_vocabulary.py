@@ -168,6 +168,9 @@ _KINDS: tuple[Any, ...] = (
 )
 
 
+MOST_RULES = {"json": 3, "xml": 12, "gemma4": 30, "function-gemma": 30}  # a tool; one tool alone has up to 41
+
+
 def ordinary_tools(seed: int, num_tools: int = 128) -> list[dict[str, Any]]:
     """Tools of six parameters each, whose names no two of them share."""
     rnd, tools = random.Random(seed), []
@@ -185,8 +188,9 @@ def ordinary_tools(seed: int, num_tools: int = 128) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("style", ["json", "xml", "gemma4", "function-gemma"])
-def test_128_tools_are_compiled_in_a_fifth_of_a_second(engine: Engine, style: ToolStyle) -> None:
-    """Tools that were not seen before, once the vocabulary has been prepared; processor time, the least of four."""
+def test_128_tools_share_their_rules(engine: Engine, style: ToolStyle) -> None:
+    """Tools that were not seen before, once the vocabulary has been prepared. Prints processor seconds (pytest -rP), of which the first holds
+    the vocabulary's; what is asserted is the number of rules, which the seconds follow."""
     taken = []
     for seed in range(5):
         tools = ordinary_tools(seed)
@@ -194,4 +198,6 @@ def test_128_tools_are_compiled_in_a_fifth_of_a_second(engine: Engine, style: To
         lark = calls_grammar(ChatFormat(tools=style), tools, tokens={}, several=True)
         engine.compile(SamplingParams(lark=lark))
         taken.append(time.process_time() - started)
-    assert min(taken[1:]) <= 0.2, taken
+        rules = sum(": " in line for line in lark.splitlines())
+        assert rules <= MOST_RULES[style] * len(tools), rules / len(tools)
+    print(f"\n{style}: {[round(seconds, 3) for seconds in taken]} s")
