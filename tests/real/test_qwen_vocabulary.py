@@ -189,7 +189,7 @@ def ordinary_tools(seed: int, num_tools: int = 128) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("style", ["json", "xml", "gemma4", "function-gemma"])
 def test_128_tools_share_their_rules(engine: Engine, style: ToolStyle) -> None:
-    """Tools that were not seen before, once the vocabulary has been prepared. Prints processor seconds (pytest -rP), of which the first holds
+    """Tools not seen before, once the vocabulary has been prepared. Prints processor seconds (pytest -rP), of which the first holds
     the vocabulary's; what is asserted is the number of rules, which the seconds follow."""
     taken = []
     for seed in range(5):
