@@ -161,7 +161,7 @@ class DFlashDrafter(BehindUnread):
         logits = self._scored(logits, [a.row for a, _ in each], positions)
         drawn = sampler.draft(logits, [owners[a.row] for a, _ in each], positions, ids)
         sure = confidence(logits)
-        # not how sure it is, which nobody looks at who has set no limit to it
+        # the tokens only: their confidences are read where a limit on them is set
         device.start(drawn.tokens, num_launches=OF_A_DRAW)
         found, start = {}, 0
         for ask in active:

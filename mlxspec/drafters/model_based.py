@@ -339,7 +339,7 @@ class ModelDrafter(Drafter):
                 sure[ask.row].append(sureness[i : i + 1])
                 if scores is not None and ask.sampler.keeps_drafts:
                     kept[ask.row].append(scores[i : i + 1])
-            # not how sure it is, which nobody looks at who has set no limit to it
+            # the tokens only: their confidences are read where a limit on them is set
             device.start(chosen, num_launches=OF_A_DRAW)
             depth += 1
             going = [i for i, a in enumerate(active) if a.limit > depth]

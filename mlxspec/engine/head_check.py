@@ -42,8 +42,8 @@ def check_head(
     """Put the norms of a head into the state in which it predicts best. head: evaluated, as its target is. files: that both were read from.
     share: a value, plain JSON -> rank 0's, where ranks run the target together.
 
-    Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing, and
-    neither does a target that does not predict the text itself, as one of random weights.
+    Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing, and neither does a target that does
+    not predict the text itself, as one of random weights.
     """
     tokens = tokenizer.encode(TEXT)[:_TOKENS]
     if len(tokens) < ENOUGH:

@@ -172,6 +172,7 @@ def _sample_together(
     )
 
 
+@mx.compile
 def _marked(logits: mx.array, chosen: mx.array) -> mx.array:
     """chosen (N,), with NO_NUMBER where logits (N, V) hold a NaN or no finite maximum. Read with the tokens, so it costs no wait."""
     return mx.where(mx.isfinite(logits.max(axis=-1)), chosen, NO_NUMBER)

@@ -23,13 +23,12 @@ from mlxspec.sampling.scores import DraftedBefore, processed, scored, spread, tr
 # beside that for top-p and for rejection; and what of penalties and masks is left when those begin
 _PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED, _LEFT = 7, 3, 4, 8, 5, 2
 
+# the noise that drafters draw with, by the row's way of drafting; none for its likeliest token
 _STREAMS: dict[DraftSampling, NoiseStream | None] = {
     "argmax": None,
     "shared": NoiseStream.TARGET,
     "independent": NoiseStream.DRAFT,
 }
-
-
 OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
 
 
@@ -102,17 +101,17 @@ class BatchSampler:
             return mx.argmax(processed(self.rows, logits, owners, drafts, masks), axis=-1).astype(mx.int32)
         given = processed(self.rows, logits, owners, drafts, masks)
         vocab = logits.shape[1]
-        by_survivors = [survivors.has_survivors(self.rows[o].params, vocab) for o in owners]
-        parts: list[mx.array] = []
-        order: list[int] = []
-        for is_so, draw in ((True, self._drawn_of_survivors), (False, self._drawn_of_all)):
-            places = [i for i, so in enumerate(by_survivors) if so == is_so]
-            if len(places) == len(owners):
-                return draw(given, owners, positions)
-            if places:
-                some = given[mx.array(places)]
-                parts.append(draw(some, [owners[i] for i in places], positions_at(positions, places)))
-                order += places
+        of_all = [not survivors.has_survivors(self.rows[o].params, vocab) for o in owners]
+        if not any(of_all):
+            return self._drawn_of_survivors(given, owners, positions)
+        if all(of_all):
+            return self._drawn_of_all(given, owners, positions)
+        parts, order = [], list[int]()  # each position is drawn the way that it would be drawn alone
+        for draw, wanted in ((self._drawn_of_survivors, False), (self._drawn_of_all, True)):
+            places = [i for i, found in enumerate(of_all) if found == wanted]
+            own = [owners[i] for i in places]
+            parts.append(draw(given[mx.array(places)], own, positions_at(positions, places)))
+            order += places
         return mx.concatenate(parts)[mx.array(sorted(range(len(order)), key=order.__getitem__))]
 
     def _drawn_of_all(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:

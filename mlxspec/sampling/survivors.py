@@ -60,10 +60,16 @@ def cuts(params: Sequence[SamplingParams], vocab_size: int) -> Cuts:
         temperature=mx.array([[value] for value in warm], mx.float32),
         share=mx.array([[value] for value in share], mx.int64),
         least=mx.array([[value] for value in least], mx.float32),
-        width=min(room(max(k)), vocab_size),
+        width=min(_rounded(room(max(k))), vocab_size),
         shares=any(s <= ONE for s in share),
         leasts=any(math.isfinite(value) for value in least),
     )
+
+
+def _rounded(width: int) -> int:
+    """Up to one of eight widths between two powers of two: MLX keeps a compiled function for each width, and clients choose k."""
+    step = max(16, 1 << max(0, (width - 1).bit_length() - 4))
+    return -(-width // step) * step
 
 
 def survivors(logits: mx.array, asked: Cuts) -> Survivors:

@@ -13,6 +13,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.sampling import noise, survivors
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler, confidence
+from mlxspec.sampling.truncate import room
 from tests.models.metal_graph import as_on_metal, blank, launches
 
 VOCAB = 248_320
@@ -64,6 +65,15 @@ def test_choosing_among_all_takes_few_kernels(
     asked: dict[str, Any], drafted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_kernels(asked, drafted, 40, monkeypatch)
+
+
+def test_clients_choose_among_few_compiled_widths() -> None:
+    """Whatever k is asked for; each width has the room that k needs, and at most an eighth more."""
+    widths = {
+        k: survivors.cuts([SamplingParams(temperature=1.0, top_k=k)], VOCAB).width for k in range(1, 60_000)
+    }
+    assert len(set(widths.values())) <= 96
+    assert all(room(k) <= width <= max(room(k) + 15, room(k) * 9 // 8 + 32) for k, width in widths.items())
 
 
 def test_a_row_is_sampled_alike_alone_and_beside_others() -> None:
