@@ -6,10 +6,7 @@ A file that is damaged is as good as none.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from mlx.utils import tree_flatten
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.head_norms import ENOUGH, HeadScore, Shifts, TargetRun, best_shifts
 from mlxspec.models.qwen3_5_mtp import NORMS, Qwen35Mtp
-from mlxspec.platform import folders
+from mlxspec.platform import kept_json
 from mlxspec.platform.host import numbers
 
 TEXT = (
@@ -29,8 +26,6 @@ TEXT = (
     "sum is then divided by zero. To find the largest value of a list, go through the list and keep the largest value so far.\n"
 )
 _TOKENS = 64  # at most, of the text
-_LARGEST = 1 << 14  # bytes of a file that is read
-_DIGITS = 32  # of a file's name
 
 
 def check_head(
@@ -49,14 +44,14 @@ def check_head(
     if len(tokens) < ENOUGH:
         return None
     path = _path(head, tokens, files)
-    verdict = _verdict(share(_read(path)))
+    verdict = _verdict(share(kept_json.read(path)))
     if verdict is None:
         run = TargetRun.over(head.target, tokens)
         if not run.reads:
             return None
         shifts, score = best_shifts(head, run)
         found = share({"shifts": shifts, "score": list(score)})
-        _write(path, found)
+        kept_json.write(path, found)
         verdict = _verdict(found)
     if verdict is None:
         return None
@@ -84,33 +79,11 @@ def _verdict(data: Any) -> tuple[Shifts, HeadScore] | None:
 
 
 def _path(head: Qwen35Mtp, tokens: Sequence[int], files: Sequence[Path]) -> Path:
-    found = hashlib.sha256()
     described = [
         version("mlxspec"),
         list(tokens),
         [(name, list(value.shape), str(value.dtype)) for name, value in tree_flatten(head.parameters())],
         sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files),
     ]
-    found.update(json.dumps(described).encode())
-    for weights in head.norms().values():  # as loaded: shifts are relative to these
-        for weight in weights:
-            found.update(numbers(weight).tobytes())
-    return folders.private_folder("heads")[0] / f"{found.hexdigest()[:_DIGITS]}.json"
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST else None
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _write(path: Path, found: Any) -> None:
-    """As a whole. A folder that cannot be written to is no error."""
-    beside = path.with_suffix(".new")
-    try:
-        beside.write_text(json.dumps(found), encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+    norms = [numbers(weight).tobytes() for weights in head.norms().values() for weight in weights]
+    return kept_json.kept_file("heads", described, *norms)  # norms as loaded, which shifts are relative to

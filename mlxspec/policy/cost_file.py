@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -27,11 +25,9 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import ConfigError
 from mlxspec.models.base import Model
-from mlxspec.platform import device, folders
+from mlxspec.platform import device, kept_json
 from mlxspec.policy.costs import ENOUGH, CostModel
 
-LARGEST = 1 << 20  # bytes of a file that is read
-_DIGITS = 32  # of a file's name
 _followed: dict[Path, tuple[int, CostModel]] = {}  # by file: the process and its costs
 
 
@@ -62,18 +58,13 @@ class CostFile:
         return cls(_path(model, drafters, config, name, num_ranks))
 
     def data(self) -> Any:
-        """What the file holds, unchecked; None where it holds no JSON of a bounded size."""
-        try:
-            if self.path.stat().st_size > LARGEST:
-                return None
-            return json.loads(self.path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
+        """As `kept_json.read`."""
+        return kept_json.read(self.path)
 
     def write(self, costs: CostModel) -> None:
         """Measured just now: whoever was followed before is no longer."""
         _followed.pop(self.path, None)
-        _write(self.path, costs)
+        kept_json.write(self.path, costs.as_data())
 
     def follow(self, costs: CostModel) -> None:
         """Keep what `costs` has become by the end of the process."""
@@ -86,19 +77,8 @@ def write_followed() -> None:
     """What rounds have taught this process."""
     for path, (pid, costs) in _followed.items():
         if pid == os.getpid() and costs.num_measured >= ENOUGH:
-            _write(path, costs)
+            kept_json.write(path, costs.as_data())
     _followed.clear()
-
-
-def _write(path: Path, costs: CostModel) -> None:
-    """As a whole. A folder that cannot be written to is no error."""
-    beside = path.with_suffix(".new")
-    try:
-        beside.write_text(json.dumps(costs.as_data()), encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
@@ -125,8 +105,7 @@ def _path(
         [(d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", None)) for d in models_of(drafters)],
         [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
     ]
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:_DIGITS]
-    return folders.private_folder("costs")[0] / f"{digest}.json"
+    return kept_json.kept_file("costs", described)
 
 
 @cache

@@ -1,0 +1,43 @@
+"""Small JSON files that mlxspec keeps in its cache folder. One that cannot be read is as good as none; one that cannot be written is no
+error, because everything that is kept can be found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlxspec.platform import folders
+
+LARGEST = 1 << 20  # bytes of a file that is read
+_DIGITS = 32  # of a file's name
+
+
+def kept_file(folder: str, described: Any, *more: bytes) -> Path:
+    """The file in this folder of the cache for what `described`, plain JSON, and bytes beside it tell apart."""
+    found = hashlib.sha256(json.dumps(described).encode())
+    for part in more:
+        found.update(part)
+    return folders.private_folder(folder)[0] / f"{found.hexdigest()[:_DIGITS]}.json"
+
+
+def read(path: Path) -> Any:
+    """What a file holds, unchecked; None where it holds no JSON of at most LARGEST bytes."""
+    try:
+        return json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write(path: Path, data: Any) -> None:
+    """As a whole: another process reads the old content or the new."""
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(json.dumps(data), encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
