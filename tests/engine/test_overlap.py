@@ -10,12 +10,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from planting import catches
 
 from mlxspec.cache import attention as caches
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters import model_based
+from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import pipeline
 from mlxspec.engine.engine import Engine, Result
@@ -319,6 +321,52 @@ def test_what_the_prefix_store_keeps_behind_an_answer_is_the_text() -> None:
         cold = equality.engine([]).generate(more, asked(4))
         same(cold, again, more, asked(4), f"overlaps {overlaps}")
     assert stories[0] == stories[1]
+
+
+# ---- beside rows that are parked
+
+
+def _packed(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Rows that do not draft get the counts of those that do."""
+
+    def counts(self: BehindUnread, num_committed: mx.array, names: dict[int, int]) -> mx.array:
+        missing = len(self._order) - len(names)
+        return mx.concatenate([num_committed, mx.zeros((missing,), mx.int32)])
+
+    return counts
+
+
+@catches(
+    "counts of an unread round go to the head's first rows, parked or not",
+    "mlxspec.drafters.behind_unread:BehindUnread._of_all_rows",
+    _packed,
+)
+def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rounds() -> None:
+    """And those of the other rows are where they are if rounds wait."""
+    given = [[5, 6, 7], list(range(20, 60)), [9, 8, 7] * 9]
+    params = [SamplingParams(max_tokens=40, ignore_eos=True, seed=i) for i in range(len(given))]
+    engines = [engine(overlaps=overlaps, max_rows=2, prefix_budget=0) for overlaps in (True, False)]
+    cells: list[dict[int, tuple[int, np.ndarray]]] = []
+    for own in engines:
+        many = [own.submit(p, s, spec=MTP, client="many") for p, s in zip(given, params[:2], strict=False)]
+        while own.num_running < 2 or own._prefills:
+            own.step()
+        few = own.submit(given[2], params[2], spec=MTP, client="few")
+        while few.num_generated < 15:
+            own.step()
+        assert list(own._rows.parked) == many[:1]
+        assert own._pipeline.is_open == (own is engines[0])
+        own._pipeline.drop(own._rows.cache)
+        head = own.chain.drafters["mtp"]
+        keys = head._cache.layers[0].keys
+        rows = zip(head._order, head._cache.lengths, strict=True)
+        cells.append({r: (n, np.asarray(keys[i][0, :, :n])) for i, (r, n) in enumerate(rows)})
+        finished(own)
+    assert cells[0].keys() == cells[1].keys() == {0, 1, 2}
+    for row, (length, found) in cells[0].items():
+        num = min(length, cells[1][row][0])
+        assert num >= len(given[row])
+        np.testing.assert_allclose(found[:, :num], cells[1][row][1][:, :num], rtol=1e-4, atol=1e-4)
 
 
 # ---- where rounds have to wait, and what fails

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.account import EARN
@@ -118,6 +119,29 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
         row.account.reserved = 0.0
     chosen = control.choose(rows, [[offer]] * num_rows, [{}] * num_rows)
     assert any(c.offer is not None for c in chosen) == (balance > 0.6)
+
+
+@catches(
+    "what one row verifies is not taken from what is left for the next",
+    "mlxspec.policy.controller:_in_turn",
+    lambda right: (
+        lambda reach, num, curve, num_rows, width, rate, left: right(
+            reach, num, curve, num_rows, width, rate, left + curve.seconds(width) - curve.seconds(num_rows)
+        )
+    ),
+    case="[2.4",
+)
+@pytest.mark.parametrize("num_rows", [2, 4])
+@pytest.mark.parametrize("balance", [0.7, 2.4, 8.0])
+def test_models_drafts_of_a_round_share_what_the_accounts_pay_for(num_rows: int, balance: float) -> None:
+    """Rows are cut one by one, those that decide by rejection too."""
+    control = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0}, mtp=DraftCost())
+    rows = [opened("rejected" if i % 2 else "sampled", balance=balance) for i in range(num_rows)]
+    offer, choice = Offer("mtp", 16, [0.99] * 16), Choice(model="mtp", depth=16)
+    decision = control.trim(rows, [offer] * num_rows, [choice] * num_rows)
+    assert sum(decision.widths) > 0
+    assert decision.worst is not None
+    assert decision.worst <= balance + 1e-9
 
 
 def test_a_good_head_is_asked_deeply_a_poor_one_not() -> None:

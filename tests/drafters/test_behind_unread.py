@@ -1,0 +1,151 @@
+"""What a drafter made behind an unread round is taken back as though it had not been made: the order of what it heard meanwhile, and drafts
+for some of its rows only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from planting import catches
+
+from mlxspec.config import SamplingParams
+from mlxspec.drafters.base import Ask, Draft, Unread
+from mlxspec.drafters.behind_unread import BehindUnread
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
+from tests import tiny_models
+
+WIDTH = 3  # tokens of the unread round
+LENGTHS = {4: 5, 7: 9, 9: 2}  # row -> tokens of its prompt
+
+
+class Told:
+    """A head and what its rows were told: the same tokens and hiddens for everybody who is told the same."""
+
+    def __init__(self) -> None:
+        self.head = Mtp(tiny_models.mtp_head(), 2048)
+        self.histories: dict[int, list[int]] = {}
+        self.rng = np.random.default_rng(11)
+
+    def hiddens(self, num: int) -> mx.array:
+        return mx.array(self.rng.standard_normal((num, 64)).astype(np.float32))
+
+    def tokens(self, num: int) -> list[int]:
+        return self.rng.integers(0, tiny_models.EOS, num).tolist()
+
+    def observe(self, row: int, tokens: list[int], hidden: mx.array) -> None:
+        self.histories.setdefault(row, []).extend(tokens)
+        self.head.observe(row, tokens, hidden)
+
+    def asks(self, rows: list[int]) -> tuple[list[Ask], BatchSampler]:
+        samplers = [RowSampler(SamplingParams(), [1], tiny_models.VOCAB) for _ in rows]
+        asks = [Ask(r, list(self.histories[r]), 2, s) for r, s in zip(rows, samplers, strict=True)]
+        return asks, BatchSampler(samplers, tiny_models.VOCAB)
+
+    def drafts(self, rows: list[int]) -> list[tuple[list[int], list[float]]]:
+        return [_read(d) for d in self.head.propose(*self.asks(rows))]
+
+
+def _read(draft: Draft) -> tuple[list[int], list[float]]:
+    return np.array(draft.tokens).tolist(), np.array(draft.confidences).tolist()
+
+
+def _same(found: list[tuple[list[int], list[float]]], wanted: list[tuple[list[int], list[float]]]) -> None:
+    for (tokens, sure), (right, right_sure) in zip(found, wanted, strict=True):
+        assert tokens == right
+        np.testing.assert_allclose(sure, right_sure, atol=1e-4)
+
+
+def played(
+    rows: list[int], *, behind: bool, num_more: int = 0, takes_back: bool = True
+) -> list[tuple[list[int], list[float]]]:
+    """Rows are begun, drafted for once, and a round of `rows` is read, of which they took 1, 2, ... tokens; then more tokens come. behind:
+    whether drafts were made before that round was read. Returns those that were, or what is drafted next where they are taken back."""
+    told = Told()
+    for row, length in LENGTHS.items():
+        told.head.begin(row)
+        told.observe(row, told.tokens(length), told.hiddens(length))
+    told.drafts(list(LENGTHS))
+    taken = {row: 1 + i % WIDTH for i, row in enumerate(rows)}
+    chosen = {row: told.tokens(WIDTH) for row in rows}
+    hidden = {row: told.hiddens(WIDTH) for row in rows}
+    if behind:
+        unread = Unread(
+            mx.array([chosen[r] for r in rows], mx.int32),
+            mx.array([taken[r] for r in rows], mx.int32),
+            mx.concatenate([hidden[r] for r in rows]),
+        )
+        made = told.head.propose_behind(*told.asks(rows), unread)
+        assert made is not None
+        if not takes_back:
+            return list(map(_read, made))
+    for row in rows:
+        told.observe(row, chosen[row][: taken[row]], hidden[row][: taken[row]])
+    if behind:
+        told.head.settle()
+    for _ in range(num_more):
+        for row in rows:
+            told.observe(row, told.tokens(2), told.hiddens(2))
+    if behind:
+        told.head.take_back()
+    return told.drafts(rows)
+
+
+def _heard_last(right: Any) -> Any:
+    def take_back(self: BehindUnread) -> None:
+        queued = {row: len(state.hidden) for row, state in self._rows.items()}
+        right(self)
+        for row, state in self._rows.items():
+            if 0 < queued[row] < len(state.hidden):  # something was put in front of what was there
+                first, *others = state.hidden
+                num = first.shape[0]
+                state.hidden, state.tokens = [*others, first], state.tokens[num:] + state.tokens[:num]
+
+    return take_back
+
+
+@catches(
+    "what was heard behind unread drafts is put behind what came later",
+    "mlxspec.drafters.behind_unread:BehindUnread.take_back",
+    _heard_last,
+    case="more",
+)
+@catches(
+    "drafts that are taken back leave their cells",
+    "mlxspec.drafters.behind_unread:BehindUnread.take_back",
+    lambda right: lambda self: None,
+    case="at once",
+)
+@pytest.mark.parametrize("num_more", [0, 1, 2], ids=["at once", "one more", "two more"])
+@pytest.mark.parametrize("rows", [[4, 7, 9], [7], [9, 4]], ids=["all", "one", "two in another order"])
+def test_drafts_that_are_taken_back_leave_no_trace(rows: list[int], num_more: int) -> None:
+    found = played(rows, behind=True, num_more=num_more)
+    _same(found, played(rows, behind=False, num_more=num_more))
+
+
+def _packed(right: Any) -> Any:
+    """The rows that do not ask get the counts of those that do."""
+
+    def counts(self: BehindUnread, num_committed: mx.array, names: dict[int, int]) -> mx.array:
+        missing = len(self._order) - len(names)
+        return mx.concatenate([num_committed, mx.zeros((missing,), mx.int32)])
+
+    return counts
+
+
+@catches(
+    "counts of an unread round go to the first rows, whoever they are",
+    "mlxspec.drafters.behind_unread:BehindUnread._of_all_rows",
+    _packed,
+    case="not all",
+    errors=(ValueError,),
+)
+@pytest.mark.parametrize(
+    "rows", [[4, 7, 9], [7], [9, 7]], ids=["all", "one, not all", "in another order, not all"]
+)
+def test_drafts_behind_an_unread_round_are_those_of_a_round_that_was_read(rows: list[int]) -> None:
+    """Rows that do not ask, such as parked ones, keep their cells and get none."""
+    _same(played(rows, behind=True, takes_back=False), played(rows, behind=False))
