@@ -160,7 +160,8 @@ class BareRounds:
 
 
 class BareDrafts:
-    """Of one drafter, for a row of its own; `close` it. Raises whatever the drafter does."""
+    """Of one drafter, for a row of its own; `close` it. It keeps the drafter's limits: a draft is no longer than the longest, and a row
+    that would come to the end of the context begins anew. Raises whatever the drafter does, and RuntimeError for a shorter draft."""
 
     def __init__(self, drafter: ModelDrafter, model: Model, clock: Clock = now) -> None:
         self._drafter, self._model, self._clock = drafter, model, clock
@@ -169,9 +170,15 @@ class BareDrafts:
         drafter.begin(self._row)
 
     def run(self, num_known: int, depth: int) -> float:
-        """Seconds of a draft of `depth` tokens, behind so many tokens more that the drafter has not run."""
+        """Seconds of a draft of `depth` tokens or the drafter's longest, behind so many tokens more that the drafter has not run."""
+        drafter = self._drafter
+        depth = deepest(drafter, depth)
+        if self._history and len(self._history) + num_known + depth >= drafter.max_context:
+            self.close()
+            self._history = []
+            drafter.begin(self._row)
         if not self._history:
-            num_known += self._drafter.skips
+            num_known += drafter.skips
         start, size, needs = len(self._history), self._model.vocab_size, self._drafter.needs
         tokens = [(start + i) % size for i in range(num_known)]
         self._history.extend(tokens)
@@ -183,11 +190,19 @@ class BareDrafts:
         ask = Ask(self._row, self._history, depth, self._sampler)
         made = self._drafter.propose([ask], BatchSampler([self._sampler], size))[0]
         mx.eval(made.tokens, made.confidences)
-        return self._clock() - started
+        taken = self._clock() - started
+        if made.length < depth:
+            raise RuntimeError(made.ended or f"a draft of {depth} tokens has {made.length}")
+        return taken
 
     def close(self) -> None:
         """Forget the row."""
         self._drafter.close(self._row)
+
+
+def deepest(drafter: ModelDrafter, depth: int) -> int:
+    """Tokens of the draft that one of `depth` tokens comes to."""
+    return depth if drafter.max_draft is None else min(depth, drafter.max_draft)
 
 
 def measure(
@@ -427,7 +442,10 @@ def _draft_cost(
         if len(times) <= 2:  # the first compiles
             return found, False
         one, four, late = (_low([t[i] for t in times[1:]]) for i in range(3))
-        step = max((four - one) / (_FOUR - 1), 0.0 if drafter.drafts_at_once else _QUEUED * one)
+        step = max(
+            (four - one) / max(1, deepest(drafter, _FOUR) - 1),
+            0.0 if drafter.drafts_at_once else _QUEUED * one,
+        )
         waiting = max((late - one) / (_QUEUE - 2), 0.0)
         return DraftCost(call=max(one - step - waiting, 0.0), step=step, queued=waiting), True
     except Exception:  # whatever it is, the drafter will say so when it drafts for a request

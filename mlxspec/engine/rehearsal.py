@@ -52,7 +52,7 @@ def pieces(engine: Engine) -> Iterator[None]:
     if engine.spec.policy != "auto" or not engine.spec.drafters:
         return
     for drafter in engine.chain.drafters.values():
-        if isinstance(drafter, ModelDrafter):
+        if isinstance(drafter, ModelDrafter) and not drafter.needs.cache:
             with device.private_kernels():
                 _draft(drafter, engine.model)
             yield

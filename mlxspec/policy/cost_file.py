@@ -100,6 +100,7 @@ def _path(
         report.compile_enabled,
         name,
         config.rollback,
+        config.exact,
         config.kv_bits,
         num_ranks,
         [(d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", None)) for d in models_of(drafters)],

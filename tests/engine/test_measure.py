@@ -281,3 +281,34 @@ def test_costs_in_which_only_wider_rounds_are_known_can_be_gone_on_from(
     assert again.measured == {4}
     assert again.curve(0).knots() == pytest.approx(wanted)
     assert not again.is_guess("mtp")
+
+
+class Watched(Mtp):
+    """Remembers how many tokens it was asked for and gave."""
+
+    def propose(self, asks, sampler) -> list:
+        made = super().propose(asks, sampler)
+        self.__dict__.setdefault("given", []).append((asks[0].limit, made[0].length))
+        return made
+
+
+@pytest.mark.parametrize(("context", "longest"), [(64, None), (48, 2), (2048, 1)])
+def test_drafts_are_measured_within_the_drafters_limits(context: int, longest: int | None) -> None:
+    """Drafts that a drafter refuses take no time, and would be measured as free."""
+    head = Watched(tiny_models.mtp_head(), context)
+    head.max_draft = longest
+    model = tiny_models.target()
+    costs = measure.measure(model, {"mtp": head}, EngineConfig(), 60.0)
+    assert not costs.is_guess("mtp")
+    assert len(head.given) > 15
+    assert all(asked == given for asked, given in head.given)
+    assert max(asked for asked, _ in head.given) == (longest or 4)
+    assert not head._rows
+
+
+def test_a_drafter_without_room_for_a_draft_is_guessed() -> None:
+    costs = measure.measure(
+        tiny_models.target(), {"mtp": Mtp(tiny_models.mtp_head(), 20)}, EngineConfig(), 60.0
+    )
+    assert costs.is_guess("mtp")
+    assert costs.draft("mtp").seconds(1, 1) > 0
