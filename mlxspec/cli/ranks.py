@@ -27,12 +27,25 @@ from mlxspec.loading.names import printable
 if TYPE_CHECKING:
     from mlxspec.engine.ranks.peers import Peers
 
-# mlx.launch, wherever its script lies; a signal that ends it is no error
+# mlx.launch, wherever its script lies; a signal that ends it is no error. By itself it ends with 0 whatever became of the ranks
 _LAUNCH = """
+import sys
 from contextlib import suppress
-from mlx._distributed_utils.launch import main
+from mlx._distributed_utils import launch
+
+class Kept(launch.RemoteProcess):
+    codes = []
+
+    @property
+    def exit_status(self):
+        code, was_killed = super().exit_status
+        Kept.codes.append(code)
+        return code, was_killed
+
+launch.RemoteProcess = Kept
 with suppress(KeyboardInterrupt):
-    main()
+    launch.main()
+    sys.exit(any(Kept.codes))
 """
 _STOP_SECONDS = 8.0  # in which ranks that were asked to end do so
 

@@ -49,6 +49,16 @@ class KernelFolder:
         """This run's folder, None before it was first entered."""
         return self._run
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether g++ works for this process: MLX writes a kernel's source, and g++ the library."""
+        if self._run is None or self._pid != os.getpid():
+            return False
+        with contextlib.suppress(OSError):
+            sources = self._run.glob("mlx/*/cpu/*.cpp")
+            return any(not (s.parent / f"lib{s.stem}.so").exists() for s in sources)
+        return False
+
     def ask(self) -> None:
         """This process compiles whatever it needs; if it ends in peace, later ones find it."""
         self._asked = True

@@ -300,6 +300,11 @@ def _set_threads(num_threads: int) -> None:
         _threads = num_threads
 
 
+def is_compiling() -> bool:
+    """Whether a kernel is being compiled for the CPU. Any thread may ask."""
+    return _kernels.is_compiling
+
+
 def private_kernels() -> AbstractContextManager[None]:
     """Evaluate inside this, and kernels that MLX compiles for the CPU go to a private folder; a no-op elsewhere.
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx._distributed_utils.common import Hostfile
+from planting import catches
 
 from mlxspec.cli import ranks
 from mlxspec.errors import ConfigError
@@ -71,3 +74,22 @@ def test_what_is_wrong_is_one_sentence(hosts: str, word: str) -> None:
         ranks.host_file(hosts)
     assert "--hosts" in str(failure.value)
     assert str(failure.value).endswith(".")
+
+
+@catches(
+    "the launcher ends with 0 whatever became of the ranks",
+    "mlxspec.cli.ranks:_LAUNCH",
+    lambda right: right.replace("any(Kept.codes)", "0"),
+    case="3",
+)
+@pytest.mark.parametrize("codes", [(0, 0), (0, 3)], ids=lambda codes: f"{codes[0]} and {codes[1]}")
+def test_the_launcher_ends_as_its_ranks_do(codes: tuple[int, int]) -> None:
+    """mlx.launch itself ends with 0."""
+    program = f"import os, sys; sys.exit({list(codes)}[int(os.environ['MLX_RANK'])])"
+    command = [sys.executable, "-c", ranks._LAUNCH, "-n", "2", "--", sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.wait(120) == int(any(codes))
+    finally:
+        process.kill()
+        process.communicate()

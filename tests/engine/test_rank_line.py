@@ -215,3 +215,42 @@ def test_a_rank_that_fails_tells_why(ends: Ends) -> None:
     ends.wait(0, 2)
     assert ends.told[0] == ends.told[2] == "Rank 1 cannot go on: the disk is full."
     assert 1 not in ends.told  # it says so itself
+
+
+# ---- a machine that is too busy
+
+
+def test_a_rank_that_compiles_does_not_stand_still(ends: Ends) -> None:
+    Leader(ends.first).order("step", 0)
+    for other in ends.others:
+        other.begun = 0
+    compiling = [True]
+    ends.others[1]._compiles = lambda: compiling[0]
+    with ExitStack() as stack:
+        counts = dict.fromkeys(range(3), 0)
+        for each in ends.lines:
+            stack.enter_context(each.counting(partial(counts.__getitem__, each.rank)))
+        counts.update({0: 1, 1: 1})
+        time.sleep(1.5)  # three times as long as a rank may stand still
+        assert not ends.told
+        compiling[0] = False
+        ends.wait(0)
+    assert "Rank 2 hangs: it has stood still" in ends.told[0]
+
+
+def test_a_rank_that_compiles_need_not_begin_the_next_orders(ends: Ends) -> None:
+    ends.others[1]._compiles = lambda: True
+    Leader(ends.first).order("step", 0)
+    ends.others[0].begun = 0
+    time.sleep(1.2)
+    assert not ends.told
+
+
+def test_a_limit_grows_to_twice_what_has_ended_by_itself() -> None:
+    limit = lines._Limit(5.0)
+    assert not any(limit.is_over(w) for w in (0.0, 2.0, 4.9))
+    assert str(limit) == "5 seconds"
+    assert not any(limit.is_over(w) for w in (0.5, 7.0, 9.7, 0.2))
+    assert str(limit) == "19.4 seconds"
+    assert limit.is_over(19.5)
+    assert lines._Limit(5.0).is_over(5.1)

@@ -1,11 +1,13 @@
 """The connections between rank 0 and the other ranks, beside those that MLX sums over, and how a rank that is gone is noticed.
 
-Each other rank has one TCP connection with rank 0. Everybody says every second that it is there, and how far it has come. A rank is given
-up
+Each other rank has one TCP connection with rank 0. Everybody says every second that it is there, how far it has come, and whether it
+compiles. A rank is given up
     that closes its connection without having said goodbye: it has ended, or its link is down,
     that is not heard of for SILENT seconds: its machine or its link is down, or the process is stopped,
     that has not begun orders which were sent SILENT seconds ago, or stands still for STILL seconds within a step while another rank is
     ahead: it hangs. Where all stand still for STUCK seconds they wait for each other.
+A rank that compiles does not stand still. On a machine that is too busy the limits grow: each is at least PATIENCE times the longest wait
+of its kind that has ended by itself.
 The first rank that gives another one up tells all others why. Then nothing can be received any more: `fault` is the reason, and whoever
 asked for it (`on_fault`) is called in a thread of this module, because the thread that computes may wait in MLX for the rank that is gone.
 
@@ -27,11 +29,12 @@ from mlxspec.errors import RankError
 SILENT = 5.0  # seconds
 STILL = 6.0  # seconds
 STUCK = 120.0  # seconds: no forward takes longer
+PATIENCE = 2.0
 _BEAT = 1.0  # seconds between two signs of life
 _TELL_SECONDS = 0.5  # in which a rank that does not read is told why
 _LONGEST = 256 << 20  # bytes of a frame
 _HEAD = struct.Struct(">IB")
-_STATE = struct.Struct(">qq")
+_STATE = struct.Struct(">qq?")
 BEAT, ORDERS, VALUE, CLOCK, FAULT, BYE = range(6)
 
 
@@ -39,9 +42,34 @@ def _nothing() -> int:
     return 0
 
 
+def _never() -> bool:
+    return False
+
+
+class _Limit:
+    """Seconds that a wait may take: `least`, or PATIENCE times the longest that has ended by itself."""
+
+    def __init__(self, least: float) -> None:
+        self._least, self._longest, self._last = least, 0.0, 0.0
+
+    def is_over(self, waited: float) -> bool:
+        """Whether the wait that goes on has taken too long. Called often: a wait shorter than the one before is the next one."""
+        if waited < self._last:
+            self._longest = max(self._longest, self._last)
+        self._last = waited
+        return waited > self.seconds
+
+    @property
+    def seconds(self) -> float:
+        return max(self._least, PATIENCE * self._longest)
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3g} seconds"
+
+
 class _Peer:
     """One connection. begun, progress: what the other side last said of itself; heard, moved: when it said anything, and when these
-    changed."""
+    changed or it compiled. silent, late, still: how long it may take to be heard of, to begin, and to move on."""
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
         self.rank, self.connection = rank, connection
@@ -50,6 +78,7 @@ class _Peer:
         self.heard = self.moved = time.monotonic()
         self.begun, self.progress = -1, 0
         self.has_left = False
+        self.silent, self.late, self.still = _Limit(SILENT), _Limit(SILENT), _Limit(STILL)
 
     def send(self, kind: int, payload: bytes) -> None:
         with self.lock:
@@ -59,9 +88,15 @@ class _Peer:
 class Line:
     """One rank's end. begun: number of the last orders that this rank has begun."""
 
-    def __init__(self, rank: int, size: int, connections: Mapping[int, socket.socket]) -> None:
-        """connections: by the rank at the other end."""
-        self.rank, self.size = rank, size
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        connections: Mapping[int, socket.socket],
+        compiles: Callable[[], bool] = _never,
+    ) -> None:
+        """connections: by the rank at the other end. compiles: whether this process waits for a compiler; any thread may ask."""
+        self.rank, self.size, self._compiles = rank, size, compiles
         self.begun = -1
         self._done, self._count = 0, _nothing
         self._moved = time.monotonic()  # when that was seen to change
@@ -218,8 +253,8 @@ class Line:
     def _take(self, peer: _Peer, kind: int, payload: bytes) -> None:
         peer.heard = time.monotonic()
         if kind == BEAT:
-            begun, progress = _STATE.unpack(payload)
-            if (begun, progress) != (peer.begun, peer.progress):
+            begun, progress, compiles = _STATE.unpack(payload)
+            if compiles or (begun, progress) != (peer.begun, peer.progress):
                 peer.begun, peer.progress, peer.moved = begun, progress, peer.heard
         elif kind == FAULT:
             self.was_told = self.fault is None
@@ -233,18 +268,21 @@ class Line:
 
     def _beat(self) -> None:
         while not self._is_closed.wait(_BEAT):
-            state = _STATE.pack(self.begun, self.progress)
+            state = _STATE.pack(self.begun, self.progress, self._compiles())
             for peer in self._peers.values():
                 if not peer.has_left:
                     with suppress(OSError):  # the listener sees it too
                         peer.send(BEAT, state)
 
     def _watch(self) -> None:
-        last = self.progress
+        last, looked = self.progress, time.monotonic()
         while not self._is_closed.wait(_BEAT / 2):
             now = time.monotonic()
-            if self.progress != last:
+            was_paused, looked = now - looked > 2 * _BEAT, now
+            if self.progress != last or self._compiles():
                 last, self._moved = self.progress, now
+            if was_paused:  # by a busy machine: what others have said is heard first
+                continue
             for peer in self._peers.values():
                 if peer.has_left:
                     continue
@@ -254,21 +292,23 @@ class Line:
 
     def _wrong(self, peer: _Peer, now: float) -> str | None:
         """What is wrong with a rank, None where nothing is."""
-        rank, seconds = peer.rank, f"{SILENT:g} seconds"
-        if now - peer.heard > SILENT:
-            return f"Rank {rank} has not been heard of for {seconds}: it hangs, or the link to it is lost."
+        rank = peer.rank
+        if peer.silent.is_over(now - peer.heard):
+            return (
+                f"Rank {rank} has not been heard of for {peer.silent}: it hangs, or the link to it is lost."
+            )
         if self.rank:
             return None
         number, sent = self._ordered
-        if peer.begun < number and now - max(sent, peer.moved) > SILENT:
-            return f"Rank {rank} hangs: it has not begun what was ordered {seconds} ago."
-        if peer.begun != self.begun:
-            return None
-        still = now - max(peer.moved, self._moved)
-        if peer.progress < self.progress and still > STILL:
-            return f"Rank {rank} hangs: it has stood still for {STILL:g} seconds, behind rank 0."
-        if peer.progress > self.progress and still > STILL:
-            return f"Rank 0 has stood still for {STILL:g} seconds, behind rank {rank}: it hangs, or they do not compute the same."
+        waited = now - max(sent, peer.moved) if peer.begun < number else 0.0
+        if peer.late.is_over(waited):
+            return f"Rank {rank} hangs: it has not begun what was ordered {peer.late} ago."
+        still = now - max(peer.moved, self._moved) if peer.begun == self.begun else 0.0
+        is_over = peer.still.is_over(still if peer.progress != self.progress else 0.0)
+        if is_over and peer.progress < self.progress:
+            return f"Rank {rank} hangs: it has stood still for {peer.still}, behind rank 0."
+        if is_over:
+            return f"Rank 0 has stood still for {peer.still}, behind rank {rank}: it hangs, or they do not compute the same."
         if self._count is not _nothing and still > STUCK:
             return (
                 f"The ranks have stood still for {STUCK:g} seconds within a step: they wait for each other."

@@ -15,6 +15,7 @@ import os
 import platform
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from mlxspec.platform.host import numbers
 RANK_VARIABLE = "MLX_RANK"
 _HELLO_BYTES = 256
 _CONNECT_SECONDS = 30.0
+START_SECONDS = 120.0  # in which all ranks have started and found each other
 _ORPHAN_SECONDS = 1.0  # between two looks whether whoever started this process is there
 _END_SECONDS = 10.0  # in which the process is ended by whoever watches the line
 _LEAVE_SECONDS = 3.0  # in which ranks that were told to end do so
@@ -44,6 +46,14 @@ _PACKAGES = "mlxspec", "mlx", "numpy", "tokenizers", "jinja2", "llguidance"
 _SAMPLES, _SAMPLE_BYTES = 16, 4096  # of a large file
 _WHOLE = 32 << 20  # bytes of a file that is read as a whole
 _KINDS = ".safetensors", ".json", ".jinja", ".model", ".txt"
+
+# of a process that ends another one unless its input ends before
+_WATCHER = """
+import os, select, sys
+if not select.select([0], [], [], float(sys.argv[1]))[0]:
+    print(sys.argv[2], file=sys.stderr, flush=True)
+    os.kill(int(sys.argv[3]), 9)
+"""
 
 
 class Peers:
@@ -141,18 +151,33 @@ def join() -> Peers | None:
     if not is_rank() or _is_alone():
         return None
     _end_with_parent()
+    with _watched():
+        try:
+            group = mx.distributed.init(strict=False)
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"The ranks cannot be joined: {_first_line(error)}.") from error
+        if group.size() == 1:
+            return None
+        ranks = Ranks(rank=group.rank(), size=group.size(), group=group)
+        peers = Peers(ranks, _connect(ranks))
+        with peers.failing_together():
+            peers.compare("version", _versions())
+            _try_long_sum(ranks)
+        return peers
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Ends this process where what is inside takes START_SECONDS: a rank has never started. MLX waits for it in a call that lets no other
+    thread of Python run, so another process keeps the time."""
+    rank = os.environ.get(RANK_VARIABLE, "")
+    why = f"mlxspec: error: Rank {rank} has waited {START_SECONDS:g} seconds for the other ranks to start."
+    command = [sys.executable, "-I", "-S", "-c", _WATCHER, str(START_SECONDS), why, str(os.getpid())]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
-        group = mx.distributed.init(strict=False)
-    except (RuntimeError, ValueError) as error:
-        raise RankError(f"The ranks cannot be joined: {_first_line(error)}.") from error
-    if group.size() == 1:
-        return None
-    ranks = Ranks(rank=group.rank(), size=group.size(), group=group)
-    peers = Peers(ranks, _connect(ranks))
-    with peers.failing_together():
-        peers.compare("version", _versions())
-        _try_long_sum(ranks)
-    return peers
+        yield
+    finally:
+        watcher.communicate()
 
 
 def _connect(ranks: Ranks) -> Line:
@@ -169,7 +194,7 @@ def _connect(ranks: Ranks) -> Line:
             listener.settimeout(_CONNECT_SECONDS)
             key = secrets.token_hex(16)
             _tell_all(ranks, {"port": listener.getsockname()[1], "key": key})
-            return Line(0, ranks.size, _accepted(listener, key, ranks.size))
+            return Line(0, ranks.size, _accepted(listener, key, ranks.size), device.is_compiling)
     said = _tell_all(ranks, None)
     address = (address_of_first() or "127.0.0.1", int(said["port"]))
     try:
@@ -179,7 +204,7 @@ def _connect(ranks: Ranks) -> Line:
         raise RankError(
             f"Rank {ranks.rank} cannot connect to rank 0 at {address[0]}: {error.strerror}."
         ) from error
-    return Line(ranks.rank, ranks.size, {0: connection})
+    return Line(ranks.rank, ranks.size, {0: connection}, device.is_compiling)
 
 
 def _accepted(listener: socket.socket, key: str, size: int) -> dict[int, socket.socket]:
