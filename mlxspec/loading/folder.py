@@ -17,6 +17,7 @@ INDEX = "model.safetensors.index.json"
 VISION_FILE = "vision.safetensors"
 _SHARD = re.compile(r"model-(\d{1,6})-of-(\d{1,6})\.safetensors", re.ASCII)
 _PLAIN = re.compile(r"(?:mtp/)?[\w.-]+\.safetensors", re.ASCII)
+_BLOB = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # how the hub's cache names a file's content
 _BESIDE = ("*mtp*.safetensors", "mtp/*.safetensors", VISION_FILE)
 
 
@@ -81,19 +82,33 @@ def _named(index: Path) -> list[Path]:
 
 
 def check_links(folder: Path) -> None:
-    """Raise ModelError for a link to a file outside of the folder and of Hugging Face's cache, where snapshots are made of links."""
+    """Raise ModelError for a link that leads nowhere, or to a file that may be no part of a model: `convert` copies what it finds.
+
+    Followed are links that stay in the folder or in Hugging Face's cache; links to any safetensors file, which is checked as it is read
+    and never copied; links to a blob of another cache of the hub's layout; and links to the file of that name in another model's folder.
+    """
     from huggingface_hub.constants import HF_HUB_CACHE
 
     allowed = (folder.resolve(), Path(HF_HUB_CACHE).resolve())
-    for path in (folder, *folder.glob("*"), *folder.glob("mtp/*")):
-        if path != folder and path.is_symlink():
-            try:
-                target = path.resolve()
-            except (OSError, RuntimeError) as error:  # a loop
-                raise ModelError(
-                    f"{printable(path.name)} in {folder} is a link that leads nowhere."
-                ) from error
-            if not any(target.is_relative_to(place) for place in allowed):
-                raise ModelError(
-                    f"{printable(path.name)} in {folder} is a link out of that folder; copy the file it stands for."
-                )
+    for path in (*folder.glob("*"), *folder.glob("mtp/*")):
+        if not path.is_symlink() or is_hidden(path):
+            continue
+        if not path.exists():
+            raise ModelError(
+                f"{printable(path.name)} in {folder} is a link that leads nowhere; is the drive of its file connected?"
+            )
+        target = path.resolve()
+        is_inside = any(target.is_relative_to(place) for place in allowed)
+        if not (is_inside or target.is_dir() or _is_of_a_model(path, target)):
+            raise ModelError(
+                f"{printable(path.name)} in {folder} is a link out of that folder; copy the file it stands for."
+            )
+
+
+def _is_of_a_model(link: Path, target: Path) -> bool:
+    place = target.parent
+    is_blob = (
+        _BLOB.fullmatch(target.name) and place.name == "blobs" and place.parent.name.startswith("models--")
+    )
+    is_twin = target.name == link.name and (place / "config.json").is_file()
+    return link.suffix == ".safetensors" or bool(is_blob) or is_twin
