@@ -132,8 +132,15 @@ def kind_of(rope: Mapping[str, Any]) -> Any:
 def merged(get: Values) -> Mapping[str, Any]:
     """What `rope_parameters`, `rope_scaling` (its older name) and the top level say together. Raises ModelError where they differ."""
     found: dict[str, Any] = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        _add(found, _plain(mapping(get.raw, key)))
+    described = [_plain(mapping(get.raw, key)) for key in ("rope_parameters", "rope_scaling")]
+    stretches = any(rope.get("rope_type", "default") != "default" for rope in described)
+    for rope in described:
+        # transformers writes a default description beside an older one that stretches: only what all kinds have is meant
+        is_idle = stretches and rope.get("rope_type") == "default"
+        _add(
+            found,
+            {k: v for k, v in rope.items() if not is_idle or (k in _COMMON | _IDLE and k != "rope_type")},
+        )
     _add(found, {k: get.raw.get(k) for k in ("rope_theta", "partial_rotary_factor")})
     return found
 

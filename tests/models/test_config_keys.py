@@ -274,3 +274,23 @@ def test_full_layers_of_gemma_4_with_heads_like_the_others() -> None:
         parsed = gemma4_config.gemma4_config(text | change)
         shapes[name] = [layer.head_dim for layer in parsed.layers]
     assert shapes == {"hub": [16, 16, 512] * 2, "saved": [16] * 6}
+
+
+@pytest.mark.parametrize("order", [("rope_parameters", "rope_scaling"), ("rope_scaling", "rope_parameters")])
+@pytest.mark.parametrize("kind", ["yarn", "linear", "llama3"])
+def test_a_default_description_beside_one_that_stretches(kind: str, order: tuple[str, str]) -> None:
+    """transformers writes `rope_parameters` of the default kind while `rope_scaling` of an older file stays, or the other way round."""
+    stretched = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024}
+    stretched |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    plain = {"rope_type": "default", "rope_theta": 1e6, "factor": 1.0}
+    base = {k: v for k, v in tiny_qwen3.CONFIGS["qwen3"].items() if not k.startswith("rope_")}
+    alone = qwen3_config.qwen3_config(base | {"rope_theta": 1e6, "rope_scaling": stretched})
+    for default in (plain, {"type": "default", "rope_theta": 1e6}, {"rope_theta": 1e6}):
+        both = dict(zip(order, (default, stretched), strict=True))
+        assert qwen3_config.qwen3_config(base | both) == alone
+        assert qwen3_config.qwen3_config(base | both | {"rope_theta": 1e6}) == alone
+    assert alone.rope_scaling.kind == kind
+    for wrong in ({"rope_type": "dynamic", "rope_theta": 1e6}, plain | {"rope_theta": 5.0}):
+        both = dict(zip(order, (wrong, stretched), strict=True))
+        with pytest.raises(ModelError, match="two values of rope_t"):
+            qwen3_config.qwen3_config(base | both | {"rope_theta": 1e6})
