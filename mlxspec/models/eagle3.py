@@ -8,6 +8,7 @@ Further steps of one draft feed h' back in place of g. Variants, by config.json 
     norm_before_fc         one norm of all streams together before fc (`input_norm`)
     fc_norm                EAGLE-3.1: a norm for each stream before fc
     norm_output            EAGLE-3.1: norm(h') is what the head sees and what is fed back
+    q_norm, k_norm         queries and keys of each head are normed before they are turned, as in Qwen3
 The head has rows for the draft's own vocabulary; row i means token i + d2t[i] of the target. The embedding is the drafter's own or, where
 the folder has none, the target's. Rotary positions count cells; they are relative, so it makes no difference where they begin.
 Knows its weights and its cache; knows nothing of drafts, rows' histories or acceptance.
@@ -259,13 +260,15 @@ def sanitize_eagle3(weights: Weights) -> Weights:
 
 
 class _Attention(nn.Module):
-    def __init__(self, c: Eagle3Config) -> None:
+    def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
         super().__init__()
         self._c, wide = c, 2 * c.hidden_size
         self.q_proj = nn.Linear(wide, c.num_heads * c.head_dim, bias=False)
         self.k_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
+        if norms_heads:
+            self.q_norm, self.k_norm = nn.RMSNorm(c.head_dim), nn.RMSNorm(c.head_dim)
 
     def fuse(self) -> None:
         c = self._c
@@ -278,6 +281,11 @@ class _Attention(nn.Module):
             [query, key, self.v_proj],
             [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_kv_heads)],
         )
+        if "q_norm" in self:
+            each = (self.q_norm, c.num_heads), (self.k_norm, c.num_kv_heads)
+            norms = [mx.repeat(norm.weight[None, order], num, axis=0) for norm, num in each]
+            self.qk_norm = mx.concatenate(norms).astype(mx.float32)
+            del self.q_norm, self.k_norm
         self.out = FusedLinear([self.o_proj])
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(self, name)
@@ -287,16 +295,18 @@ class _Attention(nn.Module):
         c = self._c
         heads = c.num_heads + c.num_kv_heads
         qk, v = self.qkv.split(x, (1, -1, heads, c.head_dim), (1, -1, c.num_kv_heads, c.head_dim))
+        if "qk_norm" in self:
+            qk = mx.fast.rms_norm(qk, None, c.rms_eps) * self.qk_norm
         turned = rotate(qk, swapped(qk), cos, sin).astype(x.dtype)
         q, k = mx.split(turned, [c.num_heads], axis=2)
         return q, k, v
 
 
 class _Layer(nn.Module):
-    def __init__(self, c: Eagle3Config) -> None:
+    def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
         super().__init__()
         self._c = c
-        self.self_attn = _Attention(c)
+        self.self_attn = _Attention(c, norms_heads)
         self.mlp = GatedMlp(c.hidden_size, c.intermediate_size, swiglu)
         self.input_layernorm = nn.RMSNorm(c.hidden_size)
         self.hidden_norm = nn.RMSNorm(c.hidden_size)
@@ -325,8 +335,8 @@ class Eagle3Head(nn.Module):
     title = "EAGLE-3 drafter"
 
     def __init__(self, config: Eagle3Config, target: TextModel, names: Collection[str]) -> None:
-        """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own. Raises ModelError for
-        another target's drafter."""
+        """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own, and whether queries and
+        keys are normed. Raises ModelError for another target's drafter."""
         super().__init__()
         config.check_fits(target)
         c = config
@@ -348,7 +358,7 @@ class Eagle3Head(nn.Module):
         if c.fc_norm:
             self.fc_norm = [nn.RMSNorm(c.target_size) for _ in range(num)]
         self.fc = nn.Linear(num * c.target_size, c.hidden_size, bias=False)
-        self.layers = [_Layer(c)]
+        self.layers = [_Layer(c, "layers.0.self_attn.q_norm.weight" in names)]
         self.norm = nn.RMSNorm(c.hidden_size)
         self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab, bias=False)
         if c.draft_vocab != c.vocab_size or "d2t" in names:

@@ -27,6 +27,7 @@ class Kind:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    norms_heads: bool = False
     rotated: int = HEAD_DIM
     layout: str = "speculators"
     more: dict[str, Any] = field(default_factory=dict)
@@ -40,6 +41,8 @@ KINDS = {
     "smaller than the target": Kind(hidden=32, norm_before_fc=True),
     "3.1": Kind(fc_norm=True, norm_output=True, norm_before_residual=True),
     "part of each head rotated": Kind(rotated=8),
+    "queries and keys normed": Kind(norms_heads=True),
+    "normed and rotated in part": Kind(layout="SafeAILab", norms_heads=True, rotated=8),
 }
 
 
@@ -73,6 +76,8 @@ def arrays(kind: Kind, vocab: int, size: int, num_layers: int, seed: int = 0) ->
         found["embed_tokens.weight"] = rng.normal(0.0, 1.0, (vocab, own)).astype(np.float32)
     if kind.norm_before_fc:
         found["input_norm.weight"] = norm(num_layers * size)
+    if kind.norms_heads:
+        found |= {f"layers.0.self_attn.{n}_norm.weight": norm(HEAD_DIM) for n in "qk"}
     if kind.fc_norm:
         found |= {f"fc_norm.{i}.weight": norm(size) for i in range(num_layers)}
     if kind.rows is not None:
@@ -191,8 +196,11 @@ def _layer(kind: Kind, w: Arrays, embedded: np.ndarray, hidden: np.ndarray) -> n
     normed = _norm(hidden, at["hidden_norm"])
     both = np.concatenate([_norm(embedded, at["input_layernorm"]), normed], axis=-1)
     num = len(both)
-    q = _rotated((both @ at["self_attn.q_proj"].T).reshape(num, HEADS, HEAD_DIM), kind.rotated)
-    k = _rotated((both @ at["self_attn.k_proj"].T).reshape(num, KV_HEADS, HEAD_DIM), kind.rotated)
+    q = (both @ at["self_attn.q_proj"].T).reshape(num, HEADS, HEAD_DIM)
+    k = (both @ at["self_attn.k_proj"].T).reshape(num, KV_HEADS, HEAD_DIM)
+    if kind.norms_heads:
+        q, k = _norm(q, at["self_attn.q_norm"]), _norm(k, at["self_attn.k_norm"])
+    q, k = _rotated(q, kind.rotated), _rotated(k, kind.rotated)
     v = (both @ at["self_attn.v_proj"].T).reshape(num, KV_HEADS, HEAD_DIM)
     k, v = (np.repeat(x, HEADS // KV_HEADS, axis=1) for x in (k, v))
     scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(HEAD_DIM)

@@ -314,8 +314,12 @@ BAD: dict[str, tuple[dict, str]] = {
         r"tensors are missing \(layers.0.hidden_norm.weight\)\.",
     ),
     "a tensor that nobody knows": (
+        {"tensors": {"layers.0.self_attn.sinks": mx.ones(16)}},
+        r"tensors are unknown \(layers.0.self_attn.sinks\)\.",
+    ),
+    "half of the norms of heads": (
         {"tensors": {"layers.0.self_attn.q_norm.weight": mx.ones(16)}},
-        r"tensors are unknown \(layers.0.self_attn.q_norm.weight\)\.",
+        r"tensors are missing \(layers.0.self_attn.k_norm.weight\)\.",
     ),
     "no table of the vocabulary": ({"tensors": {"d2t": None}}, r"tensors are missing \(d2t\)\."),
     "d2t beyond the vocabulary": (
