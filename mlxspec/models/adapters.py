@@ -100,28 +100,39 @@ def _of_peft(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
     if kind != "LORA":
         raise ModelError(f"peft_type is {printable(kind)}, and only LORA is supported.")
     found: dict[str, dict[str, mx.array]] = {}
+    names: dict[str, str] = {}  # of modules, as PEFT knows them
     for name, value in tensors.items():
         match = _PEFT.fullmatch(name)
         if match is None:
             raise ModelError(f"{printable(name)} is no tensor of an adapter that is supported.")
         part = "m" if match[4] else match[3]
+        path = _path(match[1])
+        names[path] = match[1]
         # an embedding's A is (r, tokens), B (dims, r): like a linear layer's, but looked up by A
-        found.setdefault(_path(match[1]), {})[part] = value
+        found.setdefault(path, {})[part] = value
     changes = {}
     for path, parts in found.items():
         a, b = _pair(path, parts, "A", "B")
         rank = a.shape[0]
-        alpha = float(_pattern(config.get("alpha_pattern"), path, config["lora_alpha"]))
+        alpha = float(_by_pattern(config.get("alpha_pattern"), names[path], config["lora_alpha"]))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         changes[path] = Change(a.T, b.T, scale, parts.get("m"))
     return changes
 
 
-def _pattern(patterns: Any, path: str, default: Any) -> Any:
-    """PEFT's values for some modules, by a regular expression that the path ends with."""
-    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
-        if path == pattern or path.endswith("." + pattern.removeprefix("^")):
-            return value
+def _by_pattern(patterns: Any, name: str, default: Any) -> Any:
+    """PEFT's value for a module: that of the first key which matches its name, or the end of it behind a dot, as a regular expression.
+    Raises ModelError for one that cannot be used, or that could take long."""
+    for key, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        if len(key) > 200 or len(re.findall(r"[*+{]", key)) > 3 or re.search(r"\)[*+{]", key):
+            raise ModelError(f"the pattern {printable(key, 40)} of {CONFIG_FILE} is too complex.")
+        try:
+            if re.match(rf"(.*\.)?({key})$", name):
+                return value
+        except re.error as error:
+            raise ModelError(
+                f"the pattern {printable(key, 40)} of {CONFIG_FILE} is none: {error}."
+            ) from error
     return default
 
 

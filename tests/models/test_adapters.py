@@ -238,3 +238,70 @@ def test_what_is_no_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "There is no folder" in said
+
+
+@pytest.mark.parametrize(
+    ("patterns", "scales"),
+    [
+        ({"q_proj": 8}, {"0.q": 2.0, "1.q": 2.0}),
+        ({"layers.0.self_attn.q_proj": 8}, {"0.q": 2.0}),
+        ({"model.layers.1.self_attn.v_proj": 2}, {"1.v": 0.5}),
+        ({"^model.layers.0.self_attn.q_proj": 8}, {"0.q": 2.0}),
+        ({r"layers\.[1-9]\..*_proj": 8}, {"1.q": 2.0, "1.v": 2.0}),
+        ({r".*\.0\..*\.(q_proj|v_proj)": 12, "q_proj": 8}, {"0.q": 3.0, "0.v": 3.0, "1.q": 2.0}),
+        (
+            {"_proj": 8, "proj": 8, "attn.q_proj": 8, "self_attn": 8},
+            {},
+        ),  # not behind a dot, or not to the end
+    ],
+)
+def test_pefts_patterns(patterns: dict[str, int], scales: dict[str, float], tmp_path: Path) -> None:
+    """Keys of `alpha_pattern` are regular expressions for a module's name from any dot on; ranks are the tensors' own."""
+    model = write(tmp_path / "model", "qwen3")
+    place = "base_model.model.model.layers"
+    mx.random.seed(1)
+    peft = {}
+    for layer in (0, 1):
+        for name, out in (("q", 128), ("v", 64)):
+            rank = 4 if (layer, name) != (1, "v") else 2
+            path = f"{place}.{layer}.self_attn.{name}_proj"
+            peft[f"{path}.lora_A.weight"] = 0.3 * mx.random.normal((rank, 64))
+            peft[f"{path}.lora_B.weight"] = 0.3 * mx.random.normal((out, rank))
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 4,
+        "rank_pattern": {"1.self_attn.v_proj": 2},
+    }
+
+    def logits(name: str, tensors: dict[str, mx.array], **more: Any) -> np.ndarray:
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "adapter_model.safetensors"), tensors)
+        (folder / "adapter_config.json").write_text(json.dumps(config | more))
+        return logits_of(model, folder)
+
+    scaled = {}
+    for name, value in peft.items():
+        layer, _, rest = name.removeprefix(f"{place}.").partition(".")
+        scale = scales.get(f"{layer}.{rest.removeprefix('self_attn.')[0]}", 1.0)
+        scaled[name] = value * scale if "lora_B" in name else value
+    wanted = logits("scaled", scaled)
+    np.testing.assert_allclose(logits("patterns", peft, alpha_pattern=patterns), wanted, atol=1e-4)
+    assert (np.abs(wanted - logits("plain", peft)).max() > 1e-3) == bool(scales)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", "(", "[", "(.*)*x", ".*.*.*.*q_proj", "a" * 300])
+def test_a_pattern_that_cannot_be_used(pattern: str, tmp_path: Path) -> None:
+    """No regular expression, or one that may take very long."""
+    model = write(tmp_path / "model", "qwen3")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    path = "base_model.model.model.layers.0.self_attn.q_proj"
+    parts = {f"{path}.lora_A.weight": mx.zeros((4, 64)), f"{path}.lora_B.weight": mx.zeros((128, 4))}
+    mx.save_safetensors(str(folder / "adapter_model.safetensors"), parts)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "alpha_pattern": {pattern: 8}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"the pattern .* of adapter_config\.json") as caught:
+        logits_of(model, folder)
+    assert "\n" not in str(caught.value)
