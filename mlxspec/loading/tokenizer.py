@@ -22,6 +22,15 @@ from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import detect
 
 _LARGEST_ID = 2**32 - 1  # that the library can be asked for
+_TURN_ENDS = (
+    "<|im_end|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|eot_id|>",
+    "<|end_of_turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|endofturn|>",
+)
 
 
 class Tokenizer:
@@ -57,7 +66,8 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         settings = read_json(folder / "tokenizer_config.json")
-        return cls(inner, _eos_ids(folder, inner, settings), ChatTemplate.from_folder(folder, settings))
+        template = ChatTemplate.from_folder(folder, settings)
+        return cls(inner, _eos_ids(folder, inner, settings) | _turn_ends(inner, template), template)
 
     def encode(
         self,
@@ -67,11 +77,13 @@ class Tokenizer:
         most: int | None = None,
         pause: Callable[[], None] | None = None,
     ) -> list[int]:
-        """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say); templates write their own.
+        """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say), unless the text begins with it;
+        templates write their own.
 
         most: tokens of the context; a text of as many is refused, as soon as it is known. pause: called between two pieces of a long text;
         what it raises ends the work. Raises ContextOverflowError, and ConfigError for a long text that cannot be cut.
         """
+        special = special and not self._begins_whole(text)
         if MARK in text:
             return self._fitting(self._marked_ids(text, special=special, pause=pause), most)
         if len(text) <= SLICE:
@@ -91,6 +103,11 @@ class Tokenizer:
                 f"The text has more than {LONGEST} characters in a row in which the tokenizer finds no end of a word."
             ) from error
         return [*ids, *behind]
+
+    def _begins_whole(self, text: str) -> bool:
+        """Whether a text begins as the tokenizer would begin it, with a token that a template wrote, say."""
+        before = self._around[0]
+        return bool(before) and text.startswith(self.token_text(before[0]) or MARK)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text in which no control token is meant, whatever it spells."""
@@ -134,8 +151,8 @@ class Tokenizer:
         """Ids that stand before and behind a plain text."""
         bare = self._inner.encode("a", add_special_tokens=False).ids
         whole = self._inner.encode("a", add_special_tokens=True).ids
-        at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-        return whole[:at], whole[at + len(bare) :]
+        at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), None)
+        return ([], []) if at is None else (whole[:at], whole[at + len(bare) :])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of whole tokens, special tokens left out but for the chat format's tags."""
@@ -227,6 +244,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise TokenizerError(f"{path.name} in {path.parent} is no JSON object.")
     return found
+
+
+def _turn_ends(inner: _Tokenizer, template: ChatTemplate | None) -> set[int]:
+    """Tokens that close a turn in the chat template: an answer ends with them, though no file may call them an end of text."""
+    written = [] if template is None else [name for name in _TURN_ENDS if name in template.source]
+    return {i for name in written if (i := inner.token_to_id(name)) is not None}
 
 
 def _eos_ids(folder: Path, inner: _Tokenizer, settings: dict[str, Any]) -> frozenset[int]:

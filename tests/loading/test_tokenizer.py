@@ -10,8 +10,11 @@ from tempfile import mkdtemp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import catches
+from tokenizers import Tokenizer as InnerTokenizer
 
 from mlxspec.errors import TokenizerError
+from mlxspec.loading.pieces import SLICE
 from mlxspec.loading.tokenizer import Tokenizer, read_json
 from tests.loading import byte_tokenizer
 
@@ -125,3 +128,49 @@ def test_damaged_files_beside_it(tmp_path: Path, name: str, content: bytes) -> N
 
 def test_a_missing_json_file_is_an_empty_one(tmp_path: Path) -> None:
     assert read_json(tmp_path / "nothing.json") == {}
+
+
+def added(folder: Path, name: str) -> int:
+    """Add a token to a folder's vocabulary; returns its id."""
+    inner = InnerTokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.add_special_tokens([name])
+    inner.save(str(folder / "tokenizer.json"))
+    return int(inner.token_to_id(name))
+
+
+@catches(
+    "only what files call an end ends an answer",
+    "mlxspec.loading.tokenizer:_turn_ends",
+    lambda right: lambda *_: set(),
+    case="turn-<end_of_turn>]",
+)
+@pytest.mark.parametrize("name", ["<|im_end|>", "<end_of_turn>", "<turn|>", "<|eot_id|>"])
+def test_the_token_that_closes_a_turn(name: str, tmp_path: Path) -> None:
+    """Where no file calls it an end of text, the chat template tells."""
+    byte_tokenizer.write(tmp_path, eos_token=None)
+    token = added(tmp_path, name)
+    assert Tokenizer.from_folder(tmp_path).eos_ids == frozenset()
+    text = "{% for m in messages %}{{ m.role }}:{{ m.content }}" + name + "{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(text)
+    assert Tokenizer.from_folder(tmp_path).eos_ids == {token}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 3}')
+    assert Tokenizer.from_folder(tmp_path).eos_ids == {3, token}
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert Tokenizer.from_folder(tmp_path).eos_ids == {3}
+
+
+@catches(
+    "the tokenizer's own beginning comes before a template's",
+    "mlxspec.loading.tokenizer:Tokenizer._begins_whole",
+    lambda right: lambda self, text: False,
+)
+@pytest.mark.parametrize("text", ["abc", "abc" * SLICE], ids=["short", "long"])
+def test_a_text_that_begins_as_the_tokenizer_would_begin_it(text: str, tmp_path: Path) -> None:
+    """A template has written the token, say: it stands once."""
+    found = Tokenizer.from_folder(byte_tokenizer.write(tmp_path, beginning=True))
+    once = found.encode(text)
+    assert once[0] == 257
+    assert found.encode("<|begin|>" + text) == once
+    assert found.encode("<|begin|>" + text, special=False) == once
+    assert found.encode("a<|begin|>")[:1] == [257]
+    assert found.encode("<|end|>" + text)[:2] == [257, 256]

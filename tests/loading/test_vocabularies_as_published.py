@@ -185,6 +185,7 @@ def test_without_an_end_within_the_rows_no_grammar_ends(tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps(content | {"eos_token_id": 5000}))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")  # which closes no turn
     made = load(str(folder), draft="off")
     assert [n for n in made.notices if "No answer ends by itself" in n and "5000" in n]
     with pytest.raises(GrammarError, match="no token that ends a text"):
