@@ -27,6 +27,17 @@ DraftSampling = Literal["shared", "independent", "argmax"]
 Policy = Literal["fixed", "auto"]
 PrefixStates = Literal["float32", "half"]
 DRAFTER_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
+READ_AT_LOAD = (  # of SpecConfig: what drafters are made with; ngram_m limits a request's drafts as well
+    "ngram_n",
+    "ngram_m",
+    "ngram_min_hits",
+    "ngram_mod_n",
+    "ngram_dynamic",
+    "ngram_static",
+    "draft_vocab",
+    "draft_bits",
+    "draft_kv_bits",
+)
 DRAFTER_NAMES = (  # those that come with mlxspec
     "forced",
     "mtp",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mlxspec.config import SamplingParams, SpecConfig, check_number, shown
+from mlxspec.config import READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
 from mlxspec.engine.api import Prompt
 from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages, row_images
 from mlxspec.engine.request import Request
@@ -152,3 +152,10 @@ class RequestFactory:
             if name != "forced" and name not in self._drafters:
                 there = ", ".join(self._drafters) or "none"
                 raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
+        for name in READ_AT_LOAD:
+            asked, loaded = getattr(spec, name), getattr(self._spec, name)
+            is_other = asked > loaded if name == "ngram_m" else asked != loaded  # less of ngram_m is honoured
+            if is_other and asked != getattr(SpecConfig, name):
+                raise ConfigError(
+                    f"{name} cannot be {shown(asked)} for one request: it is read when a model is loaded, and was {shown(loaded)} then."
+                )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import pytest
+from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ContextOverflowError, MlxspecError
 from tests import tiny_models
@@ -245,3 +247,39 @@ def test_without_a_template_there_is_no_chat() -> None:
 def test_the_tree_of_errors_has_one_root() -> None:
     assert issubclass(ConfigError, MlxspecError)
     assert issubclass(ContextOverflowError, MlxspecError)
+
+
+LOADED = SpecConfig(drafters=("ngram-simple",), ngram_n=4, ngram_m=20, ngram_min_hits=2, ngram_mod_n=9)
+
+
+@catches(
+    "settings of n-gram lookup that a request brings are ignored",
+    "mlxspec.engine.request_factory:READ_AT_LOAD",
+    lambda right: (),
+    case="ngram_n-12]",
+)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ngram_n", 12),
+        ("ngram_n", 1),
+        ("ngram_m", 21),
+        ("ngram_min_hits", 3),
+        ("ngram_mod_n", 8),
+        ("ngram_dynamic", "counts.bin"),
+        ("ngram_static", "counts.bin"),
+        ("draft_vocab", 512),
+        ("draft_bits", 8),
+        ("draft_kv_bits", 8),
+    ],
+)
+def test_what_drafters_are_made_with_is_no_requests_to_choose(name: str, value: object) -> None:
+    """In Python as over HTTP. A request that says nothing of it, or the same, or a shorter draft, is served."""
+    engine = Engine(tiny_models.target(), drafters=[NgramSimple(4, 20)], spec=LOADED)
+    with pytest.raises(ConfigError, match=f"^{name} cannot be") as caught:
+        engine.generate([1, 2], spec=replace(LOADED, **{name: value}))
+    assert is_one_sentence(caught.value)
+    with pytest.raises(ConfigError, match=f"^{name} cannot be"):
+        engine.submit([1, 2], spec=SpecConfig(**{name: value}))
+    for fine in (LOADED, SpecConfig(), SpecConfig(drafters=("ngram-simple",)), replace(LOADED, ngram_m=2)):
+        assert engine.generate([1, 2], SamplingParams(max_tokens=2), spec=fine).tokens
