@@ -186,7 +186,13 @@ CONFIGS: dict[str, tuple[Hurt, str]] = {
     "no positions at all": (text_config(rope_parameters=None), "names no rope_theta"),
     "two thetas": (text_config(rope_theta=1e4), "two values of rope_theta"),
     "two parts of heads": (text_config(partial_rotary_factor=0.5), "two values of partial_rotary_factor"),
-    "two kinds of positions": (text_config(rope_scaling={"type": "yarn", "factor": 4.0}), "two values of rope_type"),
+    "two kinds of positions": (
+        text_config(
+            rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e7},
+            rope_scaling={"type": "yarn", "factor": 4.0},
+        ),
+        "two values of rope_type",
+    ),
     "attention with biases": (text_config(attention_bias=True), "attention_bias True is not supported"),
     "attention without gates": (text_config(attn_output_gate=False), "attn_output_gate False is not supported"),
     "layers without experts": (text_config(mlp_only_layers=[1]), "mlp_only_layers"),
