@@ -83,6 +83,7 @@ def _named(index: Path) -> list[Path]:
 
 def check_links(folder: Path) -> None:
     """Raise ModelError for a link that leads nowhere, or to a file that may be no part of a model: `convert` copies what it finds.
+    Raise it for what is neither file nor folder, too.
 
     Followed are links that stay in the folder or in Hugging Face's cache; links to any safetensors file, which is checked as it is read
     and never copied; links to a blob of another cache of the hub's layout; and links to the file of that name in another model's folder.
@@ -91,7 +92,11 @@ def check_links(folder: Path) -> None:
 
     allowed = (folder.resolve(), Path(HF_HUB_CACHE).resolve())
     for path in (*folder.glob("*"), *folder.glob("mtp/*")):
-        if not path.is_symlink() or is_hidden(path):
+        if is_hidden(path):
+            continue
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe waits for ever
+            raise ModelError(f"{printable(path.name)} in {folder} is neither a file nor a folder.")
+        if not path.is_symlink():
             continue
         if not path.exists():
             raise ModelError(

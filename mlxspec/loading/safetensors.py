@@ -37,6 +37,8 @@ def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
     """Tensor name -> entry, and where in the file the header ends. Raises ModelError as `check_header` does."""
     try:
+        if path.exists() and not path.is_file():  # opening a pipe waits for ever
+            raise ModelError(f"{path.name} is no file.")
         size = path.stat().st_size
         with path.open("rb") as file:
             length = header_length(file.read(8), size, path.name)

@@ -27,7 +27,7 @@ def kept_file(folder: str, described: Any, *more: bytes) -> Path:
 def read(path: Path) -> Any:
     """What a file holds, unchecked; None where it holds no JSON of at most LARGEST bytes."""
     try:
-        return json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST else None
+        return json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size <= LARGEST else None
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -284,5 +284,5 @@ class CostModel:
             acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
             first = {b: {1: 1.0} for b, rows in curves if rows == 1}
             return cls(first, drafts, several=curves, ends=ends, acceptance=acceptance)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError("These costs cannot be read.") from error

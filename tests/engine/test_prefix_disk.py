@@ -520,3 +520,23 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
     mover.write(*piece)
     assert mover.close(5.0)
     assert all(p.stat().st_mode & 0o077 == 0 for p in (tmp_path / "real").iterdir())
+
+
+@catches(
+    "the count of changes does not fit the lock file",
+    "mlxspec.engine.prefix_disk.folder:PieceFolder._changes",
+    lambda right: lambda self: self._files.count(self._descriptor, self._seen + 1),
+    errors=(OverflowError,),
+)
+@pytest.mark.parametrize(
+    "held", [b"\xff" * 8, b"\xff" * 7, b"\xff" * 80, b""], ids=["full", "short", "long", "empty"]
+)
+def test_whatever_the_lock_file_holds_the_folder_is_written_and_cleared(tmp_path: Path, held: bytes) -> None:
+    (tmp_path / LOCK).write_bytes(held)
+    store, made = PrefixStore(PLENTY), disk(tmp_path, files=DiskFiles())
+    for tokens in ([1, 2, 3, 4, 5], [7, 2, 3, 4, 5, 6]):
+        assert keep(made, store, tokens)
+        assert check(found(disk(tmp_path, files=DiskFiles()), tokens), tokens) == len(tokens)
+    num, _ = PieceFolder(tmp_path, None).clear()
+    assert num > 0
+    assert [p.name for p in tmp_path.iterdir()] == [LOCK]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +74,54 @@ def test_what_was_measured_anew_is_not_overwritten(file: CostFile) -> None:
     file.write(CostModel({0: {1: 1.0, 4: 1.25}}, {}))
     write_followed()
     assert loaded(file).curve(0).seconds(4) == 1.25
+
+
+def _deep(levels: int) -> list:
+    found: list = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+def key_of(wrong: Any) -> str:
+    return wrong if isinstance(wrong, str) else "9" * 400
+
+
+def _spoiled(data: Any, wrong: Any) -> Iterator[Any]:
+    """With `wrong` in the place of one part after the other, small and large, and of one key."""
+    yield wrong
+    if isinstance(data, dict):
+        for key, value in data.items():
+            for found in _spoiled(value, wrong):
+                yield {**data, key: found}
+            yield {**{k: v for k, v in data.items() if k != key}, key_of(wrong): value}
+    elif isinstance(data, list):
+        for i, value in enumerate(data[:3]):
+            for found in _spoiled(value, wrong):
+                yield [*data[:i], found, *data[i + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [10**400, -(10**4000), float("inf"), _deep(5000), "9" * 5000, None, {}],
+    ids=["huge", "huge and negative", "infinite", "deep", "long", "null", "object"],
+)
+def test_whatever_a_file_holds_stops_no_start(wrong: Any) -> None:
+    known = CostModel({0: {1: 1.0, 4: 9.0}}, {"mtp": DraftCost(step=0.4)}, ends=[8])
+    known.accepted("text", "mtp")
+    good = json.loads(json.dumps(known.as_data()))
+    assert known_costs(good) is not None
+    for spoiled in _spoiled(good, wrong):
+        found = known_costs(spoiled)
+        if found is not None:
+            assert found.curve(0, 2).seconds(5) > 0
+            json.dumps(found.as_data())
+
+
+def test_what_cannot_be_read_is_as_good_as_none(file: CostFile) -> None:
+    for text in (f'{{"format": {"[" * 100_000}', f'{{"format": {"9" * 10_000}}}', '{"format"', "\udcff"):
+        file.path.write_text(text, errors="surrogateescape")
+        assert file.data() is None
+    file.path.unlink()
+    os.mkfifo(file.path)  # opening one waits for ever
+    assert file.data() is None

@@ -286,7 +286,7 @@ class PieceFolder:
 
     def _changes(self) -> None:
         """Others must look again; told before anything changes, so that a crash hides nothing."""
-        self._seen += 1
+        self._seen = (self._seen + 1) % (1 << 8 * _COUNT)  # whatever the file held
         self._files.count(self._descriptor, self._seen)
 
     def _scan(self, *, is_locked: bool = False) -> None:
