@@ -72,13 +72,13 @@ class Server:
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)
         starlette = Starlette(
-            routes=[Route(p, self._endpoint(r), methods=[r.method]) for r in ROUTES for p in r.paths],
+            routes=[Route(p, self._endpoint(r, p), methods=[r.method]) for r in ROUTES for p in r.paths],
             exception_handlers={HTTPException: _http_error},
         )
         starlette.router.redirect_slashes = False
         self.app: App = Guard(starlette, config)
 
-    def _endpoint(self, route: RouteForm) -> Endpoint:
+    def _endpoint(self, route: RouteForm, path: str) -> Endpoint:
         handle, form = getattr(self, f"_{route.name}"), route.form
 
         async def checked(asked: Asked, reply: Reply) -> None:
@@ -89,7 +89,9 @@ class Server:
             await handle(asked, reply)
 
         limits, reads_body = self.config.limits, form is not None
-        return Endpoint(checked, limits, self.metrics, self._gate, self._lanes, reads_body=reads_body)
+        return Endpoint(
+            checked, limits, self.metrics, self._gate, self._lanes, reads_body=reads_body, path=path
+        )
 
     def close(self) -> None:
         self._lanes.close()

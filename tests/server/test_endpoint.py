@@ -35,7 +35,9 @@ def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
         said.append(message)
 
     lanes = Lanes()
-    endpoint = Endpoint(work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, reads_body=False)
+    endpoint = Endpoint(
+        work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, reads_body=False, path="/x"
+    )
     scope = {
         "type": "http",
         "method": "GET",
@@ -57,3 +59,33 @@ def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
     finally:
         gc.enable()
         lanes.close()
+
+
+def test_no_client_names_a_label_of_the_metrics() -> None:
+    """Some versions of Starlette leave the route out of the scope."""
+    metrics, lanes = Metrics(), Lanes()
+
+    async def work(asked: Asked, reply: Reply) -> None:
+        await reply.text("here", "text/plain")
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Any) -> None:
+        pass
+
+    endpoint = Endpoint(
+        work, ServerLimits(), metrics, Gate(ServerLimits()), lanes, reads_body=False, path="/v1/models/{name}"
+    )
+
+    async def run() -> None:
+        for name in "abc":
+            scope = {"type": "http", "method": "GET", "path": f"/v1/models/{name}", "headers": []}
+            await endpoint({**scope, "query_string": b"", "client": ("here", 1)}, receive, send)  # type: ignore[arg-type]
+
+    try:
+        asyncio.run(run())
+    finally:
+        lanes.close()
+    assert 'requests_total{route="/v1/models/{name}",status="200"} 3\n' in metrics.text({})
+    assert "/v1/models/a" not in metrics.text({})
