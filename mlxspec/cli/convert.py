@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from mlxspec.cli import terminal
+from mlxspec.cli.interrupt import clearing_away
 from mlxspec.cli.progress_bar import shown_progress
 from mlxspec.errors import ConfigError
 
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         graft=args.graft_mtp,
         vision=not args.text_only,
     )
-    with shown_progress():
+    with shown_progress(), clearing_away():
         made = convert(args.source, Path(args.output).expanduser(), wish, revision=args.revision)
     head = f"an MTP head of {amount(made.head_bytes)}" if made.head_bytes else "no MTP head"
     tower = f", a vision tower of {amount(made.vision_bytes)}" if made.vision_bytes else ""

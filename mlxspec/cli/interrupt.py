@@ -1,18 +1,53 @@
-"""Handles Ctrl-C during an answer: the answer ends between two rounds, so the engine is never left in the middle of one.
+"""Handles signals that end a command: Ctrl-C during an answer, which ends it between two rounds, so the engine is never left in the middle
+of one; and the end of a process that has something to clear away.
 
-Knows one signal; knows no engine. Only the main thread can take signals; elsewhere it does nothing.
+Knows signals; knows no engine. Only the main thread can take signals; elsewhere this does nothing.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from mlxspec.cli import terminal
+
+
+class Ended(BaseException):
+    """A signal ends the process. number: which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def clearing_away() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise Ended, so that what is half done is cleared away. A signal that is ignored stays ignored."""
+    ours = []
+    if threading.current_thread() is threading.main_thread():
+        ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # while it is cleared away
+    raise Ended(number)
+
 
 class Interrupt:
-    """While entered, the first Ctrl-C only sets `asked`; a second one raises KeyboardInterrupt."""
+    """While entered, the first Ctrl-C only sets `asked`; a second one raises KeyboardInterrupt, and so does the first one where nobody reads
+    the answer: the command waits in a write then."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -31,6 +66,6 @@ class Interrupt:
             self._is_ours = False
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked or not terminal.takes_more(sys.stdout):
             raise KeyboardInterrupt
         self.asked = True

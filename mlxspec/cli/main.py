@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mlxspec.cli import options, terminal
+from mlxspec.cli.interrupt import Ended
 from mlxspec.errors import CacheError, MlxspecError
 
 EXAMPLES = """\
@@ -72,9 +73,13 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _ended(error: BaseException, debug: bool) -> int:
+    if isinstance(error, (KeyboardInterrupt, Ended)):  # perhaps out of a write that nobody reads
+        terminal.discard_output(*(s for s in (sys.stdout, sys.stderr) if not terminal.takes_more(s)))
+    if isinstance(error, Ended):
+        return 128 + error.number
     code = next(code for kind, code in EXIT_CODES if isinstance(error, kind))
     if isinstance(error, BrokenPipeError):
-        terminal.discard_output()
+        terminal.discard_output(sys.stdout)
         return code
     if debug:
         traceback.print_exception(error)
@@ -84,7 +89,7 @@ def _ended(error: BaseException, debug: bool) -> int:
     elif code == 2:
         terminal.complain(str(error))
     elif isinstance(error, OSError) and error.errno in _FULL:
-        terminal.discard_output()
+        terminal.discard_output(sys.stdout)
         terminal.complain(
             f"The output cannot be written: {error.strerror}; free some space and run the command again."
         )

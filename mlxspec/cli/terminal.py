@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import stat
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TextIO
 
 from mlxspec.errors import ConfigError
@@ -102,8 +104,9 @@ def note(text: str) -> None:
 
 
 def note_as_is(line: str) -> None:
-    """One line to stderr, its spacing kept, dim on a terminal."""
-    print(dim(clean(line), sys.stderr), file=sys.stderr, flush=True)
+    """One line to stderr, its spacing kept, dim on a terminal. Where it cannot be written, the answer still is."""
+    with suppress(OSError):
+        print(dim(clean(line), sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(text: str) -> None:
@@ -127,14 +130,23 @@ def prepare_streams() -> None:
             reconfigure(errors="replace")
 
 
-def discard_output() -> None:
-    """Nobody reads stdout any more: what is still buffered goes nowhere, and Python's own flush at exit stays quiet."""
+def takes_more(stream: TextIO) -> bool:
+    """Whether a write to `stream` would not wait now for somebody who reads."""
     try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-    except (OSError, ValueError, AttributeError):
-        pass
+        return bool(select.select((), (stream.fileno(),), (), 0)[1])
+    except (OSError, ValueError, AttributeError):  # no file at all, as in a test
+        return True
+
+
+def discard_output(*streams: TextIO) -> None:
+    """Nobody reads these streams any more: what is still buffered goes nowhere, and Python's own flush at exit stays quiet."""
+    for stream in streams:
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+        except (OSError, ValueError, AttributeError):
+            pass
 
 
 def stdin_is_piped() -> bool:

@@ -227,7 +227,7 @@ def test_a_closed_pipe_is_quiet(run: Run, model: Path, monkeypatch: pytest.Monke
         raise BrokenPipeError
 
     monkeypatch.setattr(terminal, "say", closed)
-    monkeypatch.setattr(terminal, "discard_output", lambda: None)  # pytest still reads this stdout
+    monkeypatch.setattr(terminal, "discard_output", lambda *_: None)  # pytest still reads this stdout
     ran = run("generate", "-p", PROMPT, "--model", model, "--max-tokens", 40)
     assert (ran.code, ran.err) == (141, "")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -150,3 +153,101 @@ def test_the_script_runs_the_command_from_anywhere(tmp_path: Path) -> None:
     done = called("scripts/demo", "--repeat", "0")
     assert done.returncode == 2
     assert "--repeat" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stderr_costs_the_remarks_only(model: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [
+            sys.executable,
+            "-m",
+            "mlxspec",
+            "generate",
+            "x",
+            "--model",
+            str(model),
+            "--max-tokens",
+            "8",
+            "--json",
+        ]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=full, timeout=SECONDS, env=environment()
+        )
+    assert done.returncode in (0, 120)  # Python's own, for what its last flush could not write
+    assert json.loads(done.stdout)["text"]
+
+
+SAYS_WHEN = """
+import sys
+from mlxspec.cli import terminal
+say = terminal.say
+def told(text, **more):
+    print("now", file=sys.stderr, flush=True)
+    say(text, **more)
+terminal.say = told
+from mlxspec.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_waits_for_its_reader_can_be_ended(number: int, model: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    command = [
+        sys.executable,
+        "-c",
+        SAYS_WHEN,
+        "generate",
+        "-p",
+        "x",
+        "--model",
+        str(model),
+        "--max-tokens",
+        "40",
+    ]
+    with subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"now\n"
+        process.send_signal(number)
+        try:
+            assert process.wait(SECONDS) == (130 if number == signal.SIGINT else -number)
+        finally:
+            process.kill()
+    os.close(reading)
+    os.close(writing)
+
+
+ENDED = """
+import os, sys, time
+from mlxspec.checkpoints import convert
+def slow(draft, *more):
+    (draft / "model.safetensors").write_bytes(b"half")
+    os.kill(os.getpid(), {number})
+    time.sleep(60)
+convert.save_model = slow
+from mlxspec.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_conversion_that_is_ended_leaves_nothing(number: int, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        ENDED.format(number=int(number)),
+        "convert",
+        "demo",
+        "-o",
+        str(tmp_path / "out"),
+        "--bits",
+        "4",
+    ]
+    done = subprocess.run(command, capture_output=True, timeout=SECONDS, env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")
+    assert not list(tmp_path.iterdir())
