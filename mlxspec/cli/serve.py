@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -101,6 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
+    from mlxspec.server import log
     from mlxspec.server.run import serve
     from mlxspec.server.settings import ServerConfig
 
@@ -127,17 +127,15 @@ def run(args: argparse.Namespace) -> int:
         """What holds for a served model where a request says nothing: flags, then what the model recommends."""
         found, notice = recommended(models[name], args.revision)
         if notice is not None:
-            terminal.note(notice)
+            log.writing.put(partial(terminal.note, notice))
         return options.sampling_params(args, max_tokens=MAX_TOKENS, **found)
 
     try:
         has_ended = serve(makers, config, tell, sampling, watch)
     except RankError as error:
         terminal.complain(str(error))
-        sys.stderr.flush()
         os._exit(2)  # a thread may wait for a rank that is gone
     if not has_ended:
-        sys.stderr.flush()
         os._exit(0)  # a thread is still busy; whoever sent the signal need not wait for it
     return 0
 

@@ -349,7 +349,8 @@ class Server:
         await reply.json({"status": "ok", "model": state})
 
     async def _metrics(self, asked: Asked, reply: Reply) -> None:
-        await reply.text(self.metrics.text(self.models.gauges()), "text/plain; version=0.0.4; charset=utf-8")
+        gauges = {**self.models.gauges(), "log_left_out_total": log.writing.num_left_out}
+        await reply.text(self.metrics.text(gauges), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, asked: Asked, reply: Reply) -> None:
         await reply.text(await asked.off_loop(lambda: encode(document())), "application/json")

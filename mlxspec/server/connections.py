@@ -3,7 +3,8 @@
 asyncio's own way to accept connections has no bound. Without descriptors left it tries again at once, thousands of times, and logs
 each time; and uvicorn waits for ever for the rest of a request's headers and for a client that does not read. Here
 
-    at most so many connections are open; a new one takes the place of the one that has been without a whole request longest,
+    at most so many connections are open; a new one takes the place of one that has no whole request: of the address with most
+        connections, the one that waits longest. Connections that have sent a valid key, and others of their address, go last,
     a connection that sends no complete headers in time is closed, and so is one that reads nothing of its answer in time,
     without descriptors accepting pauses for a second, with one line in the log.
 """
@@ -15,7 +16,8 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +30,7 @@ _RETRY_SECONDS = 1.0
 _SPARE = 48  # descriptors for everything but connections: files of models, templates, the log
 _FEWEST = 8  # connections, however few descriptors there are
 _DESCRIPTORS = 4096
+_CONNECTION = "connection"
 
 
 class Door:
@@ -50,7 +53,7 @@ class Door:
                 continue
             except OSError as error:  # no descriptors, no memory: it will be ready again at once
                 log.line(f"No connection can be accepted: {error.strerror}.")
-                self._close_longest_idle()
+                self._close_one()
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             await self._make_room()
@@ -62,13 +65,18 @@ class Door:
     async def _make_room(self) -> None:
         while len(self.open) >= self.most:
             self._left.clear()
-            self._close_longest_idle()
+            self._close_one()
             await self._left.wait()
 
-    def _close_longest_idle(self) -> None:
+    def _close_one(self) -> None:
+        num = Counter(c.address for c in self.open)
         idle = [c for c in self.open if (c.is_idle or c.cycle.more_body) and not c.is_gone]
+        known = {c.address for c in self.open if c.has_key}
         if idle:
-            min(idle, key=lambda c: c.idle_since).end()
+            min(
+                idle,
+                key=lambda c: (c.has_key, c.address in known, -num[c.address], not c.is_idle, c.idle_since),
+            ).end()
 
     def enter(self, connection: Connection) -> None:
         self.open.add(connection)
@@ -79,11 +87,14 @@ class Door:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with an end to waiting. is_idle: no request is being answered; idle_since: monotonic seconds."""
+    """uvicorn's, with an end to waiting. is_idle: no request is being answered; idle_since: monotonic seconds. has_key: a request has come
+    with a valid key."""
 
     def __init__(self, *args: Any, door: Door, **more: Any) -> None:
         super().__init__(*args, **more)
         self._door = door
+        self.app_state = {_CONNECTION: self}  # which every request's scope has as its state
+        self.has_key = False
         self._waiting: asyncio.TimerHandle | None = None  # for a request's headers
         self._stuck: asyncio.TimerHandle | None = None  # for the client to read
         self.idle_since = time.monotonic()
@@ -92,6 +103,10 @@ class Connection(H11Protocol):
     @property
     def is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def end(self) -> None:
         """Close at once; what has not been sent is dropped."""
@@ -145,6 +160,13 @@ class Connection(H11Protocol):
             self._watch()
         else:
             self.end()
+
+
+def note_key(scope: Mapping[str, Any]) -> None:
+    """The connection of this request has sent a valid key."""
+    connection = (scope.get("state") or {}).get(_CONNECTION)
+    if connection is not None:
+        connection.has_key = True
 
 
 def raise_descriptors() -> None:

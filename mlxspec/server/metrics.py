@@ -22,6 +22,7 @@ _HELP = {
     "accepted_tokens_total": ("counter", "Drafted tokens that were accepted, by drafter."),
     "prefill_seconds_total": ("counter", "Seconds until first tokens."),
     "decode_seconds_total": ("counter", "Seconds behind first tokens; answers side by side count each."),
+    "log_left_out_total": ("counter", "Lines that the log left out."),
     "model_loads_total": ("counter", "How often a model was loaded."),
     "open_requests": ("gauge", "Answers that were asked for and have not ended."),
     "rows_running": ("gauge", "Rows in the engine: prompts being read, or answers growing."),

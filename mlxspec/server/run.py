@@ -8,11 +8,8 @@ SIGTERM and SIGINT end every answer with a sentence and the process within secon
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,12 +25,13 @@ from mlxspec.server.connections import Connection, Door, raise_descriptors
 from mlxspec.server.models import Loaded, Models
 from mlxspec.server.security import App
 from mlxspec.server.settings import ServerConfig
+from mlxspec.server.signals import ending_on_signals, exit_later
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 _STREAMS_END_SECONDS = 1
-_EXIT_SECONDS = 4.5
+_WRITTEN_SECONDS = 0.5  # in which the last lines of the log are written
 _TOLD_SECONDS = 0.5  # in which answers that ended because the engine broke reach their clients
 Watch = Callable[[Callable[[BaseException], None]], None]
 # How long a thread that runs Python keeps the others waiting: those that prepare requests must not hold up the event loop and the engine.
@@ -136,33 +134,33 @@ async def _serve(
         web_config(server.app),
         Door(config.limits),
     )
-    stopping = asyncio.Event()
-    _on_signals(stopping)
-    broken = _Broken(models, stopping)
-    if watch is not None:
-        watch(broken.tell)
-    tasks = [
-        asyncio.create_task(web.serve(sockets=[listener])),
-        asyncio.create_task(stopping.wait()),
-    ]
-    beside = asyncio.create_task(models.unload_when_idle())
-    loading = asyncio.create_task(_first_load(models, base_url(config, listener.getsockname()[1]), tell))
-    try:
-        done, _ = await asyncio.wait([*tasks, loading], return_when=asyncio.FIRST_COMPLETED)
-        if loading in done:
-            loading.result()
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ended = False if broken.why is not None else await models.stop()
-        web.should_exit = True
-        await asyncio.wait([tasks[0]])
-        for task in (*tasks, beside, loading):
-            task.cancel()
-        await asyncio.wait([*tasks, beside, loading])
-        server.close()
-    if broken.why is not None:
-        raise broken.why
-    return ended
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    with ending_on_signals(partial(loop.call_soon_threadsafe, stopping.set)):
+        broken = _Broken(models, stopping)
+        if watch is not None:
+            watch(broken.tell)
+        tasks = [
+            asyncio.create_task(web.serve(sockets=[listener])),
+            asyncio.create_task(stopping.wait()),
+        ]
+        beside = asyncio.create_task(models.unload_when_idle())
+        loading = asyncio.create_task(_first_load(models, base_url(config, listener.getsockname()[1]), tell))
+        try:
+            done, _ = await asyncio.wait([*tasks, loading], return_when=asyncio.FIRST_COMPLETED)
+            if loading in done:
+                loading.result()
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = False if broken.why is not None else await models.stop()
+            web.should_exit = True
+            await asyncio.wait([tasks[0]])
+            for task in (*tasks, beside, loading):
+                task.cancel()
+            await asyncio.wait([*tasks, beside, loading])
+            server.close()
+        if broken.why is not None:
+            raise broken.why
+    return log.writing.flush(_WRITTEN_SECONDS) and ended
 
 
 class _Broken:
@@ -183,31 +181,10 @@ class _Broken:
             worker = self._models.worker
             if worker is not None:
                 worker.fail(why)
-            timer = threading.Timer(_EXIT_SECONDS, lambda: os._exit(2))
-            timer.daemon = True
-            timer.start()
+            exit_later(2)
             self._loop.call_later(_TOLD_SECONDS, self._stopping.set)
 
 
 async def _first_load(models: Models, url: str, tell: Callable[[str, Loaded], None]) -> None:
     async with models.use(models.names[0]) as loaded:
-        tell(url, loaded)
-
-
-def _on_signals(stopping: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-
-    def ask() -> None:
-        if stopping.is_set():  # asked twice: at once
-            os._exit(130)
-        stopping.set()
-        # nothing that a drafter, a template or a kernel does may outlive this
-        timer = threading.Timer(_EXIT_SECONDS, lambda: os._exit(0))
-        timer.daemon = True
-        timer.start()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(
-            ValueError, RuntimeError
-        ):  # not in the main thread: whoever runs this there stops it otherwise
-            loop.add_signal_handler(number, ask)
+        log.writing.put(partial(tell, url, loaded))

@@ -19,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 
 from mlxspec.server import log
+from mlxspec.server.connections import note_key
 from mlxspec.server.errors import AUTHENTICATION, ApiError, error_body, to_api_error
 from mlxspec.server.routes import PAGE_FOLDER
 from mlxspec.server.settings import ServerConfig, is_loopback
@@ -80,6 +81,7 @@ class Guard:
                 return
             if not is_open(scope["path"]):
                 self._check_key(headers)
+                note_key(scope)
             if scope["method"] == "POST":
                 _check_content(headers, self._config.limits.max_body, scope["path"])
         except ApiError as error:

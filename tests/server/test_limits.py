@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +21,11 @@ from planting import catches
 
 from mlxspec.errors import CancelledError, ConfigError
 from mlxspec.server.body import parse
+from mlxspec.server.connections import Door
 from mlxspec.server.errors import ApiError
 from mlxspec.server.fairness import Gate, Lane, check_wanted, client_of
 from mlxspec.server.limits import KINDS, ServerLimits
-from mlxspec.server.log import Allowance
+from mlxspec.server.log import Allowance, Writing
 from tests.server.serving import LONG, QUESTION, Served
 
 LINUX = sys.platform.startswith("linux")
@@ -123,13 +126,47 @@ def test_large_bodies_share_room_that_small_ones_always_find() -> None:
     assert gate.num_bytes == 0
 
 
-@catches("log lines have no rate", "mlxspec.server.log:Allowance.take", lambda right: lambda self: 0)
+@catches("log lines have no rate", "mlxspec.server.log:Allowance.take", lambda right: lambda self: True)
 def test_log_lines_have_a_rate() -> None:
     now = [0.0]
     allowance = Allowance(3, 2.0, lambda: now[0])
-    assert [allowance.take() for _ in range(6)] == [0, 0, 0, None, None, None]
+    assert [allowance.take() for _ in range(6)] == [True] * 3 + [False] * 3
     now[0] = 1.0
-    assert [allowance.take() for _ in range(3)] == [3, 0, None]
+    assert [allowance.take() for _ in range(3)] == [True, True, False]
+
+
+@catches(
+    "a log that nobody reads is waited for",
+    "mlxspec.server.log:Writing.put",
+    lambda right: lambda self, work: work(),
+)
+def test_lines_that_cannot_be_written_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    writing, is_read = Writing(3), threading.Event()
+    writing.put(partial(is_read.wait, LONG))
+    until = time.monotonic() + LONG
+    while writing._queue.qsize() and time.monotonic() < until:
+        time.sleep(0.001)  # until it waits there
+    for number in range(5):
+        writing.put(partial(writing.line, f"12:00:00 line {number}"))
+    assert writing.num_left_out == 2
+    assert not writing.flush(0)
+
+    def refused() -> None:
+        raise OSError("the disk is full")
+
+    is_read.set()
+    assert writing.flush(LONG)
+    writing.put(refused)
+    assert writing.flush(LONG)
+    writing.put(partial(writing.line, "12:00:01 the last"))
+    assert writing.flush(LONG)
+    told = "lines were left out: there were too many, or they could not be written.)"
+    assert capsys.readouterr().err.splitlines() == [
+        f"12:00:00 (2 {told}",
+        *(f"12:00:00 line {number}" for number in range(3)),
+        f"12:00:01 (1 {told}",
+        "12:00:01 the last",
+    ]
 
 
 @catches("clients do not take turns", "mlxspec.server.fairness:Lane._next", _first_come)
@@ -298,6 +335,47 @@ def test_more_connections_than_descriptors(tight: Served) -> None:
         time.sleep(0.1)
     assert descriptors() <= before + 2
     assert len(tight.lines) - lines < 20
+
+
+def test_who_makes_room_for_a_new_connection() -> None:
+    """Whoever opens many waits most; who has sent a key goes last."""
+    ended: list[str] = []
+
+    def held(name: str, address: str, since: float, *, key: bool = False, reads: bool = False) -> Any:
+        cycle = SimpleNamespace(more_body=reads)
+        return SimpleNamespace(
+            name=name,
+            address=address,
+            idle_since=since,
+            has_key=key,
+            is_idle=not reads,
+            is_gone=False,
+            cycle=cycle,
+            end=lambda: ended.append(name),
+        )
+
+    door = Door(ServerLimits())
+    there = [
+        held("upload", "here", 1.0, key=True, reads=True),
+        held("page", "here", 5.0),
+        held("idle client", "here", 2.0, key=True),
+        held("another's upload", "there", 1.0, reads=True),
+        *(held(f"flood {i}", "flood", 10.0 + i) for i in range(3)),
+        held("flood's upload", "flood", 0.0, reads=True),
+    ]
+    for _ in there:
+        door.open = [c for c in there if c.name not in ended]  # type: ignore[assignment]
+        door._close_one()
+    assert ended == [
+        "flood 0",
+        "flood 1",
+        "flood 2",
+        "flood's upload",
+        "another's upload",
+        "page",
+        "idle client",
+        "upload",
+    ]
 
 
 # ---- two clients, one of which sends the worst

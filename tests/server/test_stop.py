@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxspec.server import run
+from mlxspec.server import log, run
+from mlxspec.server.signals import EXIT_SECONDS
+from tests.engine.rank_processes import free_ports
 from tests.server.serving import LONG, QUESTION, Served
 
 # What the engine's thread is made to do, and where, once the file named by MET is there: to wait for what never comes, so that only the
@@ -75,7 +85,7 @@ def _ask(served: Served, answers: list[Any]) -> None:
 
 def test_the_process_waits_for_nobody_longer_than_promised() -> None:
     """The tests above show that it ends although the engine never returns. How long it waits is not measured: two numbers say it."""
-    assert run._STREAMS_END_SECONDS < run._EXIT_SECONDS < IN_TIME
+    assert run._STREAMS_END_SECONDS < EXIT_SECONDS < IN_TIME
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT])
@@ -135,3 +145,85 @@ def test_faults_of_one_request_leave_the_others_alone() -> None:
         assert "planted in a processor" in answer["error"]["message"]
         assert served.post("/v1/chat/completions", ask)[1]["choices"][0]["message"]["content"] == wanted
         assert served.settle()["mlxspec_rows_running"] == 0
+
+
+BLOCKED = """
+import os
+import mlxspec.server.app as module
+async def blocked(self, asked, reply):
+    reading, _ = os.pipe()
+    os.read(reading, 1)  # waits for ever, in the event loop
+module.Server._limits = blocked
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_event_loop_stands_still() -> None:
+    with Served(plant=BLOCKED) as served:
+        threading.Thread(target=_get, args=(served, "/limits"), daemon=True).start()
+        served.wait_for("serves demo")
+        time.sleep(1)
+        assert served.stop() == 0
+
+
+def _get(served: Served, path: str) -> None:
+    with suppress(OSError, HTTPException):
+        served.ask("GET", path)
+
+
+@contextmanager
+def unheard(stderr: int) -> Iterator[tuple[subprocess.Popen[bytes], http.client.HTTPConnection]]:
+    """A server whose stderr goes to a file that nobody reads, and a connection to it."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "mlxspec", "serve", "--port", str(port)]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
+    with subprocess.Popen(command, stderr=stderr, env=environment) as process:
+        try:
+            until = time.monotonic() + LONG
+            while _status(connection, "/health") != 200:
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            yield process, connection
+        finally:
+            connection.close()
+            process.kill()
+
+
+def _status(connection: http.client.HTTPConnection, path: str) -> int:
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    except ConnectionError:
+        connection.close()
+        return 0
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    with unheard(writing) as (server, connection):
+        assert {_status(connection, f"/no/{'x' * 180}") for _ in range(log.LINES_AT_ONCE + 100)} == {404}
+        connection.request("GET", "/metrics")
+        found = connection.getresponse().read().decode()
+        assert int(found.split("\nmlxspec_log_left_out_total ")[1].split("\n")[0]) >= 50
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(LONG) == 0
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_log_does_not_end_the_server() -> None:
+    with open("/dev/full", "wb") as full, unheard(full.fileno()) as (server, connection):
+        assert _status(connection, "/nowhere") == 404
+        assert _status(connection, "/health") == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(LONG) == 0

@@ -1,0 +1,64 @@
+"""Ends a server's process within seconds of SIGTERM or SIGINT, whatever its threads do.
+
+The interpreter writes a signal's number to a pipe as it comes, and a thread reads it. So nothing that holds up the main thread, such as a
+terminal that takes no output, holds up the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+EXIT_SECONDS = 4.5
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def ending_on_signals(ask: Callable[[], object]) -> Iterator[None]:
+    """Inside, the first of these signals calls `ask`, in a thread of ours, and EXIT_SECONDS later ends the process, if it is still there. A
+    second one ends it at once. Does nothing outside of the main thread: whoever runs a server there stops it otherwise."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken, given = os.pipe()
+    os.set_blocking(given, False)
+    threading.Thread(target=_obey, args=(taken, ask), name="mlxspec-signals", daemon=True).start()
+    before = signal.set_wakeup_fd(given, warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, _pass) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.siginterrupt(number, False)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(given)
+
+
+def exit_later(status: int) -> None:
+    """Nothing that a drafter, a template or a kernel does outlives this by more than EXIT_SECONDS."""
+    timer = threading.Timer(EXIT_SECONDS, lambda: os._exit(status))
+    timer.daemon = True
+    timer.start()
+
+
+def _pass(*_: object) -> None:
+    """Without a handler in Python the interpreter writes nothing to the pipe."""
+
+
+def _obey(taken: int, ask: Callable[[], object]) -> None:
+    is_asked = False
+    while number := os.read(taken, 1):
+        if number[0] not in _SIGNALS:
+            continue
+        if is_asked:
+            os._exit(130)
+        is_asked = True
+        exit_later(0)
+        with suppress(RuntimeError):  # the event loop has ended
+            ask()
+    os.close(taken)
