@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Prints a dependency of mlxspec pinned to the lowest version that pyproject.toml allows on this machine, as pip takes it.
+"""Prints dependencies of mlxspec pinned to the lowest versions that pyproject.toml allows on this machine, as pip takes them.
 
 python scripts/lowest_version.py mlx        # on a Mac: mlx==0.32.4
+pip install --editable .[dev] $(python scripts/lowest_version.py)       # an environment of the lowest versions of all of them
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def lowest(name: str, dependencies: list[str]) -> str:
     """The first of `dependencies` that is `name` and applies here, pinned. Raises ValueError where none has a lowest version."""
-    for requirement in map(Requirement, dependencies):
-        if requirement.name == name and (requirement.marker is None or requirement.marker.evaluate()):
+    for requirement in applying(dependencies):
+        if requirement.name == name:
             versions = [s.version for s in requirement.specifier if s.operator == ">="]
             if len(versions) == 1:
                 extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
@@ -27,12 +28,19 @@ def lowest(name: str, dependencies: list[str]) -> str:
     raise ValueError(f"pyproject.toml names no lowest version of {name} for this machine.")
 
 
+def applying(dependencies: list[str]) -> list[Requirement]:
+    """Those that are needed on this machine."""
+    return [r for r in map(Requirement, dependencies) if r.marker is None or r.marker.evaluate()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", help="of a dependency, such as mlx")
+    parser.add_argument("names", nargs="*", help="of dependencies, such as mlx; all if none is given")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    dependencies = project["dependencies"]
+    names = parser.parse_args().names or [r.name for r in applying(dependencies)]
     try:
-        print(lowest(parser.parse_args().name, project["dependencies"]))
+        print("\n".join(lowest(name, dependencies) for name in names))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

@@ -188,7 +188,7 @@ def check_command(words: list[str], config: pytest.Config, texts: dict[str, str]
     elif head == PYTHON and OURS.match(rest[0]):
         check_options(rest[0], rest[1:], texts)
     elif head == "scripts/test":
-        check_pytest(rest, config)
+        check_pytest(rest[1:] if rest[:1] == ["--all"] else rest, config)
     elif head.startswith("scripts/"):
         assert os.access(ROOT / head, os.X_OK), f"{head} cannot be executed"
         check_options(head, rest, texts)
