@@ -53,6 +53,15 @@ def forbidden(text: bytes, words: Sequence[bytes], token: bytes) -> bool:
     "mlxspec.sampling.bad_words:BadWords.mask",
     _without_links,
 )
+def test_a_word_may_begin_within_another_one() -> None:
+    """Behind "aa" both "aac" and "ab" have begun."""
+    found, state = BadWords(["aac", "ab"], Pieces([b"a", b"b", b"c", b"<eos>"], frozenset({3}))), START
+    for token in (0, 0):
+        assert bits.holds(found.mask(state), token)
+        state = found.step(state, token)
+    assert [bits.holds(found.mask(state), token) for token in range(4)] == [True, False, False, True]
+
+
 @settings(deadline=None)
 @given(
     pieces=st.lists(st.text("ab\xff", min_size=1, max_size=4), min_size=2, max_size=12, unique=True),
