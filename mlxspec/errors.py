@@ -16,6 +16,7 @@
       EngineStoppedError      the engine that should have answered has been stopped, or broke
       EngineBusyError         the engine was called from within one of its own steps
       QueueFullError          too many requests wait already; try again later
+      HelperError             work on a stranger's data was ended at its limit of time or memory, or failed
       RankError               processes that run one model together cannot begin, or cannot go on
 
 Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
@@ -94,6 +95,10 @@ class EngineStoppedError(MlxspecError):
 
 class EngineBusyError(MlxspecError):
     """A drafter, a logits processor or a sampler called the engine that was calling it."""
+
+
+class HelperError(MlxspecError):
+    """A helper process was ended at its limit of time or memory, or failed."""
 
 
 class RankError(MlxspecError):

@@ -21,7 +21,7 @@ LAYERS = (
     ("errors",),
     ("config",),
     ("events",),
-    ("platform", "platform.folders"),
+    ("platform", "platform.folders", "platform.helper", "platform.helper_child"),
     (
         "platform.resources",
         "platform.kept_json",

@@ -22,6 +22,7 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.GrammarError, 400, INVALID, "invalid_grammar"),
     (errors.ImageError, 400, INVALID, "invalid_image"),
     (errors.ConfigError, 400, INVALID, None),
+    (errors.HelperError, 400, INVALID, "overrun"),
     (errors.QueueFullError, 503, BUSY, "queue_full"),
     (errors.MemoryBudgetError, 503, BUSY, "out_of_memory_budget"),
     (errors.EngineStoppedError, 503, BUSY, "stopping"),
