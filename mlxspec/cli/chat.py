@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = copy.copy(args)
         chosen.model = model
         if model != args.model:  # what belongs to the model at the start
-            chosen.revision = chosen.adapter = None
+            chosen.revision = chosen.adapter = chosen.chat_template = None
         engine = options.load_engine(chosen, spec)
         if at_terminal:
             from mlxspec.engine.rehearsal import rehearse_for

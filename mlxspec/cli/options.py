@@ -180,6 +180,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--kv-bits", int, "B", _KV_BITS),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
+        ("--chat-template", str, "FILE", "a chat template that counts instead of the model's own"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
         (
             "--exact",
@@ -326,7 +327,7 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """What these options say of an engine before any model is looked at. Raises ConfigError."""
-    for flag in ("--model", "--draft-model", "--adapter"):
+    for flag in ("--model", "--draft-model", "--adapter", "--chat-template"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
     is_elsewhere = "/" in args.model or os.path.exists(args.model)
@@ -364,6 +365,7 @@ def load_engine(
             config=config,
             dtype=args.dtype,
             adapter=args.adapter,
+            chat_template=args.chat_template,
             images=not args.no_images,
             peers=getattr(args, "peers", None),
         )

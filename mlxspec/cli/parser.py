@@ -43,6 +43,7 @@ ALIASES = {
     "--spec-draft-p-min": "--draft-p-min",
     "--system-prompt": "--system",
     "--adapter-path": "--adapter",
+    "--chat-template-file": "--chat-template",
     "--verbose": "--stats",
 }
 

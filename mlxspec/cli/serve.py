@@ -155,7 +155,8 @@ def _watch(args: argparse.Namespace) -> Watch | None:
 def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[], Engine]]:
     """Served names and how to load what they name."""
     makers: dict[str, Callable[[], Engine]] = {}
-    for flag, value in (("--revision", args.revision), ("--adapter", args.adapter)):
+    for flag in ("--revision", "--adapter", "--chat-template"):
+        value = getattr(args, flag[2:].replace("-", "_"))
         if value is not None and len(args.model or ()) > 1:
             raise ConfigError(f"{flag} is of one model, and several were given.")
     for given in args.model or [options.DEMO]:

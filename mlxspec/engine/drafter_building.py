@@ -180,10 +180,11 @@ def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vi
     return small.vision
 
 
-def read_tokenizer(folder: Path, target: Assembled) -> Tokenizer:
-    """Raises ModelError where ordinary text would be cut into ids for which the model has no row. Added tokens may lie beyond the rows, as
-    Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
-    tokenizer, rows = Tokenizer.from_folder(folder), target.model.vocab_size
+def read_tokenizer(folder: Path, target: Assembled, chat_template: Path | None = None) -> Tokenizer:
+    """chat_template: a file that counts instead of the folder's. Raises ModelError where ordinary text would be cut into ids for which the
+    model has no row. Added tokens may lie beyond the rows, as Gemma 3's `<image_soft_token>` does in its text models: they are refused
+    where they would be used."""
+    tokenizer, rows = Tokenizer.from_folder(folder, chat_template=chat_template), target.model.vocab_size
     if tokenizer.num_ordinary > rows:
         raise ModelError(
             f"The tokenizer in {folder} has {tokenizer.num_ordinary} tokens for text, the model only {rows} rows."

@@ -59,6 +59,7 @@ def load(
     max_context: int | None = None,
     dtype: str | None = None,
     adapter: str | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
     images: bool = True,
     peers: Peers | None = None,
 ) -> Engine:
@@ -72,8 +73,9 @@ def load(
     (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them where it wants them. spec: limits of the drafts (its
     `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
     EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
-    adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it. images: load the vision tower of a
-    model that has one. peers: the ranks among which the model is divided (engine/ranks/); all of them load it together.
+    adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it. chat_template: a file with a template that counts instead of
+    the model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided
+    (engine/ranks/); all of them load it together.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -112,7 +114,10 @@ def load(
             ranks=together.ranks,
         )
         check_kv_bits(target.model.make_cache(0).layers, config.kv_bits, "This model", "kv_bits")
-        tokenizer = read_tokenizer(folder.path, target)
+        file = None if chat_template is None else Path(chat_template).expanduser()
+        tokenizer = read_tokenizer(folder.path, target, file)
+        if tokenizer.template is not None:
+            tokenizer.template.prepare()
         names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
         builder = DrafterBuilder(
             spec=spec,
@@ -149,6 +154,7 @@ def load(
             *missing_head_notice(asked, names, target),
             *unused_head_notice(asked, names, target),
             *_unreachable_ends_notice(tokenizer, target),
+            *_template_notice(tokenizer),
             *unused_kv_bits_notice(spec, made),
         ],
         vision=target.vision,
@@ -201,6 +207,12 @@ def _dtype(name: str | None) -> mx.Dtype | None:
     if name is not None and name not in _DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, not {name!r}.")
     return _DTYPES.get(name or "")
+
+
+def _template_notice(tokenizer: Tokenizer) -> list[str]:
+    """A notice where the model can answer plain prompts only."""
+    fault = None if tokenizer.template is None else tokenizer.template.check()
+    return [f"There is no chat with this model. {fault}"] if fault else []
 
 
 def _unreachable_ends_notice(tokenizer: Tokenizer, target: Assembled) -> list[str]:

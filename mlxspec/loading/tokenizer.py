@@ -18,7 +18,7 @@ from tokenizers.decoders import DecodeStream
 from mlxspec.errors import ConfigError, ContextOverflowError, TokenizerError
 from mlxspec.loading.pieces import LONGEST, SLICE, Pieces, UncuttableError
 from mlxspec.loading.spelled_tokens import MARK, Spellings
-from mlxspec.loading.template import ChatTemplate
+from mlxspec.loading.template import ChatTemplate, special_tokens
 from mlxspec.parsers.formats import detect
 
 _LARGEST_ID = 2**32 - 1  # that the library can be asked for
@@ -54,8 +54,9 @@ class Tokenizer:
             template.spellings = self._spellings
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
-        """Raises TokenizerError when tokenizer.json is missing or damaged."""
+    def from_folder(cls, folder: Path, *, chat_template: Path | None = None) -> Tokenizer:
+        """chat_template: a file that counts instead of the folder's. Raises TokenizerError when tokenizer.json is missing or damaged, and
+        ConfigError for a chat_template that cannot be read."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"There is no tokenizer.json in {folder}.")
@@ -66,7 +67,14 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         settings = read_json(folder / "tokenizer_config.json")
-        template = ChatTemplate.from_folder(folder, settings)
+        special = special_tokens(settings, read_json(folder / "special_tokens_map.json"))
+        if chat_template is not None:
+            template: ChatTemplate | None = ChatTemplate.from_file(chat_template, special)
+        else:
+            given = settings.get("chat_template") or read_json(folder / "chat_template.json").get(
+                "chat_template"
+            )
+            template = ChatTemplate.from_folder(folder, given, special)
         return cls(inner, _eos_ids(folder, inner, settings) | _turn_ends(inner, template), template)
 
     def encode(

@@ -17,7 +17,9 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.images import lines
 
 _MARK = ("\ue000thought-", "\ue001")  # private-use characters: no message holds them by chance
-_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]|\bin\s*[\[(][^\])]*['"]tool['"]""")  # compared with a role
+_TOOL_ROLE = re.compile(
+    r"""[!=]=\s*['"]tool['"]|\bin\s*[\[(][^\])]{0,200}['"]tool['"]"""
+)  # compared with a role
 
 
 def render_conversation(

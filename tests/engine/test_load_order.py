@@ -81,7 +81,7 @@ def a_broken_tokenizer(folder: Path) -> None:
 
 
 def a_broken_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}")
+    (folder / "chat_template.jinja").write_bytes(b"\xff\x81")
 
 
 def other_words(folder: Path) -> None:
@@ -122,7 +122,7 @@ CASES = {
     "a tensor turned": (a_tensor_turned, ModelError, "has shape"),
     "no tokenizer": (no_tokenizer, TokenizerError, "no tokenizer.json"),
     "a broken tokenizer": (a_broken_tokenizer, TokenizerError, "cannot be read"),
-    "a broken template": (a_broken_template, TokenizerError, "does not compile"),
+    "a broken template": (a_broken_template, TokenizerError, "no readable text"),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxspec.errors import ConfigError, TokenizerError
+from mlxspec.errors import ConfigError, HelperError, TokenizerError
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.loading.tokenizer import Tokenizer
 from tests.loading import byte_tokenizer
@@ -110,7 +110,7 @@ def test_rendering_changes_nothing() -> None:
     ],
 )
 def test_a_template_that_refuses_or_misbehaves_is_a_sentence(source: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((ConfigError, HelperError)) as caught:
         render(source)
     assert str(caught.value).startswith("The chat template ")
     assert "\n" not in str(caught.value)
@@ -140,9 +140,12 @@ def test_a_refusal_keeps_the_templates_own_words() -> None:
     ],
 )
 def test_a_template_that_does_not_compile(source: str) -> None:
-    with pytest.raises(TokenizerError, match="does not compile") as caught:
-        ChatTemplate(source, {})
+    """It can be read, and is refused when it is used."""
+    template = ChatTemplate(source, {})
+    with pytest.raises(ConfigError, match="does not compile") as caught:
+        template.render(HELLO)
     assert "\n" not in str(caught.value)
+    assert template.check() == str(caught.value)
 
 
 # ---- where a folder keeps it
