@@ -10,7 +10,8 @@ from typing import Any
 
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
-from mlxspec.loading.folder import check_links, tensor_files
+from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
+from mlxspec.loading.published import MODELOPT_FILE, of_mlx, storage
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.folder import drafter_in
@@ -120,12 +121,18 @@ def _entry(name: str, revision: Any) -> Entry | None:
     kind, drafter = config.get("model_type"), drafter_in(config)
     if kind not in ARCHITECTURES and drafter is None:
         return None
-    complete, has_head, problem = False, None, ""
+    complete, has_head, problem, quantization = False, None, "", _quantization(config)
     try:
         check_links(folder)
         complete = hub.is_complete(folder)
+        names = None
         if complete:
-            has_head = _has_head(folder)
+            shards, beside = tensor_files(folder)
+            names = [n for path in shards or beside for n in check_header(path)]
+            lies_beside = any(path.name != VISION_FILE for path in beside)
+            has_head = lies_beside or any(".mtp." in f".{n}" for n in names)
+        modelopt = read_json(folder / MODELOPT_FILE)
+        quantization = storage(config, modelopt, names=names) or quantization
     except ModelError as error:
         complete, problem = False, str(error)
     if not complete and not problem:
@@ -137,22 +144,17 @@ def _entry(name: str, revision: Any) -> Entry | None:
         folder=str(folder),
         size=revision.size_on_disk,
         model_type=drafter if drafter in ("eagle3", "dflash") else str(kind),
-        quantization=_quantization(config),
+        quantization=quantization,
         has_head=has_head,
         is_complete=complete,
         problem=problem,
     )
 
 
-def _has_head(folder: Path) -> bool:
-    shards, beside = tensor_files(folder)
-    return bool(beside) or any(".mtp." in f".{name}" for path in shards for name in check_header(path))
-
-
 def _quantization(config: dict[str, Any]) -> str:
     """As the config has it; `inspect` looks at the tensors."""
-    found = config.get("quantization") or config.get("quantization_config")
-    if isinstance(found, dict) and type(found.get("bits")) is int:
+    found = of_mlx(config)
+    if type(found.get("bits")) is int:
         mode = found.get("mode", "affine")
         return f"{found['bits']} bits" if mode == "affine" else str(mode)[:20]
     text = config.get("text_config")

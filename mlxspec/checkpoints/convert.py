@@ -29,12 +29,13 @@ from mlxspec.checkpoints.head import (
 )
 from mlxspec.checkpoints.inspect import as_stored
 from mlxspec.checkpoints.mlx_config import mlx_config
+from mlxspec.checkpoints.pull import check_runs
 from mlxspec.checkpoints.quantize import Format, described, quantize
 from mlxspec.checkpoints.writing import check_target, save, save_model, whole_folder, write_json
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
-from mlxspec.loading.download import check_disk
 from mlxspec.loading.folder import VISION_FILE, is_hidden
+from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_alone
@@ -43,7 +44,7 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
 
 _ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
-_NOT = ("config.json", "model.safetensors.index.json")
+_NOT = ("config.json", "model.safetensors.index.json", MODELOPT_FILE)
 _TURNED = ("qwen3_next",)  # whose norms and convolutions are written as they are used
 _WRAPPED = "language_model."  # in front of our names
 
@@ -99,7 +100,7 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     Raises ConfigError for what contradicts the source, ModelError for a source that cannot be loaded, StorageError.
     """
     check_target(out)
-    folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_disk))
+    folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_runs))
     is_drafter = folder.kind() in ("eagle3", "dflash")
     made = _prepare_drafter(folder, source, wish) if is_drafter else _prepare(folder, source, wish)
     parts = (made.trunk, made.head, made.vision)
@@ -161,6 +162,8 @@ def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     _check(wish, weights, {}, source)
     dtype = DTYPES[wish.dtype] if wish.dtype else main_dtype(config, weights)
     weights = cast(weights, mx.bfloat16 if dtype == mx.float16 and folder.kind() == "dflash" else dtype)
+    if not is_quantized(weights):  # what config.json says of it is of other tensors
+        config = {k: v for k, v in config.items() if k != "quantization_config"}
     if wish.trunk is None:
         return _Made(weights, {}, {}, config, 0, "")
     weights, formats = quantize(weights, module, wish.trunk)
@@ -190,6 +193,7 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     trunk, head = cast(trunk, dtype), cast(head, dtype, norms=False)
     vision = cast(vision, dtype) if wish.dtype else vision
     formats: dict[str, Format] = {}
+    was_quantized = is_quantized(trunk) or is_quantized(head)
     if wish.trunk is not None:
         trunk, formats = quantize(trunk, model, wish.trunk)
     if isinstance(parsed, Qwen35Config):
@@ -199,7 +203,7 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     if "text_config" not in written:  # mlx-lm has a class of its own for the text model
         trunk = {k.removeprefix(_WRAPPED): v for k, v in trunk.items()}
         formats = {k.removeprefix(_WRAPPED): form for k, form in formats.items()}
-    quantization = _quantization(config, wish.trunk, formats)
+    quantization = _quantization(config, wish.trunk, formats, keeps=was_quantized)
     if quantization is not None:
         written = mlx_config(config, parsed, quantization)
     if vision:
@@ -231,11 +235,11 @@ def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
 
 
 def _quantization(
-    config: Mapping[str, Any], main: Format | None, formats: Mapping[str, Format]
+    config: Mapping[str, Any], main: Format | None, formats: Mapping[str, Format], *, keeps: bool
 ) -> dict[str, Any] | None:
-    """What config.json says of it. A trunk that was quantized before keeps its description."""
-    old = config.get("quantization") or config.get("quantization_config")
-    if isinstance(old, Mapping):
+    """What config.json says of it. keeps: some tensors were quantized before, and what MLX's description says of them is kept."""
+    old = of_mlx(config)
+    if keeps and old:
         return dict(old) | {path: form.data for path, form in formats.items()}
     if not formats:
         return None

@@ -26,6 +26,7 @@ from mlxspec.loading.names import NAME_LENGTH, printable
 from mlxspec.loading.qwen_weights import HEAD, head_of, is_raw, split_mtp
 from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
+from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Weights, read_file, read_folder, split_experts
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.assemble_drafter import check_head
@@ -151,7 +152,9 @@ def _check(plan: Plan, where: Repository, remote: RemoteHead) -> None:
     named = {n: mx.zeros(e.shape, _STORED[e.dtype]) for n, e in remote.selection.tensors.items()}
     if not any(HEAD.match(name) for name in named):
         named = {f"mtp.{name}": value for name, value in named.items()}
+    dtypes = {(n if n in named else f"mtp.{n}"): e.dtype for n, e in remote.selection.tensors.items()}
     try:
+        unpack(named, dtypes)
         check_head(config, head_of(named, {}, raw=True))
     except ModelError as error:
         raise ModelError(f"The MTP head of {where.repo} does not fit {plan.repo}: {error}") from error

@@ -22,8 +22,16 @@ from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
-from mlxspec.loading.qwen_weights import split_mtp
-from mlxspec.loading.weights import Weights, formats, is_of_a_tower, is_of_vision, rename, split_experts
+from mlxspec.loading.qwen_weights import HEAD, split_mtp
+from mlxspec.loading.weights import (
+    FolderWeights,
+    Weights,
+    formats,
+    is_of_a_tower,
+    is_of_vision,
+    rename,
+    split_experts,
+)
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
 from mlxspec.models.assemble_drafter import (
     NO_ASSISTANT,
@@ -177,7 +185,7 @@ def inspect(
             kind=folder.title(),
             use="it drafts for its target: name that with --model, and this with --draft-model",
             num_tensors=len(weights),
-            file_bytes=_bytes(weights),
+            file_bytes=_bytes(weights) + _Packed.of(weights).bytes,
         )
     config = folder.config()
     kind = architecture(config)
@@ -187,8 +195,11 @@ def inspect(
     plain = kind.build(made.config)
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
-    head = _head(kind, made, own, plain)
-    tower = _tower(made, {k: v for k, v in weights.items() if is_of_vision(k)})
+    vision = {k: v for k, v in weights.items() if is_of_vision(k)}
+    head = _head(kind, made, own, plain, _Packed.of(weights, lambda name: HEAD.match(name) is not None))
+    tower = _tower(made, vision, _Packed.of(weights, vision.__contains__))
+    rest = {k: v for k, v in weights.items() if k not in text}
+    packed = _Packed.of(weights, lambda name: name in text and HEAD.match(name) is None)
     beside = _beside(draft_model, made)
     drafters = _usable(head, beside, made)
 
@@ -207,9 +218,9 @@ def inspect(
         num_experts=made.config.num_experts,
         parameters=_count(plain),
         active=_active(plain, made.config),
-        formats=_formats(trunk, plain),
-        file_bytes=_bytes(trunk),
-        skipped_bytes=_bytes(weights) - _bytes(text) - tower.bytes,
+        formats=packed.among(_formats(trunk, plain)),
+        file_bytes=_bytes(trunk) + packed.bytes,
+        skipped_bytes=_bytes(rest) + _Packed.of(weights, rest.__contains__).bytes - tower.bytes,
         head=head,
         vision=tower,
         memory=_memory(
@@ -235,6 +246,28 @@ def as_stored(weights: Weights, trunk: Weights, head: Weights) -> tuple[Weights,
     body, own = split_mtp(weights)
     given, own = split_experts(rename(body)), split_experts(own)
     return {k: given.get(k, v) for k, v in trunk.items()}, {k: own.get(k, v) for k, v in head.items()}
+
+
+class _Packed(NamedTuple):
+    """What was unpacked of some tensors. bytes: how many more they take in the files (less than 0); sizes: numbers by format."""
+
+    bytes: int
+    sizes: Counter[str]
+
+    @classmethod
+    def of(cls, weights: FolderWeights, is_wanted: Callable[[str], bool] = lambda _: True) -> _Packed:
+        """Of the tensors whose names in the folder are wanted."""
+        found = {name: how for name, how in weights.stored.items() if is_wanted(name)}
+        sizes: Counter[str] = Counter()
+        for how in found.values():
+            sizes[how.format] += how.size
+        return cls(sum(how.nbytes - int(weights[name].nbytes) for name, how in found.items()), sizes)
+
+    def among(self, formats: dict[str, int]) -> dict[str, int]:
+        """Numbers by format, with what was unpacked under its own instead of float32."""
+        found = Counter(formats) + self.sizes
+        found["float32"] -= self.sizes.total()
+        return dict((+found).most_common())
 
 
 class _Beside(NamedTuple):
@@ -339,20 +372,20 @@ def _formats(weights: Weights, plain: Any) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def _head(kind: Architecture, made: Assembled, own: Weights, plain: Any) -> Head:
+def _head(kind: Architecture, made: Assembled, own: Weights, plain: Any, packed: _Packed) -> Head:
     if made.mtp is None or kind.head is None:
         return Head(present=False, parameters=0, bytes=0, formats={}, advice=_advice(kind, made))
     module = kind.head(made.config, plain)
     return Head(
         present=True,
         parameters=_count(module),
-        bytes=_bytes(own),
-        formats=_formats(own, module),
+        bytes=_bytes(own) + packed.bytes,
+        formats=packed.among(_formats(own, module)),
         advice="",
     )
 
 
-def _tower(made: Assembled, own: Weights) -> Tower:
+def _tower(made: Assembled, own: Weights, packed: _Packed) -> Tower:
     if made.vision is None:
         return Tower(
             present=False, parameters=0, bytes=0, max_tokens=0, square_tokens=0, advice=made.no_images
@@ -361,7 +394,7 @@ def _tower(made: Assembled, own: Weights) -> Tower:
     return Tower(
         present=True,
         parameters=made.vision.parameters,
-        bytes=_bytes(own),
+        bytes=_bytes(own) + packed.bytes,
         max_tokens=preprocessor.max_tokens,
         square_tokens=preprocessor.tokens_of(1024, 1024),
         advice="",

@@ -67,9 +67,15 @@ def chunk_of(config: EngineConfig) -> int:
 
 
 def expected(
-    config: dict[str, Any], file_bytes: int, context: int | None = None, rows: int = 1
+    config: dict[str, Any],
+    file_bytes: int,
+    context: int | None = None,
+    rows: int = 1,
+    *,
+    unpacked: bool = False,
 ) -> MemoryEstimate:
-    """Of a model that is not here yet: its config.json, and the bytes of its weights. Raises ModelError for models we do not run."""
+    """Of a model that is not here yet: its config.json, and the bytes of its weights. unpacked: they are in a format that loading unpacks.
+    Raises ModelError for models we do not run."""
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
@@ -78,10 +84,9 @@ def expected(
     if device.has_gpu():
         for module in (model, *([] if plan is None else [plan.tower])):
             module.set_dtype(mx.bfloat16)
-    else:
-        values = bytes_of(model)  # float32
-        if not quantized or device.floats_fit(values):
-            in_memory, vision = values, 0 if plan is None else bytes_of(plan.tower)
+    values = bytes_of(model)  # without a GPU float32
+    if unpacked or (not device.has_gpu() and (not quantized or device.floats_fit(values))):
+        in_memory, vision = values, 0 if plan is None else bytes_of(plan.tower)
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
     return MemoryEstimate(
         context=context,

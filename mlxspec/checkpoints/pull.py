@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxspec.checkpoints.memory import MemoryEstimate, expected
 from mlxspec.errors import MemoryBudgetError, ModelError
+from mlxspec.loading import ranges
 from mlxspec.loading.download import Plan, check_disk
+from mlxspec.loading.folder import INDEX
 from mlxspec.loading.progress import amount
+from mlxspec.loading.published import MODELOPT_FILE, storage
+from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.folder import drafter_in
 
@@ -13,20 +19,40 @@ from mlxspec.models.folder import drafter_in
 def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
     """What running it takes, by its config.json; None for a drafter, which runs beside its target. context: tokens of one row.
 
-    Raises ModelError for a model of a kind that mlxspec does not run.
+    Raises ModelError for a model of a kind that mlxspec does not run, or whose weights are in a format that it does not read.
     """
     config = read_json(plan.folder / "config.json")
-    if drafter_in(config) is not None:
-        return None
     try:
-        return expected(config, plan.weights, context)
+        unpacked = bool(_storage(plan, config))
+        if drafter_in(config) is not None:
+            return None
+        return expected(config, plan.weights, context, unpacked=unpacked)
     except ModelError as error:
         raise ModelError(f"{plan.repo} cannot be run: {error}") from error
 
 
+def _storage(plan: Plan, config: dict[str, Any]) -> str:
+    """As `published.storage`. A description that speaks against a model is compared with the index, which tells the tensors' names."""
+    where = Repository(plan.repo, plan.commit, {f.name: f.size for f in plan.files}, plan.base_models)
+    has_own = MODELOPT_FILE in where.sizes
+    modelopt = ranges.read_json(where, MODELOPT_FILE) if has_own else None
+    try:
+        return storage(config, modelopt)
+    except ModelError:
+        if INDEX not in where.sizes:
+            raise
+        names = ranges.read_json(where, INDEX).get("weight_map")
+        return storage(config, names=names if isinstance(names, dict) else ())
+
+
+def check_runs(plan: Plan) -> None:
+    """Raise StorageError when what is missing does not fit on the disk, ModelError when it is of a kind that mlxspec does not run."""
+    check_disk(plan)
+    memory_of(plan)
+
+
 def check_fits(plan: Plan) -> None:
-    """Raise StorageError when what is missing does not fit on the disk, MemoryBudgetError when the model would not fit into memory,
-    ModelError when it is of a kind that mlxspec does not run."""
+    """As `check_runs`. Raise MemoryBudgetError, too, when the model would not fit into memory."""
     check_disk(plan)
     memory = memory_of(plan)
     if memory is not None and not memory.fits and plan.missing:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import download
+from mlxspec.loading.published import description, of_mlx, storage
 from mlxspec.models.folder import DRAFTER_TYPES
 from mlxspec.models.registry import ARCHITECTURES
 
@@ -42,19 +43,34 @@ def search(words: str, *, limit: int = 20, all_kinds: bool = False) -> list[Foun
                 search=words, sort="downloads", limit=limit if all_kinds else _MOST, expand=expand
             )
         )
-    found = (_found(info) for info in infos)
-    return [m for m in found if all_kinds or m.model_type in {*ARCHITECTURES, *DRAFTER_TYPES}][:limit]
+    found = [_found(info) for info in infos if all_kinds or _runs(info)]
+    return found[:limit]
+
+
+def _runs(info: Any) -> bool:
+    """Whether the kind and the format of a model are among those that mlxspec runs, as far as the hub says."""
+    config = _config(info)
+    if config.get("model_type") not in {*ARCHITECTURES, *DRAFTER_TYPES}:
+        return False
+    try:
+        storage(config, is_excerpt=True)
+    except ModelError:
+        return False
+    return True
+
+
+def _config(info: Any) -> dict[str, Any]:
+    return info.config if isinstance(info.config, dict) else {}
 
 
 def _found(info: Any) -> Found:
-    config = info.config if isinstance(info.config, dict) else {}
+    config = _config(info)
     parameters = getattr(info.safetensors, "parameters", None) or {}
-    quantization = config.get("quantization") or config.get("quantization_config")
-    bits = quantization.get("bits") if isinstance(quantization, dict) else None
+    bits, method = of_mlx(config).get("bits"), description(config).get("quant_method")
     return Found(
         name=info.id,
         model_type=str(config.get("model_type") or "")[:80],
-        quantization=f"{bits} bits" if type(bits) is int else "",
+        quantization=f"{bits} bits" if type(bits) is int else str(method or "")[:20],
         size=sum(int(n) * _BYTES.get(dtype, 1) for dtype, n in parameters.items()),
         downloads=info.downloads or 0,
         base_models=download.base_models(info),

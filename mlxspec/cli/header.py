@@ -6,7 +6,6 @@ Knows the engine's facts and the model's config.json; knows no stream.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import stats_line
@@ -56,14 +55,18 @@ def quantization(model: str) -> str | None:
     """How the model's folder says it is quantized, None where it is not."""
     from mlxspec.errors import MlxspecError
     from mlxspec.loading import hub
+    from mlxspec.loading.published import of_mlx
+    from mlxspec.loading.weights import read_folder
 
     try:
-        config = json.loads((hub.resolve(model) / "config.json").read_text(encoding="utf-8"))
+        folder = hub.resolve(model)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        unpacked = {how.format for how in read_folder(folder).stored.values()}
     except (MlxspecError, OSError, ValueError):
         return None
-    found: Any = config.get("quantization") or config.get("quantization_config")
-    if not isinstance(found, Mapping) or not isinstance(found.get("bits"), int):
-        return None
+    found = of_mlx(config)
+    if unpacked or not isinstance(found.get("bits"), int):
+        return " and ".join(sorted(unpacked)) or None
     mode = found.get("mode", "affine")
     return (
         f"{found['bits']}-bit{'' if mode == 'affine' else f' {mode}'} in groups of {found.get('group_size')}"

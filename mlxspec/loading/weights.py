@@ -7,6 +7,7 @@ The tensors decide, never the config.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,9 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.folder import INDEX, stale_index, tensor_files
 from mlxspec.loading.names import printable
 from mlxspec.loading.parts import Cut, read_parts, sliced
+from mlxspec.loading.published import description
 from mlxspec.loading.safetensors import check_header
+from mlxspec.loading.unpacking import Published, unpack
 
 Weights = dict[str, mx.array]
 
@@ -43,30 +46,42 @@ _OF_A_TOWER = re.compile(rf"(model\.)?({_SEEING}|{_HEARING})\.")
 
 
 class FolderWeights(Weights):
-    """A folder's tensors, lazily read, and the file in which each lies."""
+    """A folder's tensors, lazily read, and the file in which each lies. stored: of those that were unpacked, how they lie there."""
 
     def __init__(self, notices: Sequence[str] = ()) -> None:
         """notices: whole sentences about the folder. unread: those on files beside the shards that cannot be read."""
         super().__init__()
         self._files: dict[str, Path] = {}
+        self._dtypes: dict[str, str] = {}
+        self.stored: dict[str, Published] = {}
         self.notices = tuple(notices)
         self.unread: tuple[str, ...] = ()
 
     def add(self, path: Path) -> None:
         """Raises ModelError, also where another file holds a tensor of the same name."""
-        loaded = read_file(path)
+        self._put(path, *_read(path))
+
+    def _put(self, path: Path, loaded: Weights, dtypes: Mapping[str, str]) -> None:
         twice = sorted(self.keys() & loaded.keys())
         if twice:
             raise ModelError(f"{path.name} holds {printable(twice[0])}, which another file holds too.")
         self.update(loaded)
         self._files.update(dict.fromkeys(loaded, path))
+        self._dtypes |= dtypes
 
     def add_beside(self, path: Path) -> None:
         """An MTP head or a vision tower. One that cannot be read costs itself and a notice, never the model."""
         try:
-            self.add(path)
+            loaded, dtypes = _read(path)
+            stored = unpack(loaded, dtypes)
+            self._put(path, loaded, dtypes)
+            self.stored |= stored
         except ModelError as error:
             self.unread += (f"{path.name} was passed over: {error}",)
+
+    def unpack(self, block: tuple[int, int] | None) -> None:
+        """Formats that MLX does not have, to floats; see unpacking.py. Raises ModelError."""
+        self.stored = unpack(self, self._dtypes, block)
 
     def file_of(self, name: str) -> Path:
         return self._files[name]
@@ -91,9 +106,10 @@ def parts_read(weights: Weights, cut_of: CutOf) -> Weights:
     by_file: dict[Path, dict[str, Cut]] = {}
     for name in weights:
         cut = cut_of(name)
-        if cut is not None:
+        if cut is not None and name not in weights.stored:
             by_file.setdefault(weights.file_of(name), {})[name] = cut
-    found = Weights(weights)
+    found = parts_of({k: v for k, v in weights.items() if k in weights.stored}, cut_of)
+    found = Weights(weights) | found
     for path, cuts in by_file.items():
         found |= read_parts(path, cuts, {name: weights[name].dtype for name in cuts})
     return found
@@ -108,18 +124,23 @@ def read_folder(folder: Path) -> FolderWeights:
     shards, heads = tensor_files(folder)
     stale = f"{INDEX} names shards that are not here; it is stale, and the {len(shards)} shards that are here were read."
     weights = FolderWeights([stale] if (folder / INDEX).is_file() and stale_index(folder) else ())
-    for path in shards:
+    for path in shards or heads:
         weights.add(path)
-    for path in heads:
-        if shards:
-            weights.add_beside(path)
-        else:
-            weights.add(path)  # there is nothing else
+    weights.unpack(_block(folder))
+    for path in heads if shards else ():
+        weights.add_beside(path)
     return weights
 
 
 def read_file(path: Path) -> Weights:
-    """One file's tensors, lazily read. Raises ModelError."""
+    """One file's tensors, lazily read, and unpacked where its format is not one of MLX's. Raises ModelError."""
+    loaded, dtypes = _read(path)
+    unpack(loaded, dtypes)
+    return loaded
+
+
+def _read(path: Path) -> tuple[Weights, dict[str, str]]:
+    """One file's tensors as they lie there, lazily, and their dtypes in its header."""
     names = check_header(path)
     try:
         loaded = mx.load(str(path))
@@ -127,7 +148,19 @@ def read_file(path: Path) -> Weights:
         raise ModelError(f"{path.name} cannot be read: {printable(error).rstrip('.')}.") from error
     if set(loaded) != set(names):
         raise ModelError(f"{path.name} holds other tensors than its header names.")
-    return {f"mtp.{k}": v for k, v in loaded.items()} if is_bare_head(loaded) else dict(loaded)
+    prefix = "mtp." if is_bare_head(loaded) else ""
+    dtypes = {prefix + name: dtype for name, (dtype, _) in names.items()}
+    return {prefix + name: value for name, value in loaded.items()}, dtypes
+
+
+def _block(folder: Path) -> tuple[int, int] | None:
+    """Rows and columns of a block of FP8 weights, where config.json says it."""
+    try:
+        told = description(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        rows, columns = told["weight_block_size"]
+        return (rows, columns) if type(rows) is type(columns) is int and min(rows, columns) > 0 else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def is_bare_head(names: Collection[str]) -> bool:

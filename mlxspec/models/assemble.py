@@ -28,6 +28,8 @@ from mlxspec.models.fill import (
     is_packed,
     quantize_floats,
     slowness_notice,
+    unpacked_dtype,
+    unpacked_notice,
 )
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.ranks import ALONE, Ranks, join, share
@@ -97,8 +99,9 @@ def assemble_lazily(
     parsed = kind.parse(config)
     if ranks.size > 1 and adapter is not None:
         raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
-    own = share(parsed, ranks) if ranks.size > 1 else None
     weights, foreign = read(), foreign_format(config)
+    dtype = unpacked_dtype(weights, dtype)
+    own = share(parsed, ranks) if ranks.size > 1 else None
 
     def filled(given: Weights, stays: Stays | None = None) -> tuple[Trunk, Stays, Weights]:
         made = kind.build(parsed if own is None else own.config)
@@ -138,6 +141,7 @@ def assemble_lazily(
     notices = [
         *getattr(weights, "notices", ()),
         *getattr(weights, "unread", ()),
+        *unpacked_notice(weights, model.dtype),
         *_passed_over(weights, vision, no_images if images is not None else None),
     ]
     if packed and not device.has_gpu():

@@ -18,7 +18,7 @@ from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled
 from mlxspec.models.dflash import DFlash, sanitize_dflash
 from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3, sanitize_eagle3
-from mlxspec.models.fill import fill, foreign_format, is_packed, quantize_floats
+from mlxspec.models.fill import fill, foreign_format, is_packed, quantize_floats, unpacked_dtype
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
 from mlxspec.models.qwen3_5 import Qwen35
@@ -45,7 +45,9 @@ def assemble_head_lazily(
         raise ModelError(
             f"There is no drafting with this model's MTP head: {target.config.unsupported_head}."
         )
-    head = head_of(read(), target.qk_norms)
+    weights = read()
+    dtype = unpacked_dtype(weights, dtype)
+    head = head_of(weights, target.qk_norms)
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
     mtp = Qwen35Mtp(target.config, target.model)
@@ -74,7 +76,14 @@ def assemble_assistant_lazily(
     if is_divided(target):
         raise ModelError(NO_ASSISTANT)
     assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
-    fill(assistant, sanitize_assistant(read()), dtype, "The assistant", foreign_format(config))
+    weights = read()
+    fill(
+        assistant,
+        sanitize_assistant(weights),
+        unpacked_dtype(weights, dtype),
+        "The assistant",
+        foreign_format(config),
+    )
     assistant.fuse()
     return assistant
 
@@ -84,8 +93,8 @@ def assemble_eagle3_lazily(
 ) -> Eagle3Head:
     """An EAGLE-3 drafter for `target`, without its weights but for the table of its vocabulary. Raises ModelError, also if it is for
     another model."""
-    parsed = Eagle3Config.from_dict(config)
-    weights = sanitize_eagle3(read())
+    parsed, given = Eagle3Config.from_dict(config), read()
+    weights, dtype = sanitize_eagle3(given), unpacked_dtype(given, dtype)
     head = Eagle3Head(parsed, target, weights)
     fill(head, weights, dtype, "The EAGLE-3 drafter", foreign_format(config))
     head.fuse()
@@ -101,7 +110,8 @@ def assemble_dflash_lazily(
     draft_bits: int = 16,
 ) -> DFlash:
     """A block drafter for `target`, not evaluated. draft_bits: as SpecConfig has it. Raises ModelError, also if it is for another model."""
-    weights = sanitize_dflash(read())
+    given = read()
+    weights, dtype = sanitize_dflash(given), unpacked_dtype(given, dtype)
     parsed = DFlashConfig.from_dict(config, weights.keys())
     made = DFlash(parsed, target)
     dtype = mx.bfloat16 if dtype is not None and dtype == mx.float16 else dtype

@@ -6,6 +6,7 @@ Knows arrays, formats and modules; knows no folder layout and no architecture.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -19,6 +20,7 @@ from mlxspec.kernels.packed import seconds_a_weight
 from mlxspec.loading import progress
 from mlxspec.loading.names import printable
 from mlxspec.loading.progress import amount
+from mlxspec.loading.published import description, storage
 from mlxspec.loading.vision_weights import in_dtype
 from mlxspec.loading.weights import Packed, Weights, cast, dequantize, formats, missing_and_extra
 from mlxspec.models.registry import Config, Trunk
@@ -146,11 +148,38 @@ def slowness_notice(packed: Stays, config: Config) -> str:
     )
 
 
+def unpacked_dtype(weights: Weights, dtype: mx.Dtype | None) -> mx.Dtype | None:
+    """The dtype that was asked for. Where floats stay as they are stored, matrices that were unpacked get the one of the others."""
+    stored = getattr(weights, "stored", {})
+    if dtype is not None or not stored or not device.has_gpu():
+        return dtype
+    sizes: Counter[mx.Dtype] = Counter({mx.bfloat16: 1})
+    for name, value in weights.items():
+        if name not in stored and value.ndim > 1 and mx.issubdtype(value.dtype, mx.floating):
+            sizes[value.dtype] += value.size
+    return sizes.most_common(1)[0][0]
+
+
+def unpacked_notice(weights: Weights, dtype: mx.Dtype) -> list[str]:
+    """A sentence on matrices whose format MLX does not have, and what they cost."""
+    stored = getattr(weights, "stored", {}).values()
+    if not stored:
+        return []
+    formats = " and ".join(sorted({how.format for how in stored}))
+    held, size = sum(how.nbytes for how in stored), dtype.size * sum(how.size for how in stored)
+    return [
+        f"{len(stored)} matrices are stored as {formats} in {amount(held)}. They are unpacked, and take {amount(size)} as "
+        f"{str(dtype).removeprefix('mlx.core.')}; `mlxspec convert --bits 8` or `--mode nvfp4` writes a folder that takes less."
+    ]
+
+
 def foreign_format(config: Mapping[str, Any]) -> str | None:
-    """The name of a quantization that is not MLX's, for a sentence on why tensors are not what they should be."""
-    found = config.get("quantization_config")
-    method = found.get("quant_method") if isinstance(found, Mapping) else None
-    return method if isinstance(method, str) else None
+    """The name of a quantization that is not read, for a sentence on why tensors are not what they should be."""
+    try:
+        storage(config)
+    except ModelError:
+        return str(description(config).get("quant_method"))
+    return None
 
 
 def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:

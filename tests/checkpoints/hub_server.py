@@ -166,7 +166,7 @@ class HubServer:
                         counts[tensor["dtype"]] += prod(tensor["shape"])
             entry: dict[str, Any] = {
                 "id": repo,
-                "config": {k: config.get(k) for k in ("model_type", "quantization")},
+                "config": _excerpt(config),
             }
             entry |= {"downloads": 7 * len(found), "gated": repo in self.gated and "manual"}
             entry |= {"cardData": self.cards.get(repo, {})}
@@ -198,3 +198,12 @@ def _oid(path: Path, name: str, sha_name: str) -> dict[str, Any]:
         return {name: git}
     sha = hashlib.sha256(content).hexdigest()
     return {name: git, "lfs": {sha_name: sha, "size": len(content), "pointerSize": 134}}
+
+
+def _excerpt(config: dict[str, Any]) -> dict[str, Any]:
+    """What the hub's list tells of a config.json: of a quantization of others the method alone, and the bits."""
+    found = {k: config.get(k) for k in ("model_type", "quantization")}
+    told = config.get("quantization_config")
+    if isinstance(told, dict) and "quant_method" in told:
+        found["quantization_config"] = {k: told[k] for k in ("quant_method", "bits") if k in told}
+    return found

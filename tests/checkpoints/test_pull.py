@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -260,3 +261,87 @@ def test_rm_does_what_is_answered(
     assert "Remove owner/demo (c0ffee000000), 1.5 kB? [y/N]" in out
     assert ("1.5 kB freed" if goes else "Nothing was removed") in out
     assert home.exists() != goes
+
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "exl2": {"quant_method": "exl2", "bits": 4.0},
+    "unheard-of": {"quant_method": "unheard-of"},
+    "integers": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+}
+
+
+def quantized(machine: Machine, folder: Path, told: dict[str, Any], *, modelopt: bool = False) -> str:
+    """A repository that says so of itself, in config.json or in ModelOpt's own file."""
+    shutil.copytree(demo_folder("draft"), folder)
+    if modelopt:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": told}))
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    repo = f"owner/quantized-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"  # the hub's library remembers
+    machine.hub.repos[repo] = folder
+    return repo
+
+
+@pytest.mark.parametrize("command", ["pull", "pull --force", "generate -p x --model", "convert -o made"])
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_formats_of_others_cost_no_download(
+    machine: Machine, tmp_path: Path, method: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = quantized(machine, tmp_path / "repo", QUANTIZED[method])
+    name, *more = command.split()
+    more = [str(tmp_path / "made") if word == "made" else word for word in more]
+    refused(machine.run(name, *more, repo), "is not supported")
+    assert machine.hub.served["model.safetensors"] == 0
+    assert not list((machine.home / "hub").rglob("*.mlxspec-part"))
+    assert machine.hub.served["tokenizer.json"] == 0
+    found = json.loads(machine.run("search", "quantized", "--json").out)["models"]
+    assert [m["name"] for m in found] == ([repo] if method == "integers" else [])
+
+
+def test_modelopts_own_file_is_asked(machine: Machine, tmp_path: Path) -> None:
+    refused(
+        machine.run("pull", quantized(machine, tmp_path / "a", {"quant_algo": "W4A16_AWQ"}, modelopt=True)),
+        "modelopt (W4A16_AWQ)",
+    )
+    assert machine.hub.served["model.safetensors"] == 0
+    fine = quantized(machine, tmp_path / "b", {"quant_algo": "FP8"}, modelopt=True)
+    assert machine.run("pull", fine).code == 0
+
+
+def test_a_description_that_was_left_behind(machine: Machine, tmp_path: Path) -> None:
+    """The index tells the names, before a weight is fetched: these are of floats."""
+    folder = tmp_path / "repo"
+    repo = quantized(machine, folder, QUANTIZED["gptq"])
+    names = mx.load(str(folder / "model.safetensors"))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert machine.run("pull", repo).code == 0
+    entry = json.loads(machine.run("list", "--json").out)["models"][0]
+    assert entry["is_complete"]
+    assert entry["problem"] == ""
+    assert machine.run("generate", "--model", repo, "-p", "hi", "--max-tokens", "2").code == 0
+    index["weight_map"]["model.layers.0.mlp.up_proj.qweight"] = "model.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.rmtree(machine.home)
+    machine.hub.served.clear()
+    refused(machine.run("pull", repo), "GPTQ or AWQ")
+    assert machine.hub.served["model.safetensors"] == 0
+
+
+def test_a_cached_model_of_another_format_is_listed_as_unusable(machine: Machine, tmp_path: Path) -> None:
+    repo = quantized(machine, tmp_path / "repo", {})
+    folder = Path(machine.run("pull", repo).out.splitlines()[1])
+    path = folder / "model.safetensors"
+    tensors = dict(mx.load(str(path)))
+    mx.eval(tensors)
+    path.unlink()
+    mx.save_safetensors(str(path), tensors | {"model.layers.0.mlp.up_proj.qweight": mx.zeros((1, 1))})
+    entry = json.loads(machine.run("list", "--json").out)["models"][0]
+    assert not entry["is_complete"]
+    assert "GPTQ or AWQ" in entry["problem"]
+    refused(machine.run("inspect", repo), "GPTQ or AWQ")
+    refused(machine.run("generate", "--model", repo, "-p", "x"), "GPTQ or AWQ")

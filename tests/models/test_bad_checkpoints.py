@@ -361,7 +361,7 @@ def test_formats_of_others_are_named(copied: Callable[[str, str], Path]) -> None
     assert mlxspec.load(str(folder), draft="off").model.vocab_size == tiny.VOCAB  # the tensors are plain
     replace("0.mlp.up_proj.weight", lambda x: None)(folder)
     add("model.language_model.layers.0.mlp.up_proj.qweight", 2)(folder)
-    refused(folder, "missing .* quantized in the way of gptq, which is not supported")
+    refused(folder, "quantized in the way of GPTQ or AWQ, which is not supported")
 
 
 @pytest.mark.parametrize("dialect", ["hub", "text", "mlx", "mlx-8bit-32"])

@@ -1,0 +1,149 @@
+"""Which formats of quantized weights a repository is published in, and whether they load: one judgement for every command.
+
+config.json (or ModelOpt's own file) says it before anything is fetched; the tensors' names say it once they are known, and then they
+decide, because descriptions are often left behind by those who convert. Floats and MLX's formats load as they are, FP8 and NVFP4 are
+unpacked (unpacking.py), and all others are refused. Knows descriptions and names; reads no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.names import printable
+
+MODELOPT_FILE = "hf_quant_config.json"
+_FP8, _NVFP4 = "FP8", "NVFP4"
+_ALGORITHMS = {
+    "FP8": _FP8,
+    "FP8_PB_WO": _FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": _FP8,
+    "NVFP4": _NVFP4,
+    "W4A16_NVFP4": _NVFP4,
+}
+_MARKS = {  # last part of a tensor's name -> whose format it is of, of those that are not read
+    **dict.fromkeys(("qweight", "qzeros", "g_idx"), "GPTQ or AWQ"),
+    **dict.fromkeys(("absmax", "nested_absmax", "quant_map", "SCB"), "bitsandbytes"),
+    **dict.fromkeys(("q_weight", "q_scale_max", "q_perm", "q_invperm"), "EXL2"),
+    **dict.fromkeys(("trellis", "suh", "svh"), "EXL3"),
+    **dict.fromkeys(("weight_zero_point", "weight_shape"), "compressed-tensors of integers"),
+    "pre_quant_scale": "NVFP4_AWQ",
+    "W_q": "HQQ",
+    "codebooks": "AQLM",
+}
+
+
+def storage(
+    config: Mapping[str, Any],
+    modelopt: Mapping[str, Any] | None = None,
+    *,
+    names: Iterable[str] | None = None,
+    is_excerpt: bool = False,
+) -> str:
+    """ "FP8", "NVFP4", or both for weights that are unpacked when they are loaded; "" for floats and MLX's own formats.
+
+    config: config.json; modelopt: what MODELOPT_FILE holds; names: of the tensors, where they are known; is_excerpt: config may lack
+    details, as in the hub's answers to a search. Raises ModelError, a sentence on the weights, for every other format.
+    """
+    if names is not None:
+        return _by_names(list(names))
+    told = description(config, modelopt)
+    method = told.get("quant_method")
+    if method == "fp8":
+        found = [_FP8 if told.get("fmt", "e4m3") == "e4m3" else None]
+    elif method == "compressed-tensors":
+        found = _of_compressed_tensors(told)
+    elif isinstance(method, str) and method.startswith("modelopt"):
+        found = _of_modelopt(told)
+    else:
+        found = [] if method is None else [None]
+        is_excerpt = False
+    if is_excerpt and found == [None] and len(told) <= 2:
+        return ""
+    if None in found:
+        detail = told.get("quant_algo") or told.get("format")
+        raise refusal(f"{method} ({detail})" if isinstance(detail, str) else str(method))
+    return " and ".join(sorted({name for name in found if name is not None}))
+
+
+def description(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """What is said of a format that is not MLX's, with a `quant_method`; empty where nothing is."""
+    if isinstance(config.get("quantization"), Mapping):
+        return {}  # MLX's
+    text = config.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, Mapping) else None
+    told = config.get("quantization_config") or inner or modelopt
+    if not isinstance(told, Mapping):
+        return {}
+    if (
+        modelopt
+        and "quant_algo" not in told
+        and str(told.get("quant_method", "modelopt")).startswith("modelopt")
+    ):
+        told = modelopt
+    nested = told.get("quantization")
+    told = {**told, **nested} if isinstance(nested, Mapping) else dict(told)
+    if told.get("quant_method") is None:
+        if "quant_algo" in told:
+            told["quant_method"] = "modelopt"
+        elif told.get("load_in_4bit") or told.get("load_in_8bit"):
+            told["quant_method"] = "bitsandbytes"
+    return told
+
+
+def of_mlx(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of a format of MLX: `bits`, `group_size` and `mode`; empty where it says nothing."""
+    found = config.get("quantization") or config.get("quantization_config")
+    return found if isinstance(found, Mapping) and "quant_method" not in found else {}
+
+
+def refusal(method: str) -> ModelError:
+    """The sentence on weights in a format that is not read."""
+    return ModelError(
+        f"Its weights are quantized in the way of {printable(method)}, which is not supported; take the original, or a conversion for MLX."
+    )
+
+
+def _by_names(names: list[str]) -> str:
+    paths: dict[str, set[str]] = {}  # by last part of a name
+    for name in names:
+        path, _, part = name.rpartition(".")
+        method = "bitsandbytes" if part.startswith("bitsandbytes__") else _MARKS.get(part)
+        if method is not None:
+            raise refusal(method)
+        if "weight_" in part or part.endswith("_scale_inv"):
+            paths.setdefault(part, set()).add(path)
+    twice = paths.pop("weight_scale_2", set()) | paths.pop("weight_global_scale", set())
+    if paths.pop("weight_packed", set()) - twice:
+        raise refusal("compressed-tensors of integers")
+    scaled = any(found - twice for part, found in paths.items() if part.endswith(("_scale", "_scale_inv")))
+    return " and ".join([_FP8] * scaled + [_NVFP4] * bool(twice))
+
+
+def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
+    """Of each group of layers: what its weights are."""
+    groups = told.get("config_groups")
+    schemes = (
+        [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        if isinstance(groups, Mapping)
+        else []
+    )
+    sparse = told.get("sparsity_config")
+    if not schemes or (isinstance(sparse, Mapping) and sparse.get("format", "dense") != "dense"):
+        return [None]
+    found: list[str | None] = []
+    for scheme in schemes:
+        how = scheme if isinstance(scheme, Mapping) else {}
+        is_float = how.get("type") == "float"
+        groups_of_16 = is_float and how.get("num_bits") == 4 and how.get("group_size") == 16
+        found.append(_FP8 if is_float and how.get("num_bits") == 8 else _NVFP4 if groups_of_16 else None)
+    return found
+
+
+def _of_modelopt(told: Mapping[str, Any]) -> list[str | None]:
+    algorithm, layers = told.get("quant_algo"), told.get("quantized_layers")
+    if algorithm == "MIXED_PRECISION" and isinstance(layers, Mapping) and layers:
+        of_layers = [how.get("quant_algo") if isinstance(how, Mapping) else None for how in layers.values()]
+        return [_ALGORITHMS.get(str(name)) for name in of_layers]
+    return [_ALGORITHMS.get(str(algorithm))]
