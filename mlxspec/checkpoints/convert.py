@@ -180,7 +180,7 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     assembled = assemble_lazily(config, lambda: weights, images=folder.path if wish.vision else None)
     vision = {k: v for k, v in weights.items() if is_of_vision(k)} if assembled.vision is not None else {}
     skipped = sum(map(is_of_a_tower, weights)) - len(vision)
-    parsed = kind.parse(config)
+    parsed = assembled.config
     model = kind.build(parsed)
     sanitized = kind.sanitize(weights, parsed)
     if config["model_type"] in _TURNED:

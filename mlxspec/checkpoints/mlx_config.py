@@ -49,8 +49,9 @@ def mlx_config(
     inner = config.get("text_config")
     text = dict(inner) if isinstance(inner, Mapping) else config
     text.update({k: v for k, v in _spelled_out(text, parsed).items() if text.get(k) is None})
+    text["tie_word_embeddings"] = parsed.tied  # as the tensors are
     if text is not config:
-        config |= {"text_config": text, "vocab_size": parsed.vocab_size}
+        config |= {"text_config": text, "vocab_size": parsed.vocab_size, "tie_word_embeddings": parsed.tied}
     if quantization is not None:
         config |= {"quantization": dict(quantization), "quantization_config": dict(quantization)}
     return dict(sorted(config.items()))

@@ -34,6 +34,7 @@ from mlxspec.models.fill import (
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.ranks import ALONE, Ranks, join, share
 from mlxspec.models.registry import Config, Head, Trunk, architecture
+from mlxspec.models.stored_head import head_as_stored
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
 from mlxspec.models.vision.settings import image_settings
@@ -101,6 +102,7 @@ def assemble_lazily(
         raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
     weights, foreign = read(), foreign_format(config)
     dtype = unpacked_dtype(weights, dtype)
+    parsed, head_notices = head_as_stored(parsed, weights)
     own = share(parsed, ranks) if ranks.size > 1 else None
 
     def filled(given: Weights, stays: Stays | None = None) -> tuple[Trunk, Stays, Weights]:
@@ -141,6 +143,7 @@ def assemble_lazily(
     notices = [
         *getattr(weights, "notices", ()),
         *getattr(weights, "unread", ()),
+        *head_notices,
         *unpacked_notice(weights, model.dtype),
         *_passed_over(weights, vision, no_images if images is not None else None),
     ]
