@@ -46,8 +46,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C only sets `asked`; a second one raises KeyboardInterrupt, and so does the first one where nobody reads
-    the answer: the command waits in a write then."""
+    """While entered, the first Ctrl-C only sets `asked`. A second one raises KeyboardInterrupt, and so does the first where
+    nobody reads the answer: the command waits in a write then."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -45,7 +45,7 @@ from mlxspec.engine.ranks.rank_group import group_of
 from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.rows import Rows
-from mlxspec.engine.schedule import Queue, makes_room, next_of
+from mlxspec.engine.schedule import Queue, Shares, makes_room
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
@@ -137,6 +137,9 @@ class Engine(EngineApi):
             self.drafting, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
         self._queue, self._prefills, self._rows = Queue(self.config.max_waiting), Prefills(), Rows()
+        self._shares, self._num_steps = Shares(), 0
+        self._unread: frozenset[int] = frozenset()  # requests whose clients do not read, as callers say
+        self._resting: frozenset[int] = frozenset()  # likewise, as this step goes by
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
         images = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
         tower = None if vision is None else vision.tower
@@ -191,6 +194,18 @@ class Engine(EngineApi):
     def enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
         self.group.submitted(request, None)
+
+    def rest(self, numbers: frozenset[int]) -> None:
+        """From the next step on the rows of these requests rest, and those of no others: nobody reads what they have given. They keep their
+        memory, and go on where they were once they are not named any more."""
+        self._unread = numbers
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether steps do nothing but look at clocks: all requests that have begun rest, and what waits has no memory beside them."""
+        is_busy = bool(self._prefills or self._rows or self._gone)
+        parked = self._parked
+        return not is_busy and bool(parked) and all(r.number in self._unread for r in parked)
 
     def _rest(self) -> None:
         if self.is_idle:
@@ -259,12 +274,12 @@ class Engine(EngineApi):
     @property
     def is_idle(self) -> bool:
         """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
-        return not (self._queue or self._prefills or self._rows or self._rows.parked or self._gone)
+        return not (self._queue or self._prefills or self._rows or self._parked or self._gone)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no row, or none at the moment."""
-        return len(self._queue) + len(self._rows.parked)
+        """Requests that have no place, or none at the moment."""
+        return len(self._queue) + len(self._parked)
 
     @property
     def num_running(self) -> int:
@@ -300,7 +315,9 @@ class Engine(EngineApi):
 
     def _expire(self) -> None:
         """Requests end that are out of time, and those that have ended leave."""
-        self.end(self.group.decide(self._out_of_time))
+        endings, self._resting = self.group.decide(self._out_of_time, self._unread)
+        self._num_steps += 1
+        self.end(endings)
         self._retire()
 
     def _out_of_time(self) -> list[Ending]:
@@ -328,35 +345,61 @@ class Engine(EngineApi):
 
     def _requests(self) -> list[Request]:
         """All that have not left: waiting, being read, decoding."""
-        return [*self._queue, *self._rows.parked, *(p.request for p in self._prefills), *self._rows]
+        return [*self._queue, *self._parked, *self._running]
+
+    @property
+    def _parked(self) -> list[Request]:
+        """Requests that have begun and have no place."""
+        return [*self._rows.parked, *self._prefills.parked]
+
+    @property
+    def _running(self) -> list[Request]:
+        """Requests that have a place."""
+        return [*(p.request for p in self._prefills), *self._rows]
 
     def _admit(self) -> None:
-        """Give rows to those whose turn it is; a client with more rows than its share makes room."""
-        self._awaits_read, parked = False, self._rows.parked
+        """Give places to those whose turn it is (engine/schedule.py). Rows that rest leave theirs. While a request waits for memory, only
+        those that have begun go before it: they have theirs, and will leave it."""
+        is_on_way, has_memory = self._pipeline.next is not None, True
+        tired = [r for r in self._rows if r.number in self._resting]
+        self._awaits_read = is_on_way and bool(tired)
+        for row in () if is_on_way else tired:
+            self._rows.park(row)
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
-        while self._queue or parked:
-            places = Counter(r.client for r in (*(p.request for p in self._prefills), *self._rows))
-            request = next_of((*parked, *self._queue), places)
-            victim = None
+        while self._queue or self._parked:
+            running = self._running
+            waiting = [
+                r
+                for r in (*self._parked, *(self._queue if has_memory else ()))
+                if r.number not in self._resting
+            ]
+            request = self._shares.next(waiting, Counter(r.client for r in running))
             if request is None:
                 return
-            if self.num_running >= most:
-                victim = makes_room(self._rows.requests, request.client, places)
-                if victim is None:
-                    return
-            if (victim is not None or request in parked) and self._pipeline.next is not None:
+            victim = makes_room(running, request.client, self._num_steps) if len(running) >= most else None
+            if victim is None and len(running) >= most:
+                return
+            if request in self._queue and not self.memory.has_room(request):
+                has_memory = False
+                continue
+            if is_on_way and (victim in self._rows.requests or request in self._rows.parked):
                 self._awaits_read = True
                 return
-            if request not in parked and not self.memory.reserve(request):
-                return
             if victim is not None:
-                self._rows.park(victim)
-            if request in parked:
-                fresh = self.model.make_cache(1, self._rollback, kv_bits=self.config.kv_bits)
-                self._rows.unpark(request, fresh)
-            else:
-                self._queue.remove(request)
-                self._begin(request)
+                (self._rows if victim in self._rows.requests else self._prefills).park(victim)
+            self._give_place(request)
+
+    def _give_place(self, request: Request) -> None:
+        request.since = self._num_steps
+        self._shares.took(request.client)
+        if request in self._rows.parked:
+            self._rows.unpark(request, self.model.make_cache(1, self._rollback, kv_bits=self.config.kv_bits))
+        elif request in self._prefills.parked:
+            self._prefills.unpark(request)
+        else:
+            self._queue.remove(request)
+            self.memory.reserve(request)
+            self._begin(request)
 
     def _begin(self, request: Request) -> None:
         """Its prompt is to be read."""
@@ -510,8 +553,8 @@ class Engine(EngineApi):
     @property
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
-        reading = sum(p.cache.nbytes for p in self._prefills)
-        return reading + self._rows.nbytes + sum(d.nbytes for d in self.chain.drafters.values())
+        drafters = sum(d.nbytes for d in self.chain.drafters.values())
+        return self._prefills.nbytes + self._rows.nbytes + drafters
 
     @property
     def max_context(self) -> int:
@@ -541,7 +584,7 @@ class Engine(EngineApi):
         for request in [r for r in self._rows.parked if r.finish_reason is not None]:
             del self._rows.parked[request]
             self._leave(request)
-        for prefill in self._prefills:
+        for prefill in (*self._prefills, *self._prefills.parked.values()):
             if prefill.request.finish_reason is not None:
                 self._prefills.remove(prefill)
                 prefill.leave()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.chain import Chain
@@ -49,6 +49,13 @@ class GroupEngine(Protocol):
     def dismiss(self) -> None: ...
 
 
+class Decided(NamedTuple):
+    """By what a step goes. endings: requests that end. resting: those whose rows rest, by number."""
+
+    endings: Sequence[Ending] = ()
+    resting: frozenset[int] = frozenset()
+
+
 class ProcessGroup:
     """One process. is_alone: whether no other rank runs the same model."""
 
@@ -71,9 +78,10 @@ class ProcessGroup:
         """A request has ended between two steps, or within one. Whether its row leaves with the next step and not at once."""
         return False
 
-    def decide(self, endings: Callable[[], Sequence[Ending]]) -> Sequence[Ending]:
-        """A step begins. endings: finds the requests that end now by this process's clock. Returns those that end."""
-        return endings()
+    def decide(self, endings: Callable[[], Sequence[Ending]], resting: frozenset[int]) -> Decided:
+        """A step begins. endings: finds the requests that end now by this process's clock. resting: those whose clients do not read, as
+        this process knows."""
+        return Decided(endings(), resting)
 
     def learn(self, times: TimedRound, drafting: Drafting) -> None:
         """A round has been read: its policies learn what it took, now or with the next step."""

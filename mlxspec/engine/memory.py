@@ -15,7 +15,7 @@ from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
 from mlxspec.engine.hiddens import missing
-from mlxspec.engine.request import TOKEN_BYTES, Request
+from mlxspec.engine.request import TOKEN_BYTES, Request, text_bytes
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
@@ -129,7 +129,7 @@ class EngineMemory:
             length = (fits + too_long) // 2
             needed = (
                 self._row(length, spec)
-                + length * TOKEN_BYTES
+                + text_bytes(length)
                 + self.activations(self._smallest, length, rows=1)
             )
             fits, too_long = (length, too_long) if needed <= left else (fits, length)
@@ -157,18 +157,20 @@ class EngineMemory:
                 f"{_shown(self.budget)}: ask for fewer, or raise it."
             )
 
-    def reserve(self, request: Request) -> bool:
-        """Take a request's bytes if they fit beside the rows that are here; alone it always does, having been checked."""
-        needed = self.needed(request)
+    def has_room(self, request: Request) -> bool:
+        """Whether a request's bytes fit beside the rows that are here; alone they always do, having been checked."""
         longest = max(self._longest, _most_tokens(request))
-        tower = self._of_tower(request)
-        rows = len(self._reserved) + 1
-        running = max(self.activations(self._smallest, longest, rows=rows), tower, self._largest_tower)
-        if self.weights + self.reserved + needed + running > self.budget and self._reserved:
-            return False
-        self._reserved[request.number] = _Reserved(needed, _most_tokens(request), tower)
+        tower = max(self._of_tower(request), self._largest_tower)
+        running = max(self.activations(self._smallest, longest, rows=len(self._reserved) + 1), tower)
+        wanted = self.weights + self.reserved + self.needed(request) + running
+        return wanted <= self.budget or not self._reserved
+
+    def reserve(self, request: Request) -> None:
+        """Take its bytes."""
+        self._reserved[request.number] = _Reserved(
+            self.needed(request), _most_tokens(request), self._of_tower(request)
+        )
         device.adjust(self, self.scratch)
-        return True
 
     def may_wait(self, num_tokens: int) -> bool:
         """Whether prompts of so many tokens may wait on the host: a part of what the weights leave is for them."""

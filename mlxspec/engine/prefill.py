@@ -34,7 +34,7 @@ _WORTH_WAKING = 512 * 192**2
 
 
 class Prefill:
-    """One request's prompt, of which the first num_done tokens are in `cache` (one row). num_pieces: forwards so far.
+    """One request's prompt, of which the first num_done tokens are in `cache` (one row). num_pieces: forwards and images so far.
 
     carry (1, H): the target's final hidden of the newest token that is in, zeros before the first; with the residual streams that
     drafters need behind it, where the request shows them.
@@ -139,6 +139,7 @@ class Prefill:
                 finally:
                     device.decode_threads()
                     self.request.stats.prefill_seconds += time.perf_counter() - started
+                    self.num_pieces += 1
                 return True
         return False
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlxspec.engine.prefill import Prefill
+from mlxspec.engine.request import Request
 from mlxspec.engine.schedule import Turns
 
 _DISK_SECONDS = 0.01  # between two times that it is asked what has come from the disk
 
 
 class Prefills:
-    """One engine's, oldest first."""
+    """One engine's, the oldest request's first. Iterating, indexing and `len` are over those that are not parked."""
 
     def __init__(self) -> None:
         self._prefills: list[Prefill] = []
+        self.parked: dict[Request, Prefill] = {}  # read on later, from where they are
         self._turns = Turns()
 
     def __len__(self) -> int:
@@ -31,10 +33,26 @@ class Prefills:
 
     def add(self, prefill: Prefill) -> None:
         self._prefills.append(prefill)
+        self._prefills.sort(key=lambda p: p.request.number)
 
     def remove(self, prefill: Prefill) -> None:
         """It is read, or its request has ended."""
+        if self.parked.pop(prefill.request, None) is None:
+            self._prefills.remove(prefill)
+
+    def park(self, request: Request) -> None:
+        """Nothing of its prompt is read until `unpark`."""
+        (prefill,) = (p for p in self._prefills if p.request is request)
         self._prefills.remove(prefill)
+        self.parked[request] = prefill
+
+    def unpark(self, request: Request) -> None:
+        self.add(self.parked.pop(request))
+
+    @property
+    def nbytes(self) -> int:
+        """Of their states, parked ones included."""
+        return sum(p.cache.nbytes for p in (*self._prefills, *self.parked.values()))
 
     def pieces(self, chunk: int, *, is_busy: bool) -> Iterator[tuple[Prefill, int | None]]:
         """What is read next, together at most `chunk` tokens: a prompt, and up to where. The caller reads each piece before it asks for

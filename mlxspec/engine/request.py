@@ -23,6 +23,9 @@ from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.row import RowSampler
 
 TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
+UNREAD = 512  # tokens of an answer that may wait for its client before its row rests
+_UNREAD_BYTES = 512  # of one of them: an event and its text
+_LOGPROB_BYTES = 256  # of one token's log-probability, its text included
 
 
 class Request:
@@ -88,6 +91,7 @@ class Request:
         self.error: str | None = None
         self.failure: BaseException | None = None
         self.has_expired = False  # what ended it is its deadline
+        self.since = 0  # the engine's step in which it last got a place
         self.end_token: int | None = None
         self.tail: tuple[mx.array, int] | None = None
         self.hiddens: Hiddens | None = None
@@ -123,11 +127,13 @@ class Request:
 
     @property
     def host_bytes(self) -> int:
-        """No more than it takes beside arrays: what was compiled for it, its tokens and its images' pixels on the host."""
+        """No more than it takes beside arrays: what was compiled for it, its tokens, what its client has not read, log-probabilities, and
+        its images' pixels on the host."""
         most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
-        return (
-            self._compiled_bytes + most * TOKEN_BYTES + (0 if self.seen is None else self.seen.images.nbytes)
-        )
+        found = self._compiled_bytes + text_bytes(most)
+        if self.logprobs is not None:
+            found += max(0, most - len(self.prompt)) * (1 + self.params.top_logprobs) * _LOGPROB_BYTES
+        return found if self.seen is None else found + self.seen.images.nbytes
 
     @property
     def room(self) -> int:
@@ -266,6 +272,11 @@ class Request:
         self.stats.num_rounds += 1
         if drafter is not None:
             self.stats.drafters.setdefault(drafter, DrafterStats()).add(num_drafted, num_accepted)
+
+
+def text_bytes(num_tokens: int) -> int:
+    """What so many tokens of a request take on the host, and those of them that its client has not read."""
+    return num_tokens * TOKEN_BYTES + min(num_tokens, UNREAD) * _UNREAD_BYTES
 
 
 def described(error: BaseException) -> str:

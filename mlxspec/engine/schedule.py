@@ -1,10 +1,14 @@
-"""The scheduler: the queue of waiting requests, whose row makes room, and whose prompt is read next. Knows no arrays and
-no model.
+"""The scheduler: the queue of waiting requests, who gets a place next, who makes room for it, and whose prompt is read next. Knows no
+arrays and no model.
 
-Rows are shared out by client (Request.client). Of the clients that wait, the one with the fewest rows gets the next row, with the request
-that it has waited with longest. Where none is free and another client has at least two rows more, one of those makes room: it is parked,
-and waits like the others. So each of k clients that ask for enough has a k-th part of the rows, and requests of one client are served
-in the order in which they came.
+A place is a prompt being read or a row that decodes. Places are shared out by client (Request.client). Of the clients that wait, the one
+with the fewest places is next, of several the one whose turn was longest ago, with the request that it has waited with longest. Where no
+place is free, a request of the client that has most makes room. It is parked, waits like the others and goes on where it was:
+    the client has at least two places more: its newest request, prompts first;
+    it has one more: the request that has had its place longest, which must be TURN steps. A prompt makes room at once for a client that
+    has no place, because parking a prompt costs nothing.
+So each of k clients that ask for enough has a k-th part of the places over time, also where there are more clients than places, and
+requests of one client are served in the order in which they came.
 
 Of the prompts being read, every second piece is the oldest one's, so none is starved; the other pieces go to the client, and of that to
 the prompt, that has had the fewest, so a short prompt that comes while a long one is read has its first piece after at most one of the
@@ -19,18 +23,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from mlxspec.engine.request import Request
 from mlxspec.errors import EngineStoppedError, QueueFullError
 
-
-def next_of(waiting: Iterable[Request], places: Mapping[str, int]) -> Request | None:
-    """Who gets the next row, None where nobody waits. places: rows by client."""
-    return min(waiting, key=lambda r: (places.get(r.client, 0), r.number), default=None)
+TURN = 32  # steps that a row keeps its place against a client with one place fewer
 
 
-def makes_room(rows: Sequence[Request], client: str, places: Mapping[str, int]) -> Request | None:
-    """Which of the rows is parked for `client`; None where its share is no smaller than any other's. The shortest one costs least."""
-    most = max((places[r.client] for r in rows), default=0)
-    if most <= places.get(client, 0) + 1:
+class Shares:
+    """Who gets a place next."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, None] = {}  # clients, the one whose turn was longest ago first
+
+    def next(self, waiting: Iterable[Request], places: Mapping[str, int]) -> Request | None:
+        """None where nobody waits. places: those taken, by client."""
+        oldest: dict[str, Request] = {}
+        for request in sorted(waiting, key=lambda r: r.number):
+            oldest.setdefault(request.client, request)
+        self._turns = {c: None for c in (*self._turns, *oldest) if c in oldest or places.get(c)}
+        order = {client: place for place, client in enumerate(self._turns)}
+        return min(oldest.values(), key=lambda r: (places.get(r.client, 0), order[r.client]), default=None)
+
+    def took(self, client: str) -> None:
+        """It has got a place."""
+        self._turns.pop(client, None)
+        self._turns[client] = None
+
+
+def makes_room(running: Sequence[Request], client: str, step: int) -> Request | None:
+    """Which of the requests that have a place is parked for `client`, None where none is. step: of the engine, now."""
+    places = Counter(r.client for r in running)
+    most = max(places.values(), default=0)
+    richest = [r for r in running if places[r.client] == most]
+    if most > places[client] + 1:
+        return min(richest, key=lambda r: (r.num_generated > 0, -r.number))
+    if most <= places[client]:
         return None
-    return min((r for r in rows if places[r.client] == most), key=lambda r: (len(r.history), -r.number))
+    over = [r for r in richest if step - r.since >= (TURN if r.num_generated or places[client] else 1)]
+    return min(over, key=lambda r: (r.since, r.number), default=None)
 
 
 class Queue:

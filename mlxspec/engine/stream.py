@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mlxspec.errors import CancelledError
-from mlxspec.events import Event, FinishEvent
+from mlxspec.events import Event, FinishEvent, TokensEvent
 
 if TYPE_CHECKING:
     from mlxspec.engine.request import Request
@@ -27,11 +27,14 @@ class Stream:
     (`close`, `aclose`, leaving `with` or `async with`) cancels the request at whatever stage it is; closing twice or after the end
     does nothing.
 
-    Read `request` (its stats, its text) after the end; while it runs it belongs to the engine's thread.
+    Read `request` (its stats, its text) after the end; while it runs it belongs to the engine's thread. is_behind: so many tokens wait to
+    be read that the request should rest, and since then more than half as many.
     """
 
-    def __init__(self, cancel: Callable[[Stream], None]) -> None:
+    def __init__(self, cancel: Callable[[Stream], None], most_unread: int | None = None) -> None:
+        """most_unread: tokens that may wait to be read; None: any number."""
         self._cancel = cancel
+        self._most_unread, self._num_unread, self.is_behind = most_unread, 0, False
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
         self._wakers: list[Callable[[], None]] = []
@@ -129,6 +132,7 @@ class Stream:
                 return
             self._events.append(event)
             self._is_done = isinstance(event, FinishEvent)
+            self._count(event, 1)
             self._wake()
 
     # --- with the lock held
@@ -148,10 +152,17 @@ class Stream:
 
     def _pop(self) -> Event | None:
         if self._events:
-            return self._events.popleft()
+            event = self._events.popleft()
+            self._count(event, -1)
+            return event
         if self._refusal is not None:
             raise self._refusal
         return None
+
+    def _count(self, event: Event, sign: int) -> None:
+        if self._most_unread is not None and isinstance(event, TokensEvent):
+            self._num_unread += sign * len(event.tokens)
+            self.is_behind = self._num_unread >= self._most_unread // (2 if self.is_behind else 1)
 
     def _wake(self) -> None:
         self._changed.notify_all()

@@ -44,6 +44,7 @@ STOP_SECONDS = 5.0
 _OBEYS_FOR = 0.05  # seconds in which commands are obeyed between two rounds: rows do not wait for a hundred new requests
 _FLUSH_SECONDS = 1.5  # at the end, in which what waits for the disk is written
 _DISK_SECONDS = 0.005  # between two looks whether the disk takes more
+_RESTS_FOR = 0.02  # seconds between two looks whether anybody reads, where all requests rest
 _NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is noted
 
 
@@ -124,12 +125,14 @@ class Worker:
         deadline: float | None = None,
         compiled: Compiled | None = None,
         client: str = "",
+        most_unread: int | None = None,
     ) -> Stream:
         """Queue a request; arguments are those of Engine.submit. Returns at once; what is wrong with it is raised by the stream.
 
-        deadline: seconds from when the engine takes it. Raises EngineStoppedError where no engine runs and none is being loaded.
+        deadline: seconds from when the engine takes it. most_unread: tokens that wait to be read before its row rests; None: any number.
+        Raises EngineStoppedError where no engine runs and none is being loaded.
         """
-        stream = Stream(self.cancel)
+        stream = Stream(self.cancel, most_unread)
 
         def begin(engine: Engine | None) -> None:
             if engine is None or stream.is_done:
@@ -277,10 +280,10 @@ class Worker:
                     lambda: (
                         self._commands
                         or self._state != "ready"
-                        or not engine.is_idle
+                        or not (engine.is_idle or engine.is_resting)
                         or engine.prefix.can_work
                     ),
-                    _DISK_SECONDS if engine.prefix.has_work else None,
+                    _DISK_SECONDS if engine.prefix.has_work else _RESTS_FOR if engine.is_resting else None,
                 )
             if self._state != "ready":
                 return False
@@ -323,6 +326,7 @@ class Worker:
             streams = {s.request.number: s for s in self._open if s.request is not None}
         error: Exception | None = None
         try:
+            engine.rest(frozenset(number for number, s in streams.items() if s.is_behind))
             for event in engine.step():
                 if event.request in streams:
                     streams[event.request].put(event)

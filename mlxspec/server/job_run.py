@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from mlxspec.engine.request import UNREAD
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import MlxspecError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mlxspec.engine.request import Request
     from mlxspec.engine.stats import RequestStats
 
+_AT_ONCE = 16  # updates that wait to be written; more wait in the streams, which are bounded
 EndReason = Literal["stop", "length", "tool_calls"]
 EndCause = Literal["end", "stop_string", "limit", "context"]
 
@@ -95,6 +97,7 @@ class JobRun:
                         deadline=self._job.timeout,
                         compiled=self._job.compiled,
                         client=self._client,
+                        most_unread=UNREAD,
                     )
                 )
             for stream in self._streams:
@@ -110,7 +113,7 @@ class JobRun:
 
     async def updates(self, pause_seconds: float | None = None) -> AsyncIterator[Update | None]:
         """None whenever there was nothing for so long. Raises ApiError when an answer fails; the others end with it."""
-        queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
+        queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue(_AT_ONCE)
         tasks = [asyncio.create_task(self._feed(i, s, queue)) for i, s in enumerate(self._streams)]
         running = len(tasks)
         try:

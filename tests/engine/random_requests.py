@@ -28,6 +28,7 @@ from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
 from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
+from mlxspec.engine.request import Request
 from mlxspec.models.qwen3_5 import Qwen35
 from tests import tiny_models
 from tests.engine import equality
@@ -250,18 +251,27 @@ def _may_differ(made: Case, ask: Ask) -> bool:
 def _answers(
     engine: Engine, made: Case, prompts: Sequence[Sequence[int]], asks: Sequence[Ask]
 ) -> list[Result]:
-    """Rows together, or each a step or two behind the one before; those to be cancelled are after three more steps."""
-    requests = []
+    """Rows together, or each a step or two behind the one before; those to be cancelled are after three more steps. In every third case
+    rows rest now and then, as those of clients that do not read."""
+    requests: list[Request] = []
+    rng = np.random.default_rng(made.number)
+
+    def step() -> None:
+        if made.number % 3 == 0:
+            engine.rest(frozenset(r.number for r in requests if rng.random() < 0.2))
+        engine.step()
+
     for prompt, ask in zip(prompts, asks, strict=True):
         requests.append(engine.submit(prompt, ask.params, spec=made.spec))
         for _ in range(2 * made.is_staggered):
-            engine.step()
+            step()
     for _ in range(3):
-        engine.step()
+        step()
     for request, ask in zip(requests, asks, strict=True):
         if ask.is_cancelled:
             engine.cancel(request.number)
     while not engine.is_idle:
-        engine.step()
+        step()
+    engine.rest(frozenset())
     engine.step()
     return [Result.of(request) for request in requests]

@@ -183,6 +183,20 @@ def test_rows_that_decode_wait_for_one_image_at_most() -> None:
     assert all(tokens[later] > tokens[earlier] for earlier, later in zip(at, at[1:], strict=False))
 
 
+def test_a_prompt_of_many_images_does_not_hold_up_another_client() -> None:
+    e = engine()
+    e.submit(
+        images.prompt(*(images.image(3, 3, i) for i in range(12)), images.text(4, 2)), GREEDY, client="a"
+    )
+    e.step()
+    short = e.submit(images.text(5, 3), GREEDY, spec=PLAIN, client="b")
+    for _ in range(2):  # one image, and its own piece
+        e.step()
+    assert short.num_generated
+    while not e.is_idle:
+        e.step()
+
+
 def test_a_model_without_vision_says_so() -> None:
     e = Engine(tiny_models.target(), tiny_models.tokenizer())
     with pytest.raises(ImageError) as error:

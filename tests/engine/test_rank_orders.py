@@ -57,6 +57,7 @@ orders = st.builds(
     endings=st.lists(
         st.builds(Ending, number=numbers, error=st.none() | st.text(), is_late=st.booleans()), max_size=3
     ).map(tuple),
+    resting=st.frozensets(numbers, max_size=3),
     clocked=st.none()
     | st.builds(
         Clocked,

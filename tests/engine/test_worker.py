@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.ngram_simple import NgramSimple
@@ -321,3 +323,35 @@ def test_a_worker_that_is_stopped_before_its_turn_makes_no_engine() -> None:
     assert not made
     shared.close()
     assert shared.join(LONG)
+
+
+@catches(
+    "what nobody reads grows without end",
+    "mlxspec.engine.stream:Stream._count",
+    lambda right: lambda self, event, sign: None,
+)
+def test_a_stream_that_nobody_reads_rests(worker: Worker) -> None:
+    """Others go on, and it has its whole text in the end."""
+    most, num = 24, 200
+    wanted = tokens_of(list(worker.submit(PROMPT, params(num))))
+    unread = worker.submit(PROMPT, params(num), most_unread=most)
+    assert unread.wait_accepted(LONG)
+    until = time.monotonic() + LONG
+    while not worker.call(lambda engine: engine.is_resting).result(LONG) and time.monotonic() < until:
+        time.sleep(0.01)
+    num_waiting = sum(len(e.tokens) for e in unread._events if isinstance(e, TokensEvent))
+    assert most <= num_waiting <= 2 * most
+    assert tokens_of(list(worker.submit(PROMPT, params(num)))) == wanted
+    assert sum(len(e.tokens) for e in unread._events if isinstance(e, TokensEvent)) == num_waiting
+    assert tokens_of(list(unread)) == wanted
+
+
+def test_the_deadline_of_a_stream_that_nobody_reads_passes(worker: Worker) -> None:
+    unread = worker.submit(PROMPT, params(10_000), most_unread=8, deadline=0.5)
+    assert unread.wait_accepted(LONG)
+    until = time.monotonic() + LONG
+    while not unread.is_done and time.monotonic() < until:
+        time.sleep(0.01)
+    (*_, last) = list(unread)
+    assert isinstance(last, FinishEvent)
+    assert last.error == "0.5 seconds were not enough."

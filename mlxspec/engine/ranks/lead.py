@@ -36,6 +36,7 @@ class Leader:
         checksum: int,
         *,
         endings: Iterable[Ending] = (),
+        resting: frozenset[int] = frozenset(),
         clocked: Clocked | None = None,
     ) -> Orders:
         """Send the next orders. Nothing of that work has been computed yet. Raises RankError where a rank is gone."""
@@ -45,6 +46,7 @@ class Leader:
             work=work,
             submitted=tuple(self._submitted),
             endings=(*self._endings, *endings),
+            resting=resting,
             clocked=clocked,
         )
         self._submitted, self._endings = [], []

@@ -1,7 +1,8 @@
 """Orders: the one message that rank 0 sends to the other ranks before each step, and how it is written as bytes.
 
-Every rank computes the same tokens from the same logits. An engine decides by four things that other ranks cannot know: what callers ask
-(submit, cancel), deadlines, how long grammars take, and how long rounds and drafts took. Rank 0 reads them, and orders hold them.
+Every rank computes the same tokens from the same logits. An engine decides by five things that other ranks cannot know: what callers ask
+(submit, cancel), whether they read, deadlines, how long grammars take, and how long rounds and drafts took. Rank 0 reads them, and orders
+hold them.
 
 Invariants:
 1. Rank 0 sends the orders of a step before it computes anything in it. Forwards hold sums over all ranks, so a rank that computed first
@@ -68,14 +69,15 @@ class Clocked:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """See the module. work: a step of the engine, a piece of its rehearsal, or the end of the process. clocked: None where the last step
-    ran no round, or one that says nothing about costs."""
+    """See the module. work: a step of the engine, a piece of its rehearsal, or the end of the process. resting: requests whose rows rest
+    in the step. clocked: None where the last step ran no round, or one that says nothing about costs."""
 
     number: int
     checksum: int
     work: Work = "step"
     submitted: tuple[Submission, ...] = ()
     endings: tuple[Ending, ...] = ()
+    resting: frozenset[int] = frozenset()
     clocked: Clocked | None = None
 
     def __post_init__(self) -> None:
@@ -93,6 +95,8 @@ class Orders:
             data["s"] = [_of_submission(s) for s in self.submitted]
         if self.endings:
             data["e"] = [[e.number, e.error, e.is_late] for e in self.endings]
+        if self.resting:
+            data["r"] = sorted(self.resting)
         if self.clocked is not None:
             c = self.clocked
             data["t"] = [c.seconds, c.is_warm, c.drafting, [list(a) for a in c.asked]]
@@ -119,6 +123,7 @@ class Orders:
                     Ending(number=int(number), error=error, is_late=bool(late))
                     for number, error, late in data.get("e", ())
                 ),
+                resting=frozenset(map(int, data.get("r", ()))),
                 clocked=clocked,
             )
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.ending import Ending
-from mlxspec.engine.group import GroupEngine, ProcessGroup
+from mlxspec.engine.group import Decided, GroupEngine, ProcessGroup
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.ranks.lead import Leader
@@ -98,11 +98,13 @@ class RankGroup(ProcessGroup):
         self._leader.end(ending)
         return True
 
-    def decide(self, endings: Callable[[], Sequence[Ending]]) -> Sequence[Ending]:
+    def decide(self, endings: Callable[[], Sequence[Ending]], resting: frozenset[int]) -> Decided:
         unlearned, self._unlearned = self._unlearned, None
         if self._leader is not None:
             clocked = None if unlearned is None else _clocked(*unlearned)
-            orders = self._leader.order("step", self.checksum, endings=endings(), clocked=clocked)
+            orders = self._leader.order(
+                "step", self.checksum, endings=endings(), resting=resting, clocked=clocked
+            )
         elif self.orders is not None:
             orders, self.orders = self.orders, None
         else:
@@ -113,7 +115,7 @@ class RankGroup(ProcessGroup):
                 drafting.read_anew(orders.clocked.drafting, orders.clocked.asked)
                 times = replace(times, seconds=orders.clocked.seconds, is_warm=orders.clocked.is_warm)
             times.teach(drafting)
-        return orders.endings
+        return Decided(orders.endings, orders.resting)
 
     def learn(self, times: TimedRound, drafting: Drafting) -> None:
         self._unlearned = times, drafting
