@@ -42,10 +42,10 @@ def read_picture(name: str, engine: Engine) -> Picture:
     path = Path(name).expanduser()
     data = read_file(path, LIMITS)
     try:
-        decode_image(data, LIMITS)
+        image = decode_image(data, LIMITS)
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
-    if is_animated(data):
+    if is_animated(image):
         note(f"{name}: {FIRST_FRAME}.")
     return Picture(str(path), data)
 

@@ -108,22 +108,26 @@ def prepared_prompt(
             f"The prompt has {family.count(tokens)} places for images, but {len(sources)} images were given: the chat template must know "
             "images, and messages must not spell image tokens themselves."
         )
-    images = [_prepared(source, vision, limits, max_pixels) for source in sources]
+    notices: list[str] = []
+    images = [_prepared(source, vision, limits, max_pixels, notices) for source in sources]
     expanded = family.expand(tokens, [image.tokens for image in images])
     return PromptWithImages(
         tokens=expanded.tokens,
         spans=expanded.spans,
         images=tuple(images),
-        notices=tuple(notice for source in sources for notice in source.notices()),
+        notices=tuple(notices),
     )
 
 
 def _prepared(
-    source: ImageSource, vision: Vision, limits: ImageLimits, max_pixels: int | None
+    source: ImageSource, vision: Vision, limits: ImageLimits, max_pixels: int | None, notices: list[str]
 ) -> PreparedImage:
+    """notices: gets what the model does not see of the image."""
     most = max_pixels if source.max_pixels is None else source.max_pixels
     try:
-        return vision.preprocessor.prepare(source.decoded(limits), max_pixels=most)
+        decoded = source.decoded(limits)
+        notices += source.notices(decoded)
+        return vision.preprocessor.prepare(decoded, max_pixels=most)
     except ImageError as error:
         if not source.where:
             raise

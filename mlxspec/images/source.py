@@ -13,7 +13,8 @@ from typing import Any
 from PIL import Image
 
 from mlxspec.errors import ImageError
-from mlxspec.images.decode import FIRST_FRAME, ImageLimits, decode_image, is_animated, to_rgb
+from mlxspec.images.decode import FIRST_FRAME, ImageLimits, decode_image, is_animated
+from mlxspec.images.pixels import to_rgb
 
 _SPACES = bytes.maketrans(b"-_", b"+/")  # the alphabet for URLs, as the usual one
 _SHOWN = 60  # characters
@@ -35,9 +36,9 @@ class ImageSource:
         data = read_file(self.given, limits) if isinstance(self.given, Path) else self.given
         return decode_image(data, limits)
 
-    def notices(self) -> list[str]:
-        """What of the image the model does not see, a clause each. Of a file's bytes that can be decoded; nothing is said of others."""
-        if not isinstance(self.given, bytes) or not is_animated(self.given):
+    def notices(self, decoded: Image.Image) -> list[str]:
+        """What of the image the model does not see, a clause each."""
+        if not is_animated(decoded):
             return []
         return [f"{self.where}: {FIRST_FRAME}" if self.where else FIRST_FRAME]
 

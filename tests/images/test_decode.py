@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import random
 import struct
+import sys
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 from PIL import GifImagePlugin, Image, PngImagePlugin
 
 from mlxspec.errors import ConfigError, ImageError
+from mlxspec.images import decode, pixels
 from mlxspec.images.decode import ImageLimits, decode_image, is_animated
+from tests.planting import catches
 
 LIMITS = ImageLimits()
 LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "GIF": {}}
@@ -103,8 +107,8 @@ def test_the_first_frame_of_a_moving_image() -> None:
     for kind in ("GIF", "WEBP", "PNG"):
         data = file_of(frames[0], kind, save_all=True, append_images=frames[1:], **LOSSLESS[kind])
         assert values(data)[2, 2].tolist() == [255, 0, 0]
-        assert is_animated(data)
-        assert not is_animated(file_of(frames[0], kind))
+        assert is_animated(decode_image(data, LIMITS))
+        assert not is_animated(decode_image(file_of(frames[0], kind), LIMITS))
 
 
 # ---- what is refused
@@ -165,6 +169,54 @@ def test_size_is_checked_before_pixels_are_decoded(monkeypatch: pytest.MonkeyPat
     for kind in ("PNG", "GIF"):
         with pytest.raises(ImageError, match="at most 100 pixels"):
             decode_image(file_of(flags(20, 20), kind), ImageLimits(max_pixels=100))
+        assert "at most 100 pixels" in pixels.run({"most": 100}, file_of(flags(20, 20), kind))[0]["refused"]
+
+
+def many_scans(image: Image.Image, number: int) -> bytes:
+    """A progressive JPEG whose last scan stands there so many times."""
+    data = file_of(image, "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * number + data[-2:]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+    """Each one is a walk over all pixels; the file is small."""
+    assert values(many_scans(flags(64, 64), 50)).shape == (64, 64, 3)
+    data = many_scans(flags(16, 16), 20_000)
+    assert len(data) < 4 << 20
+    with pytest.raises(ImageError, match=r"more than 100 scans\.$"):
+        decode_image(data, LIMITS)
+
+
+@catches(
+    "images have no limit of time",
+    "mlxspec.platform.helper:_Worker.run",
+    lambda right: lambda self, program, *rest: right(self, replace(program, seconds=60.0), *rest),
+)
+def test_an_image_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = many_scans(Image.new("RGB", (4000, 4000)), 80)
+    monkeypatch.setattr(decode, "_SECONDS", 0.05)
+    with pytest.raises(ImageError, match=r"takes more than 0\.05 seconds and was ended"):
+        decode_image(data, LIMITS)
+    assert values(PICTURE).shape == (64, 64, 3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system holds no limit of memory")
+def test_an_image_that_takes_too_much_memory_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_MEMORY", 16 << 20)
+    with pytest.raises(ImageError, match=r"more than 16 MiB|damaged"):
+        decode_image(file_of(Image.new("RGB", (3000, 3000))), LIMITS)
+    assert values(PICTURE).shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"size": [64, 63]}, {"size": [-64, -64]}, {"size": [64.0, 64]}, {"size": [0, 0]}, {"size": 5}],
+)
+def test_what_a_helper_says_of_an_image_is_checked(said: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxspec.platform.helper.run", lambda *_: (said, bytearray(3 * 64 * 64)))
+    with pytest.raises(ImageError, match="damaged"):
+        decode_image(PICTURE, LIMITS)
 
 
 @pytest.mark.parametrize("options", [{"max_bytes": 0}, {"max_pixels": -1}, {"max_pixels": True}])
@@ -190,8 +242,9 @@ def test_damaged_files_raise_nothing_else() -> None:
         if rng.random() < 0.3:
             data = data[: rng.randrange(len(data))]
         try:
-            assert decode_image(bytes(data), LIMITS).mode == "RGB"
-            assert is_animated(bytes(data)) in (False, True)
+            decoded = decode_image(bytes(data), LIMITS)
+            assert decoded.mode == "RGB"
+            assert is_animated(decoded) in (False, True)
         except ImageError:
             refused += 1
     assert 300 < refused < 2900
