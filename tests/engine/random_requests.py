@@ -113,9 +113,7 @@ def _spec(rng: np.random.Generator, there: Sequence[str]) -> SpecConfig:
         policy="auto" if rng.random() < 0.3 else "fixed",
         n_max=n_max,
         p_min=float(rng.choice([0.0, 0.0, 0.3, 0.6])),
-        ngram_n=int(rng.choice([1, 2, 3])),
         ngram_m=int(rng.choice([2, 8, 16])),
-        ngram_mod_n=4,
         **acceptance,
     )
 
