@@ -92,7 +92,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, family: str, bits: int | None = None) -> Path:
+def write(
+    folder: Path, family: str, bits: int | None = None, group_size: int = 32, mode: str = "affine"
+) -> Path:
     """bits: None for float32. Weights are random, norms around their usual values."""
     config = dict(FAMILIES[family])
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
@@ -111,8 +113,8 @@ def write(folder: Path, family: str, bits: int | None = None) -> Path:
             new.append((name, value + 0.1 * mx.random.normal(value.shape)))
     model.load_weights(new)
     if bits is not None:
-        config["quantization"] = {"group_size": 32, "bits": bits}
-        nn.quantize(model, 32, bits)
+        config["quantization"] = {"group_size": group_size, "bits": bits, "mode": mode}
+        nn.quantize(model, group_size, bits, mode=mode)
     folder.mkdir(parents=True)
     named = dict(tree_flatten(model.parameters()))
     if family.startswith("gemma"):  # mlx-lm's class has a head of its own until it loads a folder without one
