@@ -27,7 +27,7 @@ def head_as_stored(config: Config, weights: Weights) -> tuple[Config, tuple[str,
     rows, places = (part["weight"].shape[:1] if "weight" in part else () for part in (head, table))
     if not rows or rows != places:
         return config, ("The folder holds a language-model head of another shape, which is not used.",)
-    says = "config.json says that the language-model head is the embedding, but the folder holds one that differs; the stored one is used."
+    says = "By config.json the language-model head is the embedding, but the folder holds one that differs; the stored one is used."
     return replace(config, tied=False), (says,)
 
 
