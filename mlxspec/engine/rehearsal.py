@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.drafters.model_based import ModelDrafter
@@ -45,7 +46,7 @@ def rehearse(engine: Engine) -> Iterator[None]:
 
 def pieces(engine: Engine) -> Iterator[None]:
     """Plain rounds; and drafts and rounds with drafts where the engine chooses them itself. Before them races, where our kernel is likely
-    to win some."""
+    to win some: widths that it wins are then rehearsed with it."""
     yield from _race(engine)
     plain = _begun(engine, drafts=False)
     yield from _run(plain, 1)
@@ -63,21 +64,51 @@ def pieces(engine: Engine) -> Iterator[None]:
 
 
 def _race(engine: Engine) -> Iterator[None]:
-    """On an M1 or M2 quantized products of a few rows: MLX reads the weights there once for each row, our kernel once for all of them."""
-    if device.gpu_generation() not in _READS_ROW_BY_ROW or not engine.group.is_alone:
-        return  # ranks must choose the same kernels
-    weights = tune.unraced(engine.model) if isinstance(engine.model, nn.Module) else []
-    if not weights:
+    """Quantized products of a few rows, one number of rows at a time."""
+    races_left = unraced(engine)
+    if not races_left:
         return
     try:
-        for weight in weights:
+        for weight, dtype, num_rows in races_left:
             with device.private_kernels():
-                qmv_rows.tune(weight, engine.model.dtype)
+                qmv_rows.race(num_rows, weight, dtype)
             yield
     finally:
         with suppress(OSError):  # a cache folder that cannot be written: they are run again next time
             races.save()
         retrace()
+
+
+def unraced(engine: Engine) -> list[tuple[qmv_rows.QuantizedWeight, mx.Dtype, int]]:
+    """Products of a weight with so many rows that our kernel is likely to win, and of which no race is on record. On an M1 or M2 MLX reads
+    the weights once for each row, our kernel once for all of them."""
+    if device.gpu_generation() not in _READS_ROW_BY_ROW or not engine.group.is_alone:
+        return []  # ranks must choose the same kernels
+    found = []
+    for weight in tune.raced_weights(*modules_of(engine)):
+        dtype = qmv_rows.dtype_of_rows(weight, engine.model.dtype)
+        found += [(weight, dtype, num_rows) for num_rows in qmv_rows.unraced(weight, dtype)]
+    return found
+
+
+def modules_of(engine: Engine) -> list[nn.Module]:
+    """What rounds run: the model, its drafters' modules and the rows of a head that they propose from."""
+    modules: list[object] = [engine.model]
+    for drafter in engine.chain.drafters.values():
+        if isinstance(drafter, ModelDrafter):
+            modules += [*(drafter.modules or ()), None if drafter.reduced is None else drafter.reduced.head]
+    return [m for m in modules if isinstance(m, nn.Module)]
+
+
+def unraced_notice(engine: Engine) -> tuple[str, ...]:
+    """A sentence where drafts may be slower than they could be because nobody has run races yet."""
+    num = len({id(weight) for weight, _, _ in unraced(engine)})
+    if not num:
+        return ()
+    return (
+        f"{num} kinds of quantized products of this model have not been raced on this GPU, so verifying drafts may take longer than it "
+        "could; `mlxspec chat` and `mlxspec serve` run these races once, while they wait for a request.",
+    )
 
 
 def rehearse_for(engine: Engine, seconds: float) -> None:

@@ -242,6 +242,9 @@ def largest_error(got: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
 
 # ---- races against MLX's own operations
 
+_REPEAT, _ROUNDS, _FEW_ROUNDS = 8, 15, 7
+_BYTES_AT_ONCE = 256 << 20  # read in a millisecond or two, far longer than a GPU is waited for
+
 
 def wins(name: str, width: str) -> bool:
     """Whether kernel `name` was faster than MLX's own operation at `width`. Unmeasured means no, but yes for one that is used unless it
@@ -264,13 +267,15 @@ def race(
     ours: Callable[[], Any],
     theirs: Callable[[], Any],
     *,
-    num_rounds: int = 15,
-    repeat: int = 8,
+    num_bytes: int = 0,
 ) -> float:
     """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours).
 
-    `repeat` calls are evaluated together, so that the wait for the GPU does not hide what they take.
+    Calls are evaluated together, so that the wait for the GPU does not hide what they take: fewer of them, and in fewer rounds, the more
+    bytes one call reads. num_bytes: of weights.
     """
+    repeat = max(1, min(_REPEAT, _BYTES_AT_ONCE // max(1, num_bytes)))
+    num_rounds = _ROUNDS if repeat > 1 else _FEW_ROUNDS
     times: tuple[list[float], list[float]] = ([], [])
     mx.eval(ours(), theirs())
     for _ in range(num_rounds):

@@ -2,7 +2,7 @@
 
 `qmv_rows` picks the Metal kernel or MLX's own quantized matmul (the twin). W is affine with 4 or 8 bits, or of a microscaling format:
 mxfp4, nvfp4, mxfp8. The kernel adds each row up in the order of MLX's own one-row kernel. MLX's few-row kernels do not: for affine formats
-on newer GPUs, for microscaling formats on all. `exact` asks for that order, otherwise the kernel has to have won its race (`tune`). Affine
+on newer GPUs, for microscaling formats on all. `exact` asks for that order, otherwise the kernel has to have won its race. Affine
 and microscaling formats are checked separately: on a GPU that decodes one kind wrongly, the other stays in use.
 
 A race is won by some numbers of rows and lost by others, so a plain step may run MLX's kernel and a verify ours. That is allowed only where
@@ -53,6 +53,10 @@ class QuantizedWeight:
         return self.scales.shape[0], self.scales.shape[1] * self.group_size
 
     @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
+
+    @property
     def kernel(self) -> str:
         """The name under which `launch` checks and races the kernel for this format."""
         return _NAME if self.mode == AFFINE else _FP_NAME
@@ -76,7 +80,7 @@ def supports(x: mx.array, weight: QuantizedWeight) -> bool:
 
 def is_ours(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False) -> bool:
     """Whether `qmv_rows` launches the Metal kernel for so many rows of `dtype`."""
-    wanted = exact or launch.wins(weight.kernel, _race_key(num_rows, weight, dtype))
+    wanted = exact or launch.wins(weight.kernel, race_key(num_rows, weight, dtype))
     is_fit = launch.in_use if exact else launch.may_mix
     return wanted and _supports(num_rows, weight, dtype) and is_fit(weight.kernel)
 
@@ -131,24 +135,39 @@ def qmv_rows_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
 
 
 def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, float]:
-    """Race the kernel against MLX's own operation on this weight for 1 to 8 rows; returns MLX's time over ours by width. Nothing where the
-    kernel is not in use.
-
-    dtype: what rows are in; None: the dtype of an affine weight's scales, bfloat16 for a microscaling format.
-    """
-    found: dict[str, float] = {}
-    dtype = dtype or (weight.scales.dtype if weight.mode == AFFINE else mx.bfloat16)
-    for num_rows in range(1, MAX_ROWS + 1):
-        x = mx.ones((num_rows, weight.shape[1]), dtype)
-        if supports(x, weight) and launch.in_use(weight.kernel):
-            key = _race_key(num_rows, weight, dtype)
-            found[key] = launch.race(
-                weight.kernel, key, partial(qmv_rows_metal, x, weight), partial(qmv_rows_ops, x, weight)
-            )
-    return found
+    """All races of this weight, for 1 to 8 rows: MLX's time over ours by `race_key`. dtype: what rows are in, None as `dtype_of_rows`."""
+    dtype = dtype_of_rows(weight, dtype)
+    raced = {race_key(n, weight, dtype): race(n, weight, dtype) for n in range(1, MAX_ROWS + 1)}
+    return {key: ratio for key, ratio in raced.items() if ratio is not None}
 
 
-def _race_key(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> str:
+def dtype_of_rows(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> mx.Dtype:
+    """Of what is multiplied with a weight. dtype: of the model that it belongs to, where that has one."""
+    return dtype or (weight.scales.dtype if weight.mode == AFFINE else mx.bfloat16)
+
+
+def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> float | None:
+    """Race the kernel against MLX's own operation on this weight for so many rows of `dtype`; returns MLX's time over ours, None where the
+    kernel does not run."""
+    x = mx.ones((num_rows, weight.shape[1]), dtype)
+    if not supports(x, weight) or not launch.in_use(weight.kernel):
+        return None
+    ours, theirs = partial(qmv_rows_metal, x, weight), partial(qmv_rows_ops, x, weight)
+    key = race_key(num_rows, weight, dtype)
+    return launch.race(weight.kernel, key, ours, theirs, num_bytes=weight.nbytes)
+
+
+def unraced(weight: QuantizedWeight, dtype: mx.Dtype) -> list[int]:
+    """Numbers of rows of which no race is on record whose result could be used."""
+    if not launch.may_mix(weight.kernel):
+        return []
+    known = launch.speedups().get(weight.kernel, {})
+    rows = range(1, MAX_ROWS + 1)
+    return [n for n in rows if _supports(n, weight, dtype) and race_key(n, weight, dtype) not in known]
+
+
+def race_key(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> str:
+    """Under which a race is on record."""
     out_features, in_features = weight.shape
     name = str(dtype).removeprefix("mlx.core.")
     return f"{in_features} to {out_features}, {name}, {weight.format}, {num_rows} rows"

@@ -6,7 +6,7 @@ Knows arrays and modules; knows no checkpoint names and no layer order.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,12 +98,6 @@ class FusedLinear(nn.Module):
         (part,) = self.parts
         return head_rows(part, ids)
 
-    @property
-    def quantized(self) -> list[QuantizedWeight]:
-        """The weights that `qmv_rows` multiplies with."""
-        found = [_quantized_weight(p) for p in self.parts] if "parts" in self else []
-        return [weight for weight in found if weight is not None]
-
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
         """(N, in) -> one (N, out) for each size, or shaped (N, *shape); a shape with -1 in it stands for N as well."""
         shapes = shapes or tuple((size,) for size in self._sizes)
@@ -182,7 +176,7 @@ def add_alike() -> None:
 
 def project(part: nn.Module, x: mx.array) -> mx.array:
     """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
-    weight = _quantized_weight(part)
+    weight = quantized_weight(part)
     if weight is not None:
         return qmv_rows(x, weight, exact=_adds_alike)
     if type(part) is nn.Embedding and not device.has_gpu() and part.weight.dtype == x.dtype == mx.float32:
@@ -190,13 +184,22 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
-def _quantized_weight(part: nn.Module) -> QuantizedWeight | None:
-    """The weight of a quantized module without a bias."""
+def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
+    """What `qmv_rows` multiplies with where `project` is given this module: the weight of a quantized one without a bias."""
     if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "bias" in part:
         return None
     return QuantizedWeight(
         part.weight, part.scales, part.get("biases"), part.group_size, part.bits, part.mode
     )
+
+
+def multiplied_weights(module: nn.Module) -> Iterator[QuantizedWeight]:
+    """All quantized weights that forwards of a module multiply with. An embedding is one of them where it is the head as well."""
+    head = getattr(module, "head_module", None)
+    for _, part in module.named_modules():
+        weight = quantized_weight(part)
+        if weight is not None and (part is head or not isinstance(part, nn.QuantizedEmbedding)):
+            yield weight
 
 
 def compute_dtype(part: nn.Module) -> mx.Dtype:

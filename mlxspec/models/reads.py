@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.kernels import plateaus
-from mlxspec.models.layers import FusedLinear
+from mlxspec.models.layers import multiplied_weights
 
 _STACKS = ("switch_mlp.", "switch_glu.")  # one matrix an expert
 
@@ -102,9 +102,8 @@ def plateau_ends(model: Any, *, exact: bool = False) -> tuple[int, ...]:
     if not isinstance(model, nn.Module):
         return ()
     found: Counter[tuple[int, ...]] = Counter()
-    for module in model.modules():
-        for weight in module.quantized if isinstance(module, FusedLinear) else ():
-            found[plateaus.ends(weight, model.dtype, exact=exact)] += weight.codes.nbytes
+    for weight in multiplied_weights(model):
+        found[plateaus.ends(weight, model.dtype, exact=exact)] += weight.codes.nbytes
     return found.most_common(1)[0][0] if found else ()
 
 

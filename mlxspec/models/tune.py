@@ -10,11 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.kernels import gdn_prefill, kv_attend, launch, qmv_rows, races
+from mlxspec.kernels import gdn_prefill, kv_attend, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.quantized_kv import KV_BITS
-from mlxspec.models.layers import FusedLinear
+from mlxspec.models.layers import multiplied_weights
 from mlxspec.models.qwen3_5_layers import GatedDeltaNet
 
 PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
@@ -27,7 +27,7 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     """
     found: dict[str, dict[str, float]] = {}
     dtype = getattr(model, "dtype", None)  # a head has none of its own
-    for weight in _distinct_weights(model):
+    for weight in raced_weights(model):
         found.setdefault(weight.kernel, {}).update(qmv_rows.tune(weight, dtype))
     for shape, dtype in _distinct_recurrences(model):
         for num_tokens in PREFILL_TOKENS:
@@ -43,22 +43,12 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     return found
 
 
-def unraced(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
-    """Quantized projections of which no race is on record."""
-    known = launch.speedups()
-    return [
-        w
-        for w in _distinct_weights(model)
-        if not any(k.startswith(f"{w.shape[1]} to {w.shape[0]},") for k in known.get(w.kernel, {}))
-    ]
-
-
-def _distinct_weights(model: nn.Module) -> list[qmv_rows.QuantizedWeight]:
+def raced_weights(*modules: nn.Module) -> list[qmv_rows.QuantizedWeight]:
+    """The quantized weights that forwards of these modules multiply few rows with, one of each shape and format."""
     found: dict[tuple[object, ...], qmv_rows.QuantizedWeight] = {}
-    for _, module in model.named_modules():
-        if isinstance(module, FusedLinear):
-            for w in module.quantized:
-                found.setdefault((w.shape, w.format, str(w.scales.dtype)), w)
+    for module in modules:
+        for weight in multiplied_weights(module):
+            found.setdefault((weight.shape, weight.format, str(weight.scales.dtype)), weight)
     return list(found.values())
 
 

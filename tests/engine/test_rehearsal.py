@@ -13,7 +13,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for
+from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for, unraced_notice
 from mlxspec.engine.worker import Worker
 from mlxspec.kernels import launch, qmv_rows, races
 from mlxspec.kernels.flat import FlatRows
@@ -135,18 +135,22 @@ def test_a_rehearsal_that_fails_costs_nobody_anything(monkeypatch: pytest.Monkey
 def test_an_m1_races_products_of_few_rows_once(
     generation: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any round, and what was compiled before is traced anew; no race is run twice."""
+    """Before any round, one number of rows at a time; what was compiled before is traced anew; no race is run twice, and none whose result
+    could not be used."""
     weight = QuantizedWeight.of(mx.ones((8, 512)))
-    raced: list[QuantizedWeight] = []
+    useless = QuantizedWeight.of(mx.ones((8, 512)), 32, 4, "mxfp4")
+    raced: list[int] = []
 
-    def race(found: QuantizedWeight, dtype: mx.Dtype) -> None:
-        raced.append(found)
-        launch.set_speedup("qmv_rows", "512 to 8, bfloat16, 4 bit, group 64, 2 rows", 1.5)
+    def race(num_rows: int, found: QuantizedWeight, dtype: mx.Dtype) -> None:
+        assert found is weight
+        raced.append(num_rows)
+        launch.set_speedup("qmv_rows", qmv_rows.race_key(num_rows, found, dtype), 1.5)
 
     monkeypatch.setattr(device, "gpu_generation", lambda: generation)
     monkeypatch.setattr(launch, "_speedups", {})
-    monkeypatch.setattr(tune, "_distinct_weights", lambda model: [weight])
-    monkeypatch.setattr(qmv_rows, "tune", race)
+    monkeypatch.setattr(tune, "raced_weights", lambda *modules: [weight, useless])
+    monkeypatch.setattr(qmv_rows, "race", race)
+    monkeypatch.setattr(launch, "may_mix", lambda name: name == "qmv_rows")
     monkeypatch.setattr(races, "save", lambda: None)
     monkeypatch.setattr(device, "compile_enabled", lambda: True)
     engine = make("fixed")
@@ -154,10 +158,12 @@ def test_an_m1_races_products_of_few_rows_once(
     monkeypatch.setattr(engine.model._segments, "runners", runners)
     runners.get("key", lambda x: x, FlatRows((1,)))
     pieces = rehearse(engine)
+    races_them = generation in (13, 14)
+    assert len(unraced_notice(engine)) == races_them
     next(pieces)
-    assert len(raced) == (generation in (13, 14))
+    assert len(raced) == races_them
     list(pieces)
-    assert raced == ([weight] if generation in (13, 14) else [])
     list(rehearse(engine))
-    assert len(raced) <= 1
-    assert (("key", FlatRows((1,)).shape, 0) in runners._few) == (generation not in (13, 14))
+    assert raced == (list(range(1, qmv_rows.MAX_ROWS + 1)) if races_them else [])
+    assert unraced_notice(engine) == ()
+    assert (("key", FlatRows((1,)).shape, 0) in runners._few) == (not races_them)

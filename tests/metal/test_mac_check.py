@@ -3,7 +3,6 @@ runs it on a Mac."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import sys
 import time
@@ -25,7 +24,9 @@ MODEL_SECTIONS = ("decode", "prompts", "verify", "drafting", "pitfalls", "ahead"
 def script(monkeypatch, tmp_path):
     """The script; races are short, and kept in a folder of the test's own."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(launch, "race", functools.partial(launch.race, num_rounds=1, repeat=1))
+    monkeypatch.setattr(launch, "_ROUNDS", 1)
+    monkeypatch.setattr(launch, "_REPEAT", 1)
+    monkeypatch.setattr(launch, "_FEW_ROUNDS", 1)
     monkeypatch.syspath_prepend(str(SCRIPTS))
     spec = importlib.util.spec_from_file_location("mac_check", SCRIPTS / "mac_check.py")
     module = importlib.util.module_from_spec(spec)

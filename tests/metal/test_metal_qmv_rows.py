@@ -166,10 +166,10 @@ def test_unmeasured_means_mlx(monkeypatch, how):
     assert not used
     kernel.qmv_rows(x, weight, exact=True)
     assert len(used) == 1
-    launch.set_speedup(weight.kernel, kernel._race_key(x.shape[0], weight, x.dtype), 1.3)
+    launch.set_speedup(weight.kernel, kernel.race_key(x.shape[0], weight, x.dtype), 1.3)
     kernel.qmv_rows(x, weight)
     assert len(used) == 2
-    launch.set_speedup(weight.kernel, kernel._race_key(x.shape[0], weight, x.dtype), 0.9)
+    launch.set_speedup(weight.kernel, kernel.race_key(x.shape[0], weight, x.dtype), 0.9)
     kernel.qmv_rows(x, weight)
     assert len(used) == 2
     launch.forget()
@@ -235,7 +235,7 @@ def test_a_won_race_counts_only_where_rows_have_the_bits_of_mlx(emulated, monkey
     )
     x, weight = draw(3, 8, 512, mode="mxfp4")
     launch.forget()
-    launch.set_speedup(weight.kernel, kernel._race_key(x.shape[0], weight, x.dtype), 1.5)
+    launch.set_speedup(weight.kernel, kernel.race_key(x.shape[0], weight, x.dtype), 1.5)
     with emulated():
         assert launch.in_use(weight.kernel)
         (report,) = (r for r in launch._all_reports() if r.name == weight.kernel)

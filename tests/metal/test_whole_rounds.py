@@ -302,7 +302,7 @@ def test_loading_takes_the_kernel_where_it_won_its_race(like_metal, monkeypatch,
     CPU operation here, which adds up in another order. Without them a won race changes nothing, and a notice says so."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        launch, "race", lambda name, key, *_: launch.set_speedup(name, key, 1.5) or 1.5
+        launch, "race", lambda name, key, *_, **__: launch.set_speedup(name, key, 1.5) or 1.5
     )  # times of an emulator say nothing
     folder, name = written(tmp_path / "model", mode), "qmv_rows" if mode == "affine" else "qmv_rows_fp"
     check = launch._checks[name]

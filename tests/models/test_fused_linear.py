@@ -53,10 +53,10 @@ def test_the_kernel_runs_only_where_it_won(kernel_calls, mode):
     fused = FusedLinear(parts)
     assert mx.array_equal(fused(inputs(3)), plain)
     assert kernel_calls == []
-    (weight,) = fused.quantized
+    (weight,) = layers.multiplied_weights(fused)
     assert (weight.shape, weight.mode) == ((32, SIZE), mode)
-    launch.set_speedup(weight.kernel, qmv_rows._race_key(3, weight, inputs(3).dtype), 1.2)
-    launch.set_speedup(weight.kernel, qmv_rows._race_key(4, weight, inputs(4).dtype), 0.9)
+    launch.set_speedup(weight.kernel, qmv_rows.race_key(3, weight, inputs(3).dtype), 1.2)
+    launch.set_speedup(weight.kernel, qmv_rows.race_key(4, weight, inputs(4).dtype), 0.9)
     for num_rows in (1, 3, 4, 9):
         fused(inputs(num_rows))
     assert kernel_calls == [3]
@@ -65,17 +65,17 @@ def test_the_kernel_runs_only_where_it_won(kernel_calls, mode):
 def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
     parts = [linear(8), linear(8, mode="mxfp4"), linear(8, bits=8), linear(8, bias=True)]
     fused = FusedLinear(parts)
-    formats = [w.format for w in fused.quantized]
-    assert formats == ["4 bit, group 64", "mxfp4", "8 bit, group 64"]  # a bias is added by the module itself
-    for weight in fused.quantized:
-        launch.set_speedup(weight.kernel, qmv_rows._race_key(2, weight, inputs(2).dtype), 1.2)
+    formats = {w.format for w in layers.multiplied_weights(fused)}
+    assert formats == {"4 bit, group 64", "mxfp4", "8 bit, group 64"}  # a bias is added by the module itself
+    for weight in layers.multiplied_weights(fused):
+        launch.set_speedup(weight.kernel, qmv_rows.race_key(2, weight, inputs(2).dtype), 1.2)
     outs = [p(inputs(2)) for p in parts]
     assert mx.allclose(fused(inputs(2)), mx.concatenate(outs, axis=-1))
     assert kernel_calls == [2, 2, 2]
 
 
 def test_float_weights_have_nothing_to_race():
-    assert FusedLinear([nn.Linear(SIZE, 8, bias=False)]).quantized == []
+    assert not list(layers.multiplied_weights(FusedLinear([nn.Linear(SIZE, 8, bias=False)])))
 
 
 class Pair(nn.Module):
@@ -94,7 +94,7 @@ def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkey
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     raced = []
 
-    def race(name, width, ours, theirs):
+    def race(name, width, ours, theirs, *, num_bytes):
         raced.append(width)
         launch.set_speedup(name, width, 1.5)
         return 1.5
