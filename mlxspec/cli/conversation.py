@@ -15,7 +15,7 @@ from mlxspec.cli.answer import Message, follow
 from mlxspec.cli.images import Picture, content, read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
-from mlxspec.cli.stats_line import Finished, PlainRounds, finished
+from mlxspec.cli.stats_line import Finished, finished
 from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.engine.image_prompt import PromptWithImages, split_images
 from mlxspec.errors import ConfigError
@@ -58,7 +58,6 @@ class Conversation:
 
     def __post_init__(self) -> None:
         _template(self.engine)  # there is one
-        self._plain = PlainRounds(self.engine)
 
     def ask(self, text: str, interrupt: Interrupt) -> Iterator[Piece]:
         """Pieces of the answer to `text`. Both become part of the conversation, the answer as far as it came.
@@ -90,7 +89,7 @@ class Conversation:
                 if parts[True]:
                     answer["reasoning_content"] = "".join(parts[True])
                 self.turns, self.pictures = [*turns, answer], []
-                self.answers.append(finished(request, self._plain.speed(request.stats)))
+                self.answers.append(finished(request))
 
     def _room(self, num_prompt: int) -> int:
         """Tokens that an answer may have: to the end of the context, or as far as memory goes beside the prefix store, which keeps the
@@ -177,7 +176,6 @@ class Conversation:
         if engine is not self.engine:
             self.engine.prefix.close()
         self.engine, self.spec, self.thinking, self.answers = engine, engine.spec, None, []
-        self._plain = PlainRounds(engine)
 
     def saved(self) -> Saved:
         return Saved(model=self.engine.name, system=self.system, messages=[_named(t) for t in self.turns])

@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
         encode(engine, text, system=system, plain=args.ignore_chat_template, pictures=pictures)
         for text in prompts
     ]
-    plain = stats_line.PlainRounds(engine)
     requests = [engine.submit(tokens, params) for tokens in encoded]
     with Interrupt() as interrupt:
         events = follow(engine, requests, interrupt)
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print_text(events, requests, prompts, show_draft=args.show_draft)
     if not args.json:
-        answers = [stats_line.finished(r, plain.speed(r.stats)) for r in requests]
+        answers = [stats_line.finished(r) for r in requests]
         terminal.note(stats_line.line(answers, engine.stats.round_seconds if len(requests) > 1 else None))
         if args.stats:
             terminal.note(stats_line.details(answers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import terminal
@@ -20,6 +21,8 @@ NO_TOKENIZER = "missing: there is no tokenizer.json, so no command can answer a 
 def run(args: argparse.Namespace) -> int:
     """A page, or one JSON object."""
     from mlxspec.checkpoints.inspect import InspectReport, inspect
+    from mlxspec.loading import hub
+    from mlxspec.policy.cost_file import judged_drafters
 
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
@@ -37,14 +40,21 @@ def run(args: argparse.Namespace) -> int:
         kv_bits=args.kv_bits,
         draft_kv_bits=args.draft_kv_bits,
     )
-    if args.json:
-        terminal.say(json.dumps(report.data()) + "\n")
+    if not isinstance(report, InspectReport):
+        judged: dict[str, tuple[int, int]] = {}
+        lines = _drafter_pairs(report)
     else:
-        print_pairs(_pairs(report) if isinstance(report, InspectReport) else _drafter_pairs(report))
+        judged = judged_drafters(hub.named(report.name))
+        lines = _pairs(report, judged)
+    if args.json:
+        told = {name: {"judged": num, "right": right} for name, (num, right) in judged.items()}
+        terminal.say(json.dumps(report.data() | {"here": told}) + "\n")
+    else:
+        print_pairs(lines)
     return 0
 
 
-def _pairs(r: InspectReport) -> list[tuple[str, str]]:
+def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tuple[str, str]]:
     from mlxspec.loading.progress import amount
 
     experts = f", {r.num_experts} experts, {count(r.active)} active" if r.num_experts else ""
@@ -85,6 +95,19 @@ def _pairs(r: InspectReport) -> list[tuple[str, str]]:
             ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}{_proposing(d)}")
             for i, d in enumerate(r.drafters)
         ],
+        *[("" if i else "here", line) for i, line in enumerate(_judged(judged))],
+    ]
+
+
+def _judged(judged: Mapping[str, tuple[int, int]]) -> list[str]:
+    """How often drafters were right on this machine, as far as answers have told."""
+    from mlxspec.engine.drafter_health import is_low
+
+    return [
+        f"{name}: the first token of {num} drafts was accepted in {right / num:.0%}"
+        + (", hardly ever: it is damaged, or made for another model" if is_low(num, right) else "")
+        for name, (num, right) in sorted(judged.items())
+        if num
     ]
 
 

@@ -16,26 +16,23 @@ if TYPE_CHECKING:
     from mlxspec.kernels.launch import KernelReport
 
 Ending = Literal["", "stopped", "cut at the token limit", "cut at the end of the context"]
-_PLAIN_ROUNDS = 4  # so many must have been timed
-_LATELY = 4  # answers that such a measurement is believed for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One answer that has ended: its statistics, how it was cut short if it was, and tokens a second of plain decoding if known."""
+    """One answer that has ended: its statistics, and how it was cut short if it was."""
 
     stats: RequestStats
     ending: Ending = ""
-    plain_speed: float | None = None
 
 
-def finished(request: Request, plain_speed: float | None = None) -> Finished:
+def finished(request: Request) -> Finished:
     """What the statistics say of a request that has ended."""
     reason = request.finish_reason or "cancelled"
     is_full = len(request.history) >= request.max_context
     cut: Ending = "cut at the end of the context" if is_full else "cut at the token limit"
     ending: Ending = cut if reason == "length" else "stopped" if reason == "cancelled" else ""
-    return Finished(stats=request.stats, ending=ending, plain_speed=plain_speed)
+    return Finished(stats=request.stats, ending=ending)
 
 
 def kept_bits(engine: Engine) -> str:
@@ -50,22 +47,6 @@ def kept_bits(engine: Engine) -> str:
     return f" · {', '.join(said)}" if said else ""
 
 
-class PlainRounds:
-    """Whether an estimate of plain decoding's speed rests on plain rounds that this process has timed lately."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._seen, self._age = engine, engine.stats.num_plain_rounds, _LATELY
-
-    def speed(self, stats: RequestStats) -> float | None:
-        """Tokens a second that plain decoding would have had for the answer that has just ended; None where nothing has measured it."""
-        now = self._engine.stats.num_plain_rounds
-        if now - self._seen >= _PLAIN_ROUNDS:
-            self._seen, self._age = now, 0
-        else:
-            self._age += 1
-        return stats.plain_speed if self._age < _LATELY else None
-
-
 def line(answers: Sequence[Finished], decode_seconds: float | None = None) -> str:
     """`34 tokens · 189 tok/s (plain about 120) · 58 % of 43 drafted tokens accepted`. `decode_seconds`: wall time of rounds that several
     answers shared; None adds their own."""
@@ -73,7 +54,7 @@ def line(answers: Sequence[Finished], decode_seconds: float | None = None) -> st
     tokens = sum(s.num_generated for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     speed = _speed(sum(s.num_decoded for s in all_stats), seconds)
-    plain = answers[0].plain_speed if len(answers) == 1 and speed else None
+    plain = all_stats[0].plain_speed if len(answers) == 1 and all_stats[0].drafters else None
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)
     parts = [
         _ending(answers) + _count(tokens, "token"),

@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
-from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.chain_row import AskedDrafter, ChainRow
 from mlxspec.drafters.checked import checked
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.guarded import Guarded, guarded, reason
@@ -168,8 +168,8 @@ class Chain:
             if drafter.needs.cache:
                 drafter.attach(cache, order)
 
-    def asked(self, row: int) -> Mapping[str, tuple[int, float]]:
-        """By drafter: how often it was asked for the row, and seconds."""
+    def asked(self, row: int) -> Mapping[str, AskedDrafter]:
+        """By drafter: what the row had of it."""
         return self._rows[row].asked if row in self._rows else {}
 
     def close(self, row: int) -> None:
@@ -276,8 +276,9 @@ class Chain:
                 self._end(drafter, state, draft.ended)
         taken = time.perf_counter() - started
         for state in states:
-            calls, seconds = state.asked.get(drafter.name, (0, 0.0))
-            state.asked[drafter.name] = calls + 1, seconds + taken
+            asked = state.asked[drafter.name]
+            asked.calls += 1
+            asked.seconds += taken
         return found
 
     def drafters_of(self, state: ChainRow) -> tuple[Drafter, ...]:

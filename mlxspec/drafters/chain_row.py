@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,18 +12,29 @@ from mlxspec.sampling.acceptance import Limits
 from mlxspec.sampling.row import RowSampler
 
 
+@dataclass
+class AskedDrafter:
+    """What a row had of one drafter. calls: how often it was asked; seconds: what that took, together with other rows asked at once.
+    judged: drafts whose first token was compared with the text, verified or not; right: those whose first token was the text's."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    judged: int = 0
+    right: int = 0
+
+
 @dataclass(kw_only=True)
 class ChainRow:
-    """ended: drafters that failed for it, or reached their context's end. asked: by drafter, how often it was asked for the row and the
-    seconds that took, together with other rows asked at once. queue: who drafts for it, in order, None to be found out anew; lookups: those
-    of them that run no model, and the longest draft of each. unheard: what its drafters have not been told, tokens with their hiddens."""
+    """ended: drafters that failed for it, or reached their context's end. asked: by drafter. queue: who drafts for it, in order, None to be
+    found out anew; lookups: those of them that run no model, and the longest draft of each. unheard: what its drafters have not been told,
+    tokens with their hiddens."""
 
     row: int
     spec: SpecConfig
     sampler: RowSampler
     notices: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
-    asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    asked: defaultdict[str, AskedDrafter] = field(default_factory=lambda: defaultdict(AskedDrafter))
     queue: tuple[Drafter, ...] | None = None
     lookups: tuple[tuple[Drafter, int], ...] = ()
     unheard: list[Heard] = field(default_factory=list)

@@ -29,6 +29,7 @@ from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.engine.api import EngineApi, Prompt, Result
+from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.group import ProcessGroup
 from mlxspec.engine.image_prompt import NO_IMAGES
@@ -76,7 +77,8 @@ class Engine(EngineApi):
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default
     for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
     (None: text only, no_images says why), features (rows of images that the tower has computed), factory (makes its requests), group (the
-    other processes that run its model).
+    other processes that run its model), health (tells of drafters that are hardly ever right; None: nobody is
+    told).
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Engine(EngineApi):
         self.chain = Chain(drafters, model.hidden_size)
         _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)
+        self.health: DrafterHealth | None = None
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
@@ -255,6 +258,8 @@ class Engine(EngineApi):
     def follow(self, costs: CostModel) -> None:
         """Requests with policy auto decide by these costs from now on. Without it they begin with guesses, which answers replace."""
         self.drafting.follow(Controller(costs))
+        if self.health is not None:
+            self.health.counts = costs.judged
 
     @property
     def prefill_chunk(self) -> int:
@@ -475,6 +480,7 @@ class Engine(EngineApi):
                 raise
         self._charge(time.perf_counter() - started, before)
         if times is not None:
+            times.count(rows)
             self.group.learn(times, self.drafting)
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
@@ -617,9 +623,11 @@ class Engine(EngineApi):
 
     def _leave(self, request: Request) -> None:
         """The one place where a request's last event comes from."""
-        request.count_asked(
-            self.drafting.chain.asked(request.number), self.drafting.plain_seconds(request.number)
-        )
+        request.count_asked(self.drafting.chain.asked(request.number))
+        if self.health is not None:
+            said = self.health.heard(request.stats)
+            request.stats.notices += said
+            self.notices += tuple(said)
         self.drafting.close(request.number)
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)

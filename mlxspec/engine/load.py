@@ -24,12 +24,14 @@ from mlxspec.engine.drafter_choice import (
     unused_head_notice,
     unused_kv_bits_notice,
 )
+from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.head_check import check_head
 from mlxspec.engine.measure import allowance
 from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
 from mlxspec.engine.ranks.peers import Peers
+from mlxspec.engine.rehearsal import unraced_notice
 from mlxspec.errors import ConfigError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
@@ -43,6 +45,7 @@ from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
+from mlxspec.policy.cost_file import models_of
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -164,6 +167,8 @@ def load(
         peers=peers,
         widest=None if peers is None else widest_share(folder.config(), peers.ranks.size, target.model),
     )
+    engine.notices += unraced_notice(engine)
+    engine.health = DrafterHealth(models_of(engine.chain.drafters))
     device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
     if names and engine.spec.policy == "auto":
         engine.follow(together.costs(engine, model, allowance(time.perf_counter() - started)))

@@ -239,6 +239,7 @@ def measure(
             ends=ends,
             pause=0.0 if device.has_gpu() else _PAUSE,
             acceptance=None if known is None else known.acceptance,
+            judged=None if known is None else known.judged,
         )
         for name in models_of(drafters):
             drafter = drafters[name]

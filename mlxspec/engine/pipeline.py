@@ -43,6 +43,14 @@ class TimedRound:
     ahead: bool
     is_warm: bool
 
+    def count(self, rows: Sequence[Request]) -> None:
+        """Count a round of plain decoding for its requests. One that was not launched ahead takes longer, and one that compiles."""
+        if self.ahead and self.is_warm and self.num_tokens == len(self.numbers):
+            for request in rows:
+                if request.number in self.numbers:
+                    request.stats.num_plain_rounds += 1
+                    request.stats.plain_seconds += self.seconds
+
     def teach(self, drafting: Drafting) -> None:
         """Tell the policies."""
         drafting.took(self.numbers, self.num_tokens, self.seconds, ahead=self.ahead, is_warm=self.is_warm)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.chain_row import AskedDrafter
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.hiddens import Hiddens
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -260,12 +261,13 @@ class Request:
             )
         ]
 
-    def count_asked(self, asked: Mapping[str, tuple[int, float]], plain_seconds: float | None) -> None:
-        """At the end: by drafter how often it was asked and what that took, and what a token would have taken in plain decoding."""
-        self.stats.plain_seconds = None if plain_seconds is None else plain_seconds * self.stats.num_decoded
-        for name, (calls, seconds) in asked.items():
+    def count_asked(self, asked: Mapping[str, AskedDrafter]) -> None:
+        """At the end: by drafter what the request had of it. Where no policy compares drafts with the text, rounds have."""
+        for name, found in asked.items():
             work = self.stats.drafters.setdefault(name, DrafterStats())
-            work.num_calls, work.seconds = calls, seconds
+            work.num_calls, work.seconds = found.calls, found.seconds
+            verified = work.by_position[0] if work.by_position else (0, 0)
+            work.num_judged, work.num_right = (found.judged, found.right) if found.judged else verified
 
     def count(self, drafter: str | None, num_drafted: int, num_accepted: int) -> None:
         """One round's statistics."""

@@ -7,16 +7,21 @@ from typing import Any
 
 from mlxspec.engine.verdict import ProbeReport
 
+_PLAIN_ROUNDS = 4  # so few can all be late by chance
+
 
 @dataclass
 class DrafterStats:
     """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it was accepted.
 
     num_calls: how often it was asked, also for drafts of which nothing was verified; seconds: what that took, of all rows asked together.
+    num_judged: drafts whose first token was compared with the text, verified or not; num_right: those whose first token was accepted.
     """
 
     num_calls: int = 0
     seconds: float = 0.0
+    num_judged: int = 0
+    num_right: int = 0
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -41,9 +46,9 @@ class DrafterStats:
 @dataclass
 class RequestStats:
     """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
-    rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. plain_seconds: what its
-    rounds would have taken without drafts by the cost model; None where the policy is not auto. num_cached: tokens of the prompt that
-    the prefix store had, so that they were not read; num_read: those that were read, fewer than the rest where a request ended before.
+    rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. num_plain_rounds and
+    plain_seconds: its rounds without drafts that were launched ahead, as all rounds of plain decoding are. num_cached: tokens of the prompt
+    that the prefix store had, so that they were not read; num_read: those that were read, fewer than the rest where a request ended before.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them; num_thinking_forced: tokens of a closing tag that the budget forced.
@@ -62,7 +67,8 @@ class RequestStats:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    plain_seconds: float | None = None
+    num_plain_rounds: int = 0
+    plain_seconds: float = 0.0
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
@@ -96,8 +102,8 @@ class RequestStats:
 
     @property
     def plain_speed(self) -> float | None:
-        """Tokens a second that plain decoding would have had here, estimated; None where nothing knows."""
-        return self.num_decoded / self.plain_seconds if self.plain_seconds else None
+        """Tokens a second of plain decoding, measured in this answer's own plain rounds; None where they are too few to tell."""
+        return self.num_plain_rounds / self.plain_seconds if self.num_plain_rounds >= _PLAIN_ROUNDS else None
 
     @property
     def prefill_speed(self) -> float:

@@ -24,6 +24,11 @@ def kept_file(folder: str, described: Any, *more: bytes) -> Path:
     return folders.private_folder(folder)[0] / f"{found.hexdigest()[:_DIGITS]}.json"
 
 
+def kept_files(folder: str) -> list[Path]:
+    """All files in this folder of the cache."""
+    return sorted(folders.private_folder(folder)[0].glob("*.json"))
+
+
 def read(path: Path) -> Any:
     """What a file holds, unchecked; None where it holds no JSON of at most LARGEST bytes."""
     try:

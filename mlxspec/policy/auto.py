@@ -62,15 +62,14 @@ class _Asked(NamedTuple):
 
 class AutoRow(PolicyRow):
     """queued: tokens each model drafter has not run. waiting: drafts whose text has not come. calm: plain rounds in a row that did
-    not run ahead. emitted: tokens of the round just read. plain_seconds: what its `num_tokens` tokens would have taken in plain rounds."""
+    not run ahead. emitted: tokens of the round just read."""
 
-    __slots__ = ("calm", "emitted", "num_tokens", "plain_seconds", "queued", "waiting")
+    __slots__ = ("calm", "emitted", "queued", "waiting")
 
     def __init__(self, kind: str, models: Sequence[str]) -> None:
         super().__init__(kind, 0)
         self.queued, self.waiting = dict.fromkeys(models, 0), list[_Pending]()
-        self.calm = self.emitted = self.num_tokens = 0
-        self.plain_seconds = 0.0
+        self.calm = self.emitted = 0
 
 
 class Auto(Policy):
@@ -127,10 +126,6 @@ class Auto(Policy):
     def _would_draft(self, state: ChainRow, drafter: Drafter) -> bool:
         return state.row % PRIMED == 0 or self.control.would_draft(self._rows[state.row], drafter.name)
 
-    def plain_seconds(self, row: int) -> float | None:
-        found = self._rows.get(row)
-        return found.plain_seconds / found.num_tokens if found and found.num_tokens else None
-
     def observe(self, state: ChainRow, num_tokens: int) -> None:
         """At rest the row's drafters need not hear tokens at once."""
         row = self._rows[state.row]
@@ -156,6 +151,9 @@ class Auto(Policy):
                 row.waiting.append(pending)
             else:
                 self.control.learn(row, pending.offer, matched, len(heard))
+                asked = state.asked[pending.offer.drafter]
+                asked.judged += 1
+                asked.right += matched > 0
 
     # --- planning a round
 
@@ -331,12 +329,9 @@ class Auto(Policy):
         elif calm == 1:
             usual = curve.seconds(num_rows)
             self.control.paused(rows, num_rows, max(0.0, min(spent - usual, usual)))
-        plain = curve.seconds(num_rows)
         took = spent + (0.0 if ahead else drafting - compiling)
         self.control.spent([(r, r.emitted) for r in rows], num_rows, took, decision)
         for row in rows:
-            row.num_tokens += row.emitted
-            row.plain_seconds += row.emitted * plain
             row.emitted = 0
 
     def _learn_drafts(self) -> float:

@@ -77,9 +77,5 @@ class Policy(ABC):
         """A round over these rows and others, `num_rows` in all, verified `num_tokens` tokens in so many seconds. ahead: it was launched
         before the round in front of it was read. is_warm: nothing was compiled in it."""
 
-    def plain_seconds(self, row: int) -> float | None:
-        """What a token of the row would have taken without drafts; None where that is not known."""
-        return None
-
     def close(self, row: int) -> None:  # noqa: B027
         """The row is gone."""

@@ -28,7 +28,7 @@ from mlxspec.models.base import Model
 from mlxspec.platform import device, kept_json
 from mlxspec.policy.costs import ENOUGH, CostModel
 
-_followed: dict[Path, tuple[int, CostModel]] = {}  # by file: the process and its costs
+_followed: dict[Path, tuple[int, str, CostModel]] = {}  # by file: the process, the model's name and its costs
 
 
 def known_costs(data: Any) -> CostModel | None:
@@ -40,10 +40,10 @@ def known_costs(data: Any) -> CostModel | None:
 
 
 class CostFile:
-    """One file."""
+    """One file. model: the name of the model as it was loaded."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, model: str) -> None:
+        self.path, self.model = path, model
 
     @classmethod
     def of(
@@ -55,7 +55,7 @@ class CostFile:
         num_ranks: int = 1,
     ) -> CostFile:
         """num_ranks: among which the model is divided. What rounds take holds what their sums over ranks take."""
-        return cls(_path(model, drafters, config, name, num_ranks))
+        return cls(_path(model, drafters, config, name, num_ranks), name)
 
     def data(self) -> Any:
         """As `kept_json.read`."""
@@ -64,21 +64,38 @@ class CostFile:
     def write(self, costs: CostModel) -> None:
         """Measured just now: whoever was followed before is no longer."""
         _followed.pop(self.path, None)
-        kept_json.write(self.path, costs.as_data())
+        _write(self.path, self.model, costs)
 
     def follow(self, costs: CostModel) -> None:
         """Keep what `costs` has become by the end of the process."""
         if not _followed:
             atexit.register(write_followed)
-        _followed[self.path] = os.getpid(), costs
+        _followed[self.path] = os.getpid(), self.model, costs
 
 
 def write_followed() -> None:
     """What rounds have taught this process."""
-    for path, (pid, costs) in _followed.items():
+    for path, (pid, model, costs) in _followed.items():
         if pid == os.getpid() and costs.num_measured >= ENOUGH:
-            kept_json.write(path, costs.as_data())
+            _write(path, model, costs)
     _followed.clear()
+
+
+def judged_drafters(model: str) -> dict[str, tuple[int, int]]:
+    """By drafter: how many of its drafts for this model were compared with the text on this machine, and how many began right."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in kept_json.kept_files("costs"):
+        data = kept_json.read(path)
+        costs = known_costs(data)
+        if costs is not None and data.get("model") == model:
+            for name, (judged, right) in costs.judged.items():
+                before = found.get(name, (0, 0))
+                found[name] = before[0] + judged, before[1] + right
+    return found
+
+
+def _write(path: Path, model: str, costs: CostModel) -> None:
+    kept_json.write(path, {"model": model} | costs.as_data())
 
 
 def models_of(drafters: Mapping[str, Drafter]) -> list[str]:

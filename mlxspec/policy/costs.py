@@ -28,7 +28,7 @@ ENOUGH = 2 * TRUST  # rounds or drafts from which on what they taught is kept fo
 _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
 _GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs, until somebody says otherwise
-_FORMAT = 6
+_FORMAT = 7
 _MOST_CURVES = 200  # in a file
 
 
@@ -152,7 +152,8 @@ class CostModel:
     """All that is known of costs, by context bucket and number of rows; what nobody measured is guessed from the nearest that was. And how
     drafts at these costs fared, which is kept with them.
 
-    drafts: by drafter. acceptance: by kind of request and drafter. pause: share of a plain round of several rows that any drafts are taken
+    drafts: by drafter. acceptance: by kind of request and drafter. judged: by drafter, how many drafts were compared with the text and
+    how many began right. pause: share of a plain round of several rows that any drafts are taken
     to cost beyond their tokens until that has been measured."""
 
     def __init__(
@@ -165,6 +166,7 @@ class CostModel:
         several: Mapping[tuple[int, int], Curve] | None = None,
         ends: Collection[int] = (),
         acceptance: Mapping[tuple[str, str], Acceptance] | None = None,
+        judged: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
         measured, ends: as Curve has them. Raises ConfigError where there is no curve."""
@@ -175,6 +177,7 @@ class CostModel:
         self._curves |= several or {}
         self._buckets = sorted(verify)
         self.drafts, self.pause, self.acceptance = dict(drafts), pause, dict(acceptance or {})
+        self.judged = dict(judged or {})
         # guessed costs of drafters, and by which factors of them the first drafts differed, as logarithms
         self._guesses: dict[str, tuple[DraftCost, list[float]]] = {}
 
@@ -265,6 +268,7 @@ class CostModel:
             "drafts": drafts,
             "ends": self.ends,
             "acceptance": acceptance,
+            "judged": self.judged,
         }
 
     @classmethod
@@ -283,6 +287,7 @@ class CostModel:
             drafts = {n: DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()}
             acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
             first = {b: {1: 1.0} for b, rows in curves if rows == 1}
-            return cls(first, drafts, several=curves, ends=ends, acceptance=acceptance)
+            judged = {str(d): (int(n), min(int(n), int(r))) for d, (n, r) in data["judged"].items()}
+            return cls(first, drafts, several=curves, ends=ends, acceptance=acceptance, judged=judged)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError("These costs cannot be read.") from error

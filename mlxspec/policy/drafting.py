@@ -132,10 +132,6 @@ class Drafting:
         if self.auto is not None:
             self.auto.read_anew(seconds, asked)
 
-    def plain_seconds(self, row: int) -> float | None:
-        """What a token of the row would have taken without drafts, by what its policy knows."""
-        return self._policies[row].plain_seconds(row) if row in self._policies else None
-
     def close(self, row: int) -> None:
         """The row is gone."""
         policy = self._policies.pop(row, None)

@@ -20,6 +20,8 @@ _HELP = {
     "rounds_total": ("counter", "Verify rounds that rows of answers took part in."),
     "drafted_tokens_total": ("counter", "Drafted tokens that were verified, by drafter."),
     "accepted_tokens_total": ("counter", "Drafted tokens that were accepted, by drafter."),
+    "judged_drafts_total": ("counter", "Drafts whose first token was compared with the text, by drafter."),
+    "right_drafts_total": ("counter", "Of those, drafts whose first token was accepted, by drafter."),
     "prefill_seconds_total": ("counter", "Seconds until first tokens."),
     "decode_seconds_total": ("counter", "Seconds behind first tokens; answers side by side count each."),
     "log_left_out_total": ("counter", "Lines that the log left out."),
@@ -66,6 +68,8 @@ class Metrics:
         for drafter, found in stats.drafters.items():
             self.add("drafted_tokens_total", found.num_drafted, drafter=drafter)
             self.add("accepted_tokens_total", found.num_accepted, drafter=drafter)
+            self.add("judged_drafts_total", found.num_judged, drafter=drafter)
+            self.add("right_drafts_total", found.num_right, drafter=drafter)
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """Everything, with the gauges as they are now."""

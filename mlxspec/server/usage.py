@@ -92,9 +92,11 @@ def drafting(stats: Sequence[RequestStats], notices: Sequence[str] = ()) -> dict
     drafters: dict[str, dict[str, int]] = {}
     for one in stats:
         for name, found in one.drafters.items():
-            own = drafters.setdefault(name, {"drafted": 0, "accepted": 0})
+            own = drafters.setdefault(name, {"drafted": 0, "accepted": 0, "judged": 0, "right": 0})
             own["drafted"] += found.num_drafted
             own["accepted"] += found.num_accepted
+            own["judged"] += found.num_judged
+            own["right"] += found.num_right
     rounds, decoded = sum(s.num_rounds for s in stats), sum(s.num_decoded for s in stats)
     said = dict.fromkeys([*notices, *(n for s in stats for n in s.notices)])
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from cli_runs import Run, refused
 
 import mlxspec
 from mlxspec.cli import progress_bar, terminal
-from mlxspec.cli.stats_line import Finished, PlainRounds, line
+from mlxspec.cli.stats_line import Finished, line
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.stats import RequestStats
+from mlxspec.engine.stats import DrafterStats, RequestStats
 
 SHORT = ("--max-tokens", 6)
 
@@ -135,22 +136,14 @@ def test_more_context_than_the_model_has_is_said(run: Run, model: Path) -> None:
 
 
 def test_plain_speed_only_where_it_was_measured() -> None:
-    """A speed of plain decoding is told where this process has timed plain rounds lately."""
-
-    class Measured:
-        class stats:
-            num_plain_rounds = 10
-
-    stats = RequestStats(num_generated=11, decode_seconds=1.0, plain_seconds=2.0)
-    rounds = PlainRounds(Measured)  # type: ignore[arg-type]
-    assert rounds.speed(stats) is None  # rounds before this conversation count for nothing
-    Measured.stats.num_plain_rounds += 3
-    assert rounds.speed(stats) is None  # too few
-    Measured.stats.num_plain_rounds += 1
-    assert rounds.speed(stats) == 5.0
-    assert [rounds.speed(stats) for _ in range(5)] == [5.0, 5.0, 5.0, None, None]  # not lately any more
-    told = Finished(stats=stats, plain_speed=5.0)
-    assert line([told]) == "11 tokens · 10.0 tok/s (plain about 5) · nothing drafted"
+    """A speed of plain decoding is told where an answer that asked for drafts had plain rounds of its own."""
+    drafted = {"mtp": DrafterStats(num_calls=1)}
+    stats = RequestStats(num_generated=11, decode_seconds=1.0, plain_seconds=0.8, num_plain_rounds=4)
+    assert line([Finished(stats=stats)]) == "11 tokens · 10.0 tok/s · nothing drafted"
+    told = replace(stats, drafters=drafted)
+    assert line([Finished(stats=told)]) == "11 tokens · 10.0 tok/s (plain about 5) · nothing drafted"
+    too_few = replace(told, num_plain_rounds=3)
+    assert line([Finished(stats=too_few)]) == "11 tokens · 10.0 tok/s · nothing drafted"
 
 
 def test_waits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

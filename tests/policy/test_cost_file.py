@@ -17,7 +17,7 @@ from mlxspec.policy.costs import CostModel, DraftCost
 @pytest.fixture
 def file(tmp_path: Path) -> CostFile:
     """Measured in a bad moment: a verify of four at six times what it really takes."""
-    found = CostFile(tmp_path / "costs.json")
+    found = CostFile(tmp_path / "costs.json", "model")
     found.write(CostModel({0: {1: 1.0, 4: 9.0}}, {"mtp": DraftCost(step=0.4)}))
     return found
 

@@ -1,0 +1,53 @@
+"""Tells when a drafter is hardly ever right: the first tokens of its drafts are compared with the texts of all answers.
+
+A drafter that runs a model and proposes a wrong first token nearly every time was made for another model, or is damaged. It costs time and
+gains nothing, and no text shows it. Lookups are left out: they draft only where a text repeats itself. Plain numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import sqrt
+
+from mlxspec.engine.stats import RequestStats
+
+LOW = 0.25  # share of right first tokens; published figures of heads, block drafters and draft models are above twice as much
+_SURE = 3.0  # standard errors
+_REMEMBERED = 2000  # drafts; older ones count for less and less
+
+
+class DrafterHealth:
+    """names: of the drafters that run a model. counts: by drafter, how many drafts were judged and how many of them began right."""
+
+    def __init__(self, names: Collection[str], counts: dict[str, tuple[int, int]] | None = None) -> None:
+        self._names = names
+        self.counts = {} if counts is None else counts
+        self._told: set[str] = set()
+
+    def heard(self, stats: RequestStats) -> list[str]:
+        """An answer has ended. Returns a sentence for each drafter of which it is now sure that it is hardly ever right, once."""
+        found = []
+        for name, work in stats.drafters.items():
+            if name not in self._names or not work.num_judged:
+                continue
+            judged, right = self.counts.get(name, (0, 0))
+            judged, right = judged + work.num_judged, right + work.num_right
+            if judged > _REMEMBERED:
+                judged, right = judged // 2, right // 2
+            self.counts[name] = judged, right
+            if is_low(judged, right) and name not in self._told:
+                self._told.add(name)
+                found.append(
+                    f"The drafter {name} is hardly ever right: of {judged} drafts the first token was accepted in {right}. It is "
+                    "damaged, or it was made for another model, another version of it, or the model without its adapter."
+                )
+        return found
+
+
+def is_low(judged: int, right: int) -> bool:
+    """Whether the share of right first tokens is below LOW for sure, by the upper end of Wilson's interval (E. B. Wilson, 1927)."""
+    if not judged:
+        return False
+    share, weight = right / judged, _SURE**2 / judged
+    spread = _SURE * sqrt(share * (1 - share) / judged + weight / (4 * judged))
+    return (share + weight / 2 + spread) / (1 + weight) < LOW
