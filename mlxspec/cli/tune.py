@@ -114,10 +114,11 @@ def run(args: argparse.Namespace) -> int:
 def count_texts(args: argparse.Namespace) -> None:
     """Count the tokens of --texts, and keep the list for this and later loads of models with this vocabulary. Raises ConfigError."""
     from mlxspec.bench.texts import texts_in
+    from mlxspec.checkpoints.pull import check_fits
     from mlxspec.loading import hub, row_lists
     from mlxspec.loading.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(hub.resolve(args.model, revision=args.revision))
+    tokenizer = Tokenizer.from_folder(hub.resolve(args.model, revision=args.revision, judge=check_fits))
     counts = row_lists.count(tokenizer, texts_in(Path(p).expanduser() for p in args.texts))
     total, num_found = int(counts.sum()), int((counts > 0).sum())
     ids = row_lists.by_frequency(counts, tokenizer.num_ordinary, _MOST_LISTED)

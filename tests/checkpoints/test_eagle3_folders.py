@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -16,6 +15,7 @@ from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, inspect
 from mlxspec.checkpoints.pull import memory_of
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError, VocabularyError
+from mlxspec.loading.download import File, Plan
 from tests.drafters.eagle3_checkpoints import KINDS, Kind, write
 
 VOCAB, SIZE, LAYERS = 2048, 192, (1, 3, 5)  # the demo target's
@@ -113,4 +113,5 @@ def test_inspect_knows_it(folder: Path) -> None:
 @pytest.mark.parametrize("layout", ["SafeAILab", "speculators"])
 def test_fetching_one_asks_for_no_memory(tmp_path: Path, layout: str) -> None:
     write(tmp_path, Kind(layout=layout), VOCAB, SIZE, LAYERS)
-    assert memory_of(SimpleNamespace(folder=tmp_path, weights=1, repo="owner/name")) is None  # type: ignore[arg-type]
+    file = File("model.safetensors", 1, 0, tmp_path / "blob")
+    assert memory_of(Plan("owner/name", None, "0" * 40, tmp_path, (file,))) is None

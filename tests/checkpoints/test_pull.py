@@ -286,7 +286,10 @@ def quantized(machine: Machine, folder: Path, told: dict[str, Any], *, modelopt:
     return repo
 
 
-@pytest.mark.parametrize("command", ["pull", "pull --force", "generate -p x --model", "convert -o made"])
+@pytest.mark.parametrize(
+    "command",
+    ["pull", "pull --force", "generate -p x --model", "convert -o made", "tune --texts made --model"],
+)
 @pytest.mark.parametrize("method", QUANTIZED)
 def test_formats_of_others_cost_no_download(
     machine: Machine, tmp_path: Path, method: str, command: str, monkeypatch: pytest.MonkeyPatch

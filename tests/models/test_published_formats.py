@@ -196,6 +196,21 @@ def test_a_conversion_keeps_the_numbers(kind: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["FP8 of Qwen", "NVFP4 of ModelOpt"])
+def test_a_head_is_taken_out_of_it(kind: str, tmp_path: Path) -> None:
+    """By a conversion that lacks one: as from a folder of the same numbers in floats."""
+    packed, floats = write(tmp_path / "original", "grouped", kind)
+    trunk = tiny.convert(tiny.write_hub(tmp_path / "hub", tiny.SHAPES["grouped"]), tmp_path / "trunk")
+    heads = []
+    for name, original in (("a", packed), ("b", floats)):
+        wish = Wish(graft=str(original), head_bits=16, dtype="float32")
+        made = load_ours(convert(str(trunk), tmp_path / name, wish).folder)
+        assert made.mtp is not None
+        heads.append(dict(tree_flatten(made.mtp.parameters())))
+    for name, value in heads[0].items():
+        np.testing.assert_allclose(np.array(value), np.array(heads[1][name]), rtol=AT_MOST, atol=1e-7)
+
+
 def test_the_demo_in_fp8_drafts_and_answers(tmp_path: Path) -> None:
     """Rows of 192 numbers, whose last block is cut; the head is FP8 too, and its drafts are accepted."""
     folder = tmp_path / "demo"
