@@ -45,3 +45,17 @@ def of_model(num_layers: int, width: int) -> float:
     a row (projection in, mixing or gating, projection out, and a norm); norms keep activations near 1, so that errors of layers add up as
     those of terms do."""
     return of_sum(4 * num_layers * width)
+
+
+def of_code(bits: int, num_tokens: int, group: int = 64) -> float:
+    """Largest change of attention over `num_tokens` tokens, in units of its size, where a last bit puts one number of a key or a value
+    on the other side of the border between two codes of `bits` bits; 0 for 16, where nothing is coded.
+
+    The number moves by one step, the range of its group over 2^bits - 1. Of n normal numbers the range is about 2 sqrt(2 ln n) deviations,
+    and the length of the group sqrt(n) of them. The output moves by that share times the weight of the token, which is 1 / num_tokens on
+    average and taken to be no more than LAMBDA times that. Few numbers lie so near to a border that rounding decides: one a text or so.
+    """
+    if bits >= 16:
+        return 0.0
+    step = 2 * np.sqrt(2 * np.log(group) / group) / (2**bits - 1)
+    return float(step * min(1.0, LAMBDA / num_tokens))

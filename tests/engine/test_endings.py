@@ -30,7 +30,7 @@ def long_answer(number: int, temperature: float) -> Result:
 def oracle(number: int, temperature: float, **config) -> Engine:
     """An engine whose one drafter knows the whole answer: everything is drafted at once, endings too."""
     text = [*PROMPTS[number], *long_answer(number, temperature).tokens]
-    return equality.engine([equality.Oracle([text])], **config)
+    return equality.engine([equality.Oracle([text])], ngram_m=80, **config)
 
 
 def check(number: int, params: SamplingParams, **config) -> Result:
@@ -77,8 +77,8 @@ def test_an_end_token_inside_a_draft(place: int, temperature: float) -> None:
     drafter = equality.Oracle([[*PROMPTS[3], *tokens]])
     for drafters in ([], [drafter], None):
         loaded = equality.engine(drafters).chain.drafters
-        engine = Engine(tiny_models.target(), tokenizer, drafters=list(loaded.values()))
-        wish = spec(*engine.chain.drafters, ngram_m=80)
+        wish = spec(*loaded, ngram_m=80)
+        engine = Engine(tiny_models.target(), tokenizer, drafters=list(loaded.values()), spec=wish)
         result = engine.generate(PROMPTS[3], params, spec=wish)
         assert result.tokens == tokens[:first]
         assert result.finish_reason == "stop"

@@ -78,9 +78,7 @@ class Case:
             policy=policy or ("auto" if rng.random() < 0.4 else "fixed"),
             n_max=int(rng.choice([1, 3, 6])),
             p_min=float(rng.choice([0.0, 0.0, 0.4])),
-            ngram_n=2,
             ngram_m=8,
-            ngram_mod_n=4,
         )
         self.rows = [
             images.text(int(rng.integers(3, 40)), number + r)

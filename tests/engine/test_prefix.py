@@ -264,7 +264,7 @@ def test_an_answer_that_ended_inside_a_draft_leaves_what_was_said() -> None:
     plain = cold().generate(text, GREEDY)
     oracle = equality.Oracle([[*text, *plain.tokens]])
     for budget in (1, 2, 5, 9):
-        warm = equality.engine([oracle], prefix_budget=BUDGET)
+        warm = equality.engine([oracle], ngram_m=30, prefix_budget=BUDGET)
         warm.prefix.near = 1
         params = SamplingParams(max_tokens=budget, ignore_eos=True)
         got = warm.generate(text, params, spec=spec("ngram-simple", ngram_m=30))

@@ -10,6 +10,7 @@ import itertools
 from functools import cache
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -23,9 +24,10 @@ from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix_disk.signature import of_drafter, of_target
 from mlxspec.errors import ConfigError, EngineBusyError
+from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
-from tests import tiny_models
-from tests.engine.equality import PLAIN, Oracle, asked, prompts, same, spec
+from tests import rounding, tiny_models
+from tests.engine.equality import NEAR_TIE, PLAIN, Oracle, asked, prompts, same, spec
 
 FORMS = ("float32", "bfloat16")
 BITS = (8, 4)
@@ -142,13 +144,15 @@ def test_any_pattern_of_acceptance_gives_the_same_text(form: str, bits: int, sur
     """Drafts of up to 30 tokens that are right with some probability each."""
     some, params, plain = batch(form, bits, 2)
     oracle = Oracle([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)], sure=sure)
+    asks = spec("ngram-simple", ngram_m=30)
     made = Engine(
         tiny_models.wide(form).target,
         tiny_models.tokenizer(),
         drafters=[oracle],
+        spec=asks,
         config=EngineConfig(kv_bits=bits),
     )
-    results = made.generate(some, params, spec=spec("ngram-simple", ngram_m=30))
+    results = made.generate(some, params, spec=asks)
     check(form, bits, 2, results, f"{form}, {bits} bits, oracle {sure}", alone=False)
     accepted, drafted = (sum(getattr(r.stats, n) for r in results) for n in ("num_accepted", "num_drafted"))
     assert drafted > 0
@@ -173,6 +177,30 @@ def test_fewer_bits_are_another_text() -> None:
     """So the tests above compare with what they say they do: 4 bits change what a model sees."""
     texts = {bits: [r.tokens for r in batch("float32", bits, 1)[2]] for bits in (16, 8, 4)}
     assert texts[16] != texts[4] != texts[8]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_last_bit_moves_logits_by_no_more_than_a_code_does(bits: int) -> None:
+    """A verify of eight tokens beside single steps over the same text. Few bits multiply last bits, so the bound must know them."""
+    model, rng, start, width = tiny_models.wide().target, np.random.default_rng(0), 20, 8
+
+    def logits(text: list[int], width: int) -> np.ndarray:
+        cache_, found = model.make_cache(1, kv_bits=bits), []
+        model.forward(mx.array(text[:start], mx.int32), FlatRows((start,)), cache_, certain=True)
+        cache_.commit()
+        for at in range(start, len(text), width):
+            part = mx.array(text[at : at + width], mx.int32)
+            out = model.forward(part, FlatRows((width,)), cache_, certain=width == 1)
+            cache_.commit(None if width == 1 else [width])
+            found.append(np.asarray(out.logits))
+        return np.concatenate(found)
+
+    for _ in range(3):
+        text = rng.integers(0, tiny_models.EOS, start + 15 * width).tolist()
+        one, several = logits(text, 1), logits(text, width)
+        for place, (right, found) in enumerate(zip(one, several, strict=True)):
+            limit = NEAR_TIE + rounding.of_code(bits, start + place + 1) * np.abs(right).max()
+            assert np.abs(found - right).max() < limit
 
 
 # ---- behind the prefix store

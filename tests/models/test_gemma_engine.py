@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxspec.config import EngineConfig
+from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
@@ -70,7 +70,9 @@ def make(form: str, drift: float = 0.0, weights: str = "float32") -> Gemma:
 def engine(form: str, weights: str = "float32") -> Engine:
     target, draft = make(form, weights=weights), make(form, drift=0.1, weights=weights)
     drafters = [NgramSimple(2, 12), DraftModel(draft, target.vocab_size)]
-    return Engine(target, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefill_chunk=32))
+    loaded = SpecConfig(drafters=tuple(d.name for d in drafters), ngram_n=2)
+    config = EngineConfig(prefill_chunk=32)
+    return Engine(target, tiny_models.tokenizer(), drafters=drafters, spec=loaded, config=config)
 
 
 @pytest.mark.parametrize(

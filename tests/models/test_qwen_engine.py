@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from mlxspec.config import EngineConfig
+from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
@@ -59,7 +59,9 @@ def engine(form: str, weights: str) -> Engine:
     ]
     if c.num_mtp_layers:
         drafters.append(Mtp(tiny_models.make_mtp(c, model, form=weights), model.max_context))
-    return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(prefill_chunk=32))
+    loaded = SpecConfig(drafters=tuple(d.name for d in drafters), ngram_n=2)
+    config = EngineConfig(prefill_chunk=32)
+    return Engine(model, tiny_models.tokenizer(), drafters=drafters, spec=loaded, config=config)
 
 
 @pytest.mark.parametrize(
