@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from mlxspec.engine import head_check
 from mlxspec.errors import ModelError
 from mlxspec.loading import qwen_weights
 from mlxspec.models import head_norms
+from mlxspec.models.qwen3_5_mtp import NORMS
+from tests import tiny_models
 
 PROMPT = "<|im_start|>user\nwhat does os.path.join do?<|im_end|>\n<|im_start|>assistant\n"
 SIZE = SamplingParams(max_tokens=60)
@@ -283,3 +286,21 @@ def test_a_named_head_drafts_for_a_model_whose_own_is_damaged(
     with mlxspec.load(str(folder), spec=FIXED, **options) as engine:
         work = engine.generate(PROMPT, SIZE).stats.drafters["mtp"]
     assert work.num_accepted / work.num_drafted > right["float"] - 0.02
+
+
+@catches(
+    "the answer about a head is kept whatever its norms were as they were loaded",
+    "mlxspec.engine.head_check:_path",
+    lambda right: (
+        lambda head, tokens, files: right(
+            SimpleNamespace(parameters=head.parameters, norms=dict), tokens, files
+        )
+    ),
+)
+def test_what_is_kept_of_a_head_belongs_to_its_norms_as_loaded() -> None:
+    """Shifts are relative to them: the same file, loaded otherwise, is another head."""
+    made = tiny_models.make_mtp(tiny_models.config(), tiny_models.target())
+    before = head_check._path(made, [1, 2], [])
+    assert head_check._path(made, [1, 2], []) == before
+    made.set_norms(made.norms(), dict.fromkeys(NORMS, 1.0))
+    assert head_check._path(made, [1, 2], []) != before

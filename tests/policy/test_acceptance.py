@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.acceptance import Acceptance, Offer
@@ -148,3 +149,21 @@ def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) 
         assert all(0 < p < 1 for p in reaches)
         assert all(a >= b for a, b in zip(reaches, reaches[1:], strict=False))
         control.learn(row, offer, min(matched, known, len(confidences)), known)
+
+
+@catches(
+    "a probe counts as little as a draft among many",
+    "mlxspec.policy.acceptance:Acceptance.drafted",
+    lambda right: lambda self, mean, *, probe: right(self, mean, probe=False),
+)
+def test_behind_a_pause_a_probe_outweighs_the_drafts_before_it() -> None:
+    table, usual = Acceptance(), Acceptance()
+    for each in (table, usual):
+        for _ in range(200):
+            each.drafted(0.9, probe=False)
+    table.drafted(0.4, probe=True)
+    usual.drafted(0.4, probe=False)
+    assert table.mean == pytest.approx(0.8, abs=1e-3)  # one of five
+    assert usual.mean == pytest.approx(0.875, abs=1e-3)  # one of twenty
+    table.drafted(0.2, probe=True)
+    assert table.mean == pytest.approx(0.68, abs=1e-3)
