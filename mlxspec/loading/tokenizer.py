@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mlxspec.errors import ConfigError, ContextOverflowError, TokenizerError
+from mlxspec.errors import ConfigError, ContextOverflowError, HelperError, TokenizerError
 from mlxspec.loading.pieces import LONGEST, SLICE, Pieces, UncuttableError
 from mlxspec.loading.spelled_tokens import MARK, Spellings
 from mlxspec.loading.template import ChatTemplate, special_tokens
 from mlxspec.parsers.formats import detect
+from mlxspec.platform import helper, kept_json
 
+_TRIAL = helper.Program(
+    file=Path(__file__).with_name("tokenizer_trial.py"),
+    what="Its first use",
+    seconds=60.0,
+    memory=4 << 30,
+    most=0,
+)
+_LARGE = 1 << 20  # bytes of a tokenizer.json
 _LARGEST_ID = 2**32 - 1  # that the library can be asked for
 _TURN_ENDS = (
     "<|im_end|>",
@@ -60,6 +71,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(f"There is no tokenizer.json in {folder}.")
+        _try(path)
         try:
             inner = _Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -237,6 +249,24 @@ class TextStream:
         left = left.rstrip("\ufffd") if cut else left
         self._given = [given, left]
         return left
+
+
+def _try(path: Path) -> None:
+    """Have a helper process use a tokenizer.json first, because a crafted one may end the process that reads it. A file that was tried is
+    known from then on. Raises TokenizerError."""
+    found = path.resolve().stat()
+    told = [str(path.resolve()), found.st_size, found.st_mtime_ns, version("tokenizers")]
+    kept = kept_json.kept_file("tokenizers", told)
+    if kept_json.read(kept) == told:
+        return
+    try:
+        trial = replace(_TRIAL, once=found.st_size > _LARGE)
+        said, _ = helper.run(trial, {"path": str(path.resolve())}, b"")
+    except HelperError as error:
+        raise TokenizerError(f"tokenizer.json in {path.parent} cannot be used. {error}") from error
+    if "refused" in said:
+        raise TokenizerError(f"tokenizer.json in {path.parent} cannot be read: {said['refused']}.")
+    kept_json.write(kept, told)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -38,13 +38,14 @@ _VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TZ", "
 class Program:
     """What a helper runs. file: Python with a function `run(ask, body)` that returns JSON's values and bytes; it is loaded without its
     package. what: the subject of sentences about it. seconds: of a call, by the clock. memory: bytes beyond what its imports take. most:
-    bytes that it returns."""
+    bytes that it returns. once: the process ends after a call, because it leaves much in memory."""
 
     file: Path
     what: str
     seconds: float
     memory: int
     most: int
+    once: bool = False
 
 
 def run(program: Program, ask: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytearray]:
@@ -56,7 +57,10 @@ def run(program: Program, ask: Mapping[str, Any], body: bytes) -> tuple[dict[str
     except BaseException:
         _pool.replace(worker, program)
         raise
-    _pool.give_back(worker)
+    if program.once:
+        _pool.end(worker)
+    else:
+        _pool.give_back(worker)
     return found
 
 
@@ -236,7 +240,7 @@ class _Pool:
         try:
             worker.load(program)
         except BaseException:
-            self._end(worker)
+            self.end(worker)
             raise
         return worker
 
@@ -246,7 +250,7 @@ class _Pool:
             self._changed.notify()
 
     def replace(self, worker: _Worker, program: Program) -> None:
-        self._end(worker)
+        self.end(worker)
         self.prepare(program)
 
     def prepare(self, program: Program) -> None:
@@ -287,7 +291,7 @@ class _Pool:
                 self._changed.notify()
         return worker
 
-    def _end(self, worker: _Worker) -> None:
+    def end(self, worker: _Worker) -> None:
         worker.end()
         with self._changed:
             self._all.discard(worker)
