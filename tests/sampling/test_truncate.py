@@ -19,7 +19,7 @@ from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
-from mlxspec.sampling.truncate import counted_floor, largest, room, sorted_floor, top_p_floor
+from mlxspec.sampling.truncate import ONE, counted_floor, largest, room, sorted_floor, top_p_floor
 
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 LARGE = 248_320  # Qwen3.5's vocabulary
@@ -283,3 +283,24 @@ def test_positions_that_take_the_likeliest_are_not_searched(monkeypatch: pytest.
     rows = [RowSampler(SamplingParams(temperature=t, top_p=0.9, seed=0), [1], 50) for t in (0.8, 0.0)]
     BatchSampler(rows, 50).scores(mx.random.normal((2, 50), key=mx.random.key(0)), [0, 1])
     assert searched == [1]
+
+
+@catches(
+    "a share of all mass is rounded down",
+    "mlxspec.sampling.truncate:_limit",
+    lambda right: (
+        lambda total, share: mx.where(
+            share > ONE, total + 1, (total >> 30) * share + (((total & (ONE - 1)) * share) >> 30)
+        )
+    ),
+)
+def test_a_share_of_whole_numbers_is_rounded_up() -> None:
+    """To the least that is the share or more, without a number that does not fit into 63 bits."""
+    rng = np.random.default_rng(0)
+    totals = [1, 7, ONE - 1, ONE, (1 << 62) - 1, *rng.integers(1, 1 << 62, 200).tolist()]
+    shares = [1, ONE // 3, ONE, ONE - 1, ONE, *rng.integers(1, ONE + 1, 200).tolist()]
+    found = truncate._limit(mx.array(totals, mx.int64)[:, None], mx.array(shares, mx.int64)[:, None])
+    assert found[:, 0].tolist() == [
+        -(-total * share // ONE) for total, share in zip(totals, shares, strict=True)
+    ]
+    assert truncate._limit(mx.array([[9]], mx.int64), mx.array([[ONE + 1]], mx.int64)).item() == 10
