@@ -114,6 +114,21 @@ def test_blocks_that_do_not_fill_a_matrix() -> None:
         assert stored["x.weight"].nbytes == sum(array.nbytes for _, array in tensors.values())
 
 
+def test_scales_that_are_powers_of_two_and_scales_of_others(tmp_path: Path) -> None:
+    """A byte may hold an exponent. Scales of keys and values and of inputs are of what is computed in floats here."""
+    value = np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32)
+    exponents = np.array([[120, 121, 119], [122, 118, 120]], np.uint8)
+    whole = np.exp2(exponents.astype(np.float32) - 127).repeat(32, 0).repeat(32, 1)
+    codes, means = formats.to_e4m3(value / whole)
+    tensors: formats.Tensors = {"x.weight": ("F8_E4M3", codes), "x.weight_scale_inv": ("F8_E8M0", exponents)}
+    for name in ("x.input_scale", "k_proj.k_scale", "v_proj.v_scale", "attn.q_scale"):
+        tensors[name] = ("F32", np.ones((), np.float32))
+    formats.save(tmp_path / "model.safetensors", tensors)
+    found = read_folder(tmp_path)
+    assert found.keys() == {"x.weight"}
+    np.testing.assert_array_equal(np.array(found["x.weight"]), means * whole)
+
+
 @pytest.mark.parametrize("kind", ["FP8 in small blocks", "NVFP4 of ModelOpt", "NVFP4 of compressed-tensors"])
 def test_parts_that_do_not_fit_are_refused(kind: str) -> None:
     value = np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32)
