@@ -526,6 +526,7 @@ def test_the_folder_is_private(tmp_path: Path) -> None:
     "the count of changes does not fit the lock file",
     "mlxspec.engine.prefix_disk.folder:PieceFolder._changes",
     lambda right: lambda self: self._files.count(self._descriptor, self._seen + 1),
+    case="full",
     errors=(OverflowError,),
 )
 @pytest.mark.parametrize(

@@ -337,7 +337,8 @@ def test_a_stream_that_nobody_reads_rests(worker: Worker) -> None:
     unread = worker.submit(PROMPT, params(num), most_unread=most)
     assert unread.wait_accepted(LONG)
     until = time.monotonic() + LONG
-    while not worker.call(lambda engine: engine.is_resting).result(LONG) and time.monotonic() < until:
+    while not (unread.is_done or worker.call(lambda engine: engine.is_resting).result(LONG)):
+        assert time.monotonic() < until
         time.sleep(0.01)
     num_waiting = sum(len(e.tokens) for e in unread._events if isinstance(e, TokensEvent))
     assert most <= num_waiting <= 2 * most

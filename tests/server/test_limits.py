@@ -142,7 +142,7 @@ def test_log_lines_have_a_rate() -> None:
 )
 def test_lines_that_cannot_be_written_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     writing, is_read = Writing(3), threading.Event()
-    writing.put(partial(is_read.wait, LONG))
+    writing.put(partial(is_read.wait, 10))
     until = time.monotonic() + LONG
     while writing._queue.qsize() and time.monotonic() < until:
         time.sleep(0.001)  # until it waits there
