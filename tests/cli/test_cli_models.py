@@ -89,11 +89,22 @@ def test_a_config_that_does_not_fit(run: Run, copied: Path, values: dict[str, ob
 
 @pytest.mark.parametrize(
     "template",
-    ["{% if %}", "{{ raise_exception('not so') }}", "{{ 1 / 0 }}", "{{ messages.__class__.mro() }}"],
+    ["{{ raise_exception('not so') }}", "{{ 1 / 0 }}", "{{ messages.__class__.mro() }}"],
 )
 def test_a_bad_template(run: Run, copied: Path, template: str) -> None:
     change(copied / "tokenizer_config.json", chat_template=template)
     refused(generate(run, copied), "chat template")
+
+
+def test_a_template_that_does_not_compile_costs_chat_and_not_the_model(run: Run, copied: Path) -> None:
+    change(copied / "tokenizer_config.json", chat_template="{% if %}")
+    ran = generate(run, copied)
+    notice, error = ran.err.splitlines()
+    assert notice.startswith("There is no chat with this model.")
+    refused(ran._replace(err=f"{error}\n"), "chat template does not compile")
+    plain = generate(run, copied, "--ignore-chat-template")
+    assert plain.code == 0
+    assert plain.out
     assert generate(run, copied, "--ignore-chat-template").code == (2 if template == "{% if %}" else 0)
 
 
