@@ -272,8 +272,9 @@ def convert(source: Path, folder: Path, how: Quantization | None = None) -> Path
     if how is not None:
         predicate = more_bits if how.mixed else None
         with contextlib.redirect_stdout(io.StringIO()):  # it reports bits per weight
+            scale = {"global_scale": True} if how.scaled else {}  # mlx-lm 0.32.0 has no such argument
             model, config = quantize_model(
-                model, config, how.group_size, how.bits, how.mode, how.scaled, quant_predicate=predicate
+                model, config, how.group_size, how.bits, how.mode, quant_predicate=predicate, **scale
             )
     save_model(folder, model)
     save_config(config, folder / "config.json")
