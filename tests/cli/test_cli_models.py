@@ -105,7 +105,6 @@ def test_a_template_that_does_not_compile_costs_chat_and_not_the_model(run: Run,
     plain = generate(run, copied, "--ignore-chat-template")
     assert plain.code == 0
     assert plain.out
-    assert generate(run, copied, "--ignore-chat-template").code == (2 if template == "{% if %}" else 0)
 
 
 def test_drafters_that_are_not_there(run: Run, model: Path, draft_model: Path) -> None:
