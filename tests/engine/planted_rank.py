@@ -91,9 +91,9 @@ def run() -> int:
     if fault == "version":
         peers._versions = _other_version(peers._versions)
     elif fault == "hangs":
-        _replace(Engine, "_step", _hang)
+        _replace(Engine, "_advance", _hang)
     elif fault == "raises":
-        _replace(Engine, "_step", _raise)
+        _replace(Engine, "_advance", _raise)
     elif fault == "differs":
         _replace(Request, "accept", _flip)
 
