@@ -94,6 +94,7 @@ def test_a_config_that_does_not_fit(run: Run, copied: Path, values: dict[str, ob
 def test_a_bad_template(run: Run, copied: Path, template: str) -> None:
     change(copied / "tokenizer_config.json", chat_template=template)
     refused(generate(run, copied), "chat template")
+    assert generate(run, copied, "--ignore-chat-template").code == 0
 
 
 def test_a_template_that_does_not_compile_costs_chat_and_not_the_model(run: Run, copied: Path) -> None:
