@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from planting import catches
 
 from mlxspec.errors import HelperError
 from mlxspec.platform import helper
-from tests.planting import catches
 
 LONG = 60.0
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -100,6 +100,8 @@ def assemble_lazily(
     parsed = kind.parse(config)
     if ranks.size > 1 and adapter is not None:
         raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
+    if ranks.size > 1:
+        share(parsed, ranks)  # refuses before anything is read
     weights, foreign = read(), foreign_format(config)
     dtype = unpacked_dtype(weights, dtype)
     parsed, head_notices = head_as_stored(parsed, weights)

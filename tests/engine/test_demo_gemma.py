@@ -84,7 +84,7 @@ def test_rows_together_are_the_rows_alone() -> None:
 @pytest.mark.parametrize("drafters", DRAFTERS, ids=str)
 def test_ragged_rows_drafted_are_the_rows_plain(drafters: tuple[str, ...]) -> None:
     prompts, params = map(list, zip(*requests(), strict=True))
-    drafting = spec(*drafters, ngram_mod_n=6)
+    drafting = spec(*drafters)
     check(engine().generate(prompts, params, spec=drafting), f"demo-gemma, {drafters}, together")
 
 

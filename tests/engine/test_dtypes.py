@@ -153,7 +153,7 @@ def check(form: str, results: Sequence[Result], what: str, *, rejects: bool = Fa
 
 
 def drafting(names: tuple[str, ...], policy: str) -> SpecConfig:
-    return spec(*names, **{"ngram_n": 2, "ngram_mod_n": 4, **POLICIES[policy]})
+    return spec(*names, **POLICIES[policy])
 
 
 def marked(form: str, names: tuple[str, ...], policy: str, among: set = FAST):

@@ -351,6 +351,7 @@ def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rou
         many = [own.submit(p, s, spec=MTP, client="many") for p, s in zip(given, params[:2], strict=False)]
         while own.num_running < 2 or own._prefills:
             own.step()
+        own.rest(frozenset({many[0].number}))
         few = own.submit(given[2], params[2], spec=MTP, client="few")
         while few.num_generated < 15:
             own.step()
@@ -361,6 +362,7 @@ def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rou
         keys = head._cache.layers[0].keys
         rows = zip(head._order, head._cache.lengths, strict=True)
         cells.append({r: (n, np.asarray(keys[i][0, :, :n])) for i, (r, n) in enumerate(rows)})
+        own.rest(frozenset())
         finished(own)
     assert cells[0].keys() == cells[1].keys() == {0, 1, 2}
     for row, (length, found) in cells[0].items():

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import GifImagePlugin, Image, PngImagePlugin
+from planting import catches
 
 from mlxspec.errors import ConfigError, ImageError
 from mlxspec.images import decode, pixels
 from mlxspec.images.decode import ImageLimits, decode_image, is_animated
-from tests.planting import catches
 
 LIMITS = ImageLimits()
 LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "GIF": {}}

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planting import catches
 
 from mlxspec.errors import TokenizerError
 from mlxspec.loading import tokenizer
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.platform import helper
 from tests.loading import byte_tokenizer
-from tests.planting import catches
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
 PREFIXED = {

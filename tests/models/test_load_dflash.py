@@ -63,7 +63,8 @@ def test_published_layouts(zoo: Zoo, kind: str, dtype: mx.Dtype, dialect: str, t
     drafted = made.generate(PROMPTS, ANSWER)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert all(r.stats.drafters["dflash"].num_drafted > 0 for r in drafted)
-    assert not any(r.stats.notices for r in drafted)
+    # random drafters are hardly ever right, of which there is a notice
+    assert not [n for r in drafted for n in r.stats.notices if "hardly ever right" not in n]
     # what a draft costs does not grow with its length, until it has been measured
     cost = likely_draft(made.chain.drafters["dflash"], made.model)
     assert 0 < cost.seconds(1, 1) == cost.seconds(8, 1)

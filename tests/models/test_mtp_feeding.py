@@ -95,7 +95,7 @@ def run(folder: Path, prompts: list[list[int]], reference: Reference, *, at_most
     engine, head = engine_over(folder)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     for drafters in (("mtp",), ("ngram-simple", "mtp")):
-        spec = SpecConfig(drafters=drafters, policy="fixed", n_max=NUM, ngram_n=2, ngram_m=4)
+        spec = SpecConfig(drafters=drafters, policy="fixed", n_max=NUM, ngram_m=4)
         requests = [engine.submit(p, params, spec=spec) for p in prompts]
         finish(engine)
         again = engine.submit([*requests[0].history, 5, 6], params, spec=spec)
