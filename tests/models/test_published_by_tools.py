@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore")  # of PyTorch and the tools
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_tool_has_written_loads(case: str, tmp_path: Path) -> None:
     package, kind, values = CASES[case]
