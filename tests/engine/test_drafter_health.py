@@ -94,8 +94,10 @@ def test_what_was_found_is_kept_and_inspected(
 
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     with mlxspec.load("demo", draft="mtp") as engine:
-        for prompt in PROMPTS[:3]:
-            engine.generate(prompt, SIZE)
+        # costs are learned by one policy, drafts are sure to be judged by the other
+        for policy in ("auto", "fixed"):
+            for prompt in PROMPTS[:2]:
+                engine.generate(prompt, SIZE, spec=SpecConfig(drafters=("mtp",), policy=policy))
         assert engine.health is not None
         judged, right = engine.health.counts["mtp"]
         write_followed()  # as the process does at its end
