@@ -105,7 +105,7 @@ def _judged(judged: Mapping[str, tuple[int, int]]) -> list[str]:
 
     return [
         f"{name}: the first token of {num} drafts was accepted in {right / num:.0%}"
-        + (", hardly ever: it is damaged, or made for another model" if is_low(num, right) else "")
+        + (", which is hardly ever" if is_low(num, right) else "")
         for name, (num, right) in sorted(judged.items())
         if num
     ]

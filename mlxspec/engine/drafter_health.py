@@ -38,8 +38,9 @@ class DrafterHealth:
             if is_low(judged, right) and name not in self._told:
                 self._told.add(name)
                 found.append(
-                    f"The drafter {name} is hardly ever right: of {judged} drafts the first token was accepted in {right}. It is "
-                    "damaged, or it was made for another model, another version of it, or the model without its adapter."
+                    f"The drafter {name} is hardly ever right: of {judged} drafts the first token was accepted in {right}. It "
+                    "may be damaged or made for another model, another version of it, or the model without its adapter; or the answers "
+                    "are sampled at a high temperature."
                 )
         return found
 

@@ -103,7 +103,8 @@ class RequestStats:
     @property
     def plain_speed(self) -> float | None:
         """Tokens a second of plain decoding, measured in this answer's own plain rounds; None where they are too few to tell."""
-        return self.num_plain_rounds / self.plain_seconds if self.num_plain_rounds >= _PLAIN_ROUNDS else None
+        is_known = self.num_plain_rounds >= _PLAIN_ROUNDS and self.plain_seconds > 0
+        return self.num_plain_rounds / self.plain_seconds if is_known else None
 
     @property
     def prefill_speed(self) -> float:
