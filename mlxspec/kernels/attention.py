@@ -34,16 +34,22 @@ _NARROWEST_BLOCK = 32
 _SCORES = 512 << 20  # bytes that scores of a block may take, unless it is the narrowest
 # scores and what becomes of them, of a block and of those that MLX has made room for already; and where softmax is spelled out
 _ALIVE, _ALIVE_SPELLED = 4, 16
-# Metal attends without writing scores out for heads of these sizes: a few queries, as many as a key's heads times them are 32, and many
+# Metal attends without writing scores out for heads of these sizes: a few queries, as many as a key's heads times them are 32, and many.
+# tests/kernels/test_mlx_wheel.py compares these tables with the kernels in MLX's wheel.
 _FEW, _FEW_HEADS = 8, 32
-_FUSED_FEW, _FUSED_MANY = (64, 96, 128, 256), (64, 80, 128)
-# and on an M5, where matrix units are, for heads of 256 and at least so many queries that see all before them
-_FUSED_BY_UNITS, _WIDE = 256, 1024
+FUSED_FEW, FUSED_MANY = (64, 96, 128, 256), (64, 72, 80, 96, 128)
+# and of a prompt in 16 bits: heads of 256, a first piece of so many tokens; with matrix units (M5) any piece of so many, and heads of 512
+# where heads times tiles of 32 queries fill the GPU
+_FIRST_PIECE, _BY_UNITS, _TILE, _TILES = 2048, 1024, 32, 1024
 # queries: more of them keep a GPU busy whichever way they lie; on a CPU more than a round has, so that all its widths go MLX's way
 _FOLDED = 64
 # (queries, keys): MLX changes kernels at 8 queries and from 1,024 and 4,096 keys on
 _TRIALS = ((1, 40), (1, 1100), (1, 4200), (4, 40), (4, 1100), (8, 4200), (17, 300))
-_WIDE_TRIAL = (_WIDE, 1100)
+_WIDE_TRIALS = (
+    (_BY_UNITS, 1100, False),
+    (_BY_UNITS, 1100, True),
+    (_FIRST_PIECE, _FIRST_PIECE, False),
+)  # and whether there is a mask
 _LIMIT = 0.05  # of the largest number: rounding of 16-bit types is a tenth of this, a wrong kernel many times as much
 
 
@@ -77,13 +83,13 @@ def has_kernel(heads: Heads) -> bool:
 
 
 def score_bytes(heads: Heads, width: int, length: int, kv_bits: int = 16) -> int:
-    """What `attend` of so many queries and keys takes while it runs: for scores, 0 where a kernel never writes them out, and for keys and
-    values that are quantized and are unpacked for it. kv_bits: 4 or 8 where they are."""
+    """What `attend` of so many queries or fewer and so many keys takes while it runs: for scores, 0 where a kernel never writes them out,
+    and for keys and values that are quantized and are unpacked for it. kv_bits: 4 or 8 where they are."""
     few, found = kv_bits in KV_BITS and _goes_packed(width), 0
     if kv_bits in KV_BITS and not few:
         found = unpacking_bytes(2 * heads.num_kv * length * heads.dim, heads.dtype)
-    if not few and not _writes_scores(heads, width):
-        return found
+    if not few:  # the last piece of a prompt is narrower, and may be one that is not fused
+        width = max((w for w in (min(width, _FEW), width) if _writes_scores(heads, w)), default=0)
     return found + _bytes_a_score(heads) * heads.num * min(width, _block(heads, length)) * length
 
 
@@ -93,15 +99,23 @@ def _goes_packed(width: int) -> bool:
     return has_products() and width <= _FOLDED
 
 
-def _writes_scores(heads: Heads, width: int, *, masked: bool = False) -> bool:
+def _writes_scores(heads: Heads, width: int) -> bool:
+    """Whether they are written out at some length."""
     if not has_kernel(heads):
         return True
     if width > _FEW:
-        by_units = (
-            heads.dim == _FUSED_BY_UNITS and width >= _WIDE and not masked and device.has_matrix_units()
-        )
-        return heads.dim not in _FUSED_MANY and not by_units
-    return heads.dim not in _FUSED_FEW or width * heads.num > _FEW_HEADS * heads.num_kv
+        return heads.dim not in FUSED_MANY
+    return heads.dim not in FUSED_FEW or width * heads.num > _FEW_HEADS * heads.num_kv
+
+
+def _fuses_piece(heads: Heads, width: int, length: int, *, masked: bool) -> bool:
+    """Whether MLX fuses a piece of a prompt of so many tokens that it does not fuse at every length. On heads of 512 it has a kernel for
+    single queries too, which is not used: a plain step would go another way than a verify."""
+    if heads.dtype == mx.float32 or width < _BY_UNITS:  # TF32 is off
+        return False
+    if not device.has_matrix_units():
+        return heads.dim == 256 and not masked and width == length >= _FIRST_PIECE
+    return heads.dim == 256 or (heads.dim == 512 and not masked and heads.num * -(-width // _TILE) >= _TILES)
 
 
 def _block(heads: Heads, length: int) -> int:
@@ -137,7 +151,10 @@ def attend(
     else:
         keys, values = unpacked(keys), unpacked(values)
     block = _block(heads, length)
-    writes = is_packed or _writes_scores(heads, width, masked=mask is not None)
+    writes = is_packed or (
+        _writes_scores(heads, width)
+        and not (has_kernel(heads) and _fuses_piece(heads, width, length, masked=mask is not None))
+    )
     if is_packed:
         folds = True
     elif device.has_fused_attention():
@@ -273,14 +290,19 @@ def _largest_error(heads: Heads) -> float:
     def draw(num: int, length: int) -> mx.array:
         return mx.array(rng.standard_normal((1, num, length, heads.dim), np.float32)).astype(heads.dtype)
 
-    by_units = heads.dim == _FUSED_BY_UNITS and device.has_matrix_units()
-    for width, length in (*_TRIALS, *((_WIDE_TRIAL,) if by_units else ())):
+    for width, length, given in (*((*t, m) for t in _TRIALS for m in (False, True)), *_WIDE_TRIALS):
+        if width >= _BY_UNITS and not _fuses_piece(heads, width, length, masked=given):
+            continue
         # keys and values are views of buffers with room behind, as caches have them
         keys, values = (draw(heads.num_kv, length + 8)[:, :, :length] for _ in range(2))
         queries = 3 * draw(heads.num, width)
         q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
-        mask = mx.array(np.arange(length)[None] <= np.arange(length - width - 3, length - 3)[:, None])
-        for given in (None, mask):
-            found, wanted = _by_mlx(queries, keys, values, scale, given), _folded(q, k, v, scale, given)
-            worst = max(worst, launch.largest_error([found], [wanted]))
+        late = 3 if given else 0
+        ends = np.arange(length - width - late, length - late)[:, None]
+        mask = mx.array(np.arange(length)[None] <= ends)
+        found = _by_mlx(queries, keys, values, scale, mask if given else None)
+        for start in range(0, width, _QUERY_BLOCK):  # scores of all of them may be gigabytes
+            part = slice(start, start + _QUERY_BLOCK)
+            wanted = _folded(q[:, :, part], k, v, scale, mask[part])
+            worst = max(worst, launch.largest_error([found[:, :, part]], [wanted]))
     return worst

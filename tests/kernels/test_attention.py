@@ -277,11 +277,27 @@ def test_a_round_goes_one_way_at_all_widths_on_a_cpu(monkeypatch: pytest.MonkeyP
     assert found == [attention._FOLDED + 1]
 
 
-@pytest.mark.parametrize(("units", "whole"), [(False, 0), (True, 1)])
-def test_an_m5_attends_a_whole_piece_of_a_prompt_at_once(
-    on_gpu: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, units: bool, whole: int
+@pytest.mark.parametrize(
+    ("heads", "units", "whole"),
+    [
+        (Heads(2, 1, 256, mx.bfloat16), False, [2048]),
+        (Heads(2, 1, 256, mx.bfloat16), True, [2048, 1024, 1024]),
+        (Heads(2, 1, 256, mx.float32), False, []),
+        (Heads(2, 1, 256, mx.float32), True, []),
+        (Heads(16, 2, 512, mx.bfloat16), False, []),
+        (Heads(16, 2, 512, mx.bfloat16), True, [2048]),
+        (Heads(8, 1, 512, mx.bfloat16), True, []),
+    ],
+)
+def test_some_pieces_of_a_prompt_are_attended_whole(
+    on_gpu: Callable[[Any], None],
+    monkeypatch: pytest.MonkeyPatch,
+    heads: Heads,
+    units: bool,
+    whole: list[int],
 ) -> None:
-    """MLX's kernel for heads of 256 takes 1,024 causal queries and more there, and none where there are fewer or a mask."""
+    """Where MLX fuses heads of 256: a first piece of 2,048 tokens, or any piece of 1,024 on an M5, masked ones too; and heads of 512 there,
+    where there are enough of them. What memory counts stays: the last piece of a prompt is a narrow one."""
     monkeypatch.setattr(device, "has_matrix_units", lambda: units)
     monkeypatch.setattr(attention, "has_kernel", lambda heads: True)
     seen: list[int] = []
@@ -291,14 +307,26 @@ def test_an_m5_attends_a_whole_piece_of_a_prompt_at_once(
         return queries
 
     on_gpu(kernel)
-    heads = Heads(2, 1, 256, mx.float32)
     for width, mask in ((2048, None), (1024, None), (1023, None), (1024, mx.ones((1024, 1024), mx.bool_))):
         q, k, v = draw(width, width, heads)
         attend(q, k, v, 1.0, mask)
-    assert [n for n in seen if n >= 1024] == [2048, 1024] * whole
+    q, k, v = draw(1, 1100, heads)
+    attend(q, k, v, 1.0)
+    assert [n for n in seen if n >= 1024] == whole
     assert max(n for n in seen if n < 1024) <= 256
-    fused = heads._replace(num=24, num_kv=4, dtype=mx.bfloat16)
-    assert (attention.score_bytes(fused, 2048, 1 << 17) == 0) == units
+    assert (1 in seen) == (heads.dim == 256)  # a plain step of heads of 512 goes a verify's way
+    assert attention.score_bytes(heads, 2048, 1 << 17) >= attention.score_bytes(heads, 100, 1 << 17) > 0
+
+
+def test_narrower_pieces_are_counted_with_wide_ones(
+    on_gpu: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight heads a key: MLX fuses five and more queries only from nine on."""
+    monkeypatch.setattr(attention, "has_kernel", lambda heads: True)
+    on_gpu(MLX_ATTENDS)
+    heads = Heads(64, 8, 128, mx.bfloat16)
+    assert attention.score_bytes(heads, 4, 5000) == 0
+    assert attention.score_bytes(heads, 512, 5000) == attention.score_bytes(heads, 8, 5000) > 0
 
 
 def test_what_an_m5_attends_with_is_compared_too(
@@ -309,7 +337,7 @@ def test_what_an_m5_attends_with_is_compared_too(
 
     monkeypatch.setattr(device, "has_matrix_units", lambda: True)
     on_gpu(wrong_when_wide)
-    assert not has_kernel(Heads(1, 1, 256, mx.float32))
+    assert not has_kernel(Heads(1, 1, 256, mx.bfloat16))
 
 
 @pytest.mark.parametrize(

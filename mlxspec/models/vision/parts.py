@@ -12,10 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from mlxspec.kernels.attention import FUSED_MANY
 from mlxspec.models.layers import rotate, swapped
 from mlxspec.platform import device
 
-_FUSED = (64, 80, 128)  # head dimensions for which MLX has one Metal kernel over many queries
 _SCORES_AT_MOST = 256 << 20  # bytes, where scores are written to memory
 
 
@@ -45,9 +45,9 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     Where there is no fused kernel, queries go in parts, so that their scores stay within 256 MiB.
     """
     num, heads, dim = q.shape
-    is_fused = device.backend() == "metal" and dim <= _FUSED[-1]
+    is_fused = device.backend() == "metal" and dim <= FUSED_MANY[-1]
     if is_fused:
-        wide = next(size for size in _FUSED if size >= dim)
+        wide = next(size for size in FUSED_MANY if size >= dim)
         q, k, v = (mx.pad(x, [(0, 0), (0, 0), (0, wide - dim)]) for x in (q, k, v))
     q, k, v = (x.transpose(1, 0, 2)[None] for x in (q, k, v))
     part = num if is_fused else max(1, _SCORES_AT_MOST // (heads * num * q.itemsize))
@@ -65,8 +65,8 @@ def layer_bytes(num: int, *, size: int, inner: int, heads: int, dim: int, itemsi
     size, inner: numbers of a patch's hidden state and of a feed-forward layer between its matrices, of which a gate and a product may be
     alive as well. heads, dim: of attention. itemsize: bytes of the tower's numbers; queries and keys are turned in float32.
     """
-    is_fused = device.backend() == "metal" and dim <= _FUSED[-1]
-    wide = heads * (next(n for n in _FUSED if n >= dim) if is_fused else dim)
+    is_fused = device.backend() == "metal" and dim <= FUSED_MANY[-1]
+    wide = heads * (next(n for n in FUSED_MANY if n >= dim) if is_fused else dim)
     attending = itemsize * (3 * size + 10 * wide) + 6 * 4 * wide
     feeding = itemsize * (3 * size + 4 * inner) + 2 * 4 * inner
     scores = (
