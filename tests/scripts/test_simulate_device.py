@@ -1,0 +1,59 @@
+"""Rounds of an engine against a device of published times: the replay's own arithmetic, and how often the engine's rounds wait."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import simulate_device
+from simulate_device import Build, End, Machine, Shape, Wait, record, replay
+
+WARM = simulate_device.WARM
+# the host takes a second a node, the device one a kernel, and nothing else takes time
+SECONDS = Machine(1.0, launch=1e6, node=1e6, encode=0.0, wake=0.0, round=0.0)
+
+
+def rounds(*of_a_round) -> list:
+    """Twice as many as are left out at the beginning."""
+    out, given = [], 0
+    for _ in range(2 * WARM):
+        for event in of_a_round:
+            given += isinstance(event, Build)
+            out.append(Wait(given + event) if isinstance(event, int) else event)
+    return out
+
+
+def test_a_device_is_idle_while_the_host_builds_what_it_waits_for() -> None:
+    found = replay(rounds(Build(3, 1, 0.0), 0, End(2)), SECONDS)
+    assert (found.seconds, found.idle, found.waits, found.drafted) == (4.0, 0.75, 1.0, 2.0)
+
+
+def test_a_device_is_busy_while_the_host_reads_the_round_before() -> None:
+    found = replay(rounds(Build(1, 3, 0.0), -1, End(0)), SECONDS)
+    assert (found.seconds, found.idle, found.waits) == (3.0, 0.0, 0.0)
+
+
+def test_weights_take_their_bytes() -> None:
+    slow = SECONDS._replace(bandwidth=1.0, share=0.5)
+    assert replay(rounds(Build(1, 1, 1e9), 0, End(0)), slow).seconds == 1.0 + 1.0 + 2.0
+
+
+@pytest.mark.parametrize(("drafts", "waits"), [("plain", 0), ("mtp", 0), ("dflash", 0)])
+def test_rounds_of_a_fixed_depth_never_wait(drafts: str, waits: int) -> None:
+    found = replay(
+        record(Shape("qwen3.5-0.8b", 4), drafts, "greedy", depth=3, policy="fixed"), Machine(400.0)
+    )
+    assert (found.waits, found.drafted) == (waits, 0 if drafts == "plain" else 3)
+
+
+@pytest.mark.parametrize(
+    "words", [("--models", "1B"), ("--machines", "M9"), ("--sampling", "hot"), ("--depth", "9")]
+)
+def test_bad_options(
+    words: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulate_device.py", *words])
+    with pytest.raises(SystemExit) as stopped:
+        simulate_device.main()
+    assert stopped.value.code == 2
+    assert words[0] in capsys.readouterr().err.splitlines()[-1]
