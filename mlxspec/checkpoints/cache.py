@@ -4,7 +4,7 @@ library) and headers; loads nothing.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ def removal(name: str, revision: str | None = None) -> Removal:
         raise ModelError(f"{name} is here, but not its revision {revision}; `mlxspec list` shows which are.")
     # what a broken download left belongs to no revision: it goes with the last one
     parts = (repo.repo_path / "blobs").glob("*.mlxspec-part") if len(chosen) == len(repo.revisions) else ()
-    return Removal(name, tuple(chosen), info.delete_revisions(*chosen), tuple(parts))
+    alone = replace(info, repos=frozenset({repo}))  # a copy of a repository has the same commits
+    return Removal(name, tuple(chosen), alone.delete_revisions(*chosen), tuple(parts))
 
 
 def _scan() -> Any:

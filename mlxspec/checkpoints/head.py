@@ -25,6 +25,7 @@ from mlxspec.loading.folder import INDEX, is_head_file
 from mlxspec.loading.names import NAME_LENGTH, printable
 from mlxspec.loading.qwen_weights import HEAD, head_of, is_raw, split_mtp
 from mlxspec.loading.ranges import Repository
+from mlxspec.loading.safetensors import STORED
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Weights, read_file, read_folder, split_experts
@@ -38,11 +39,6 @@ HEAD_FILE = "mtp.safetensors"
 HEAD_BITS = (4, 8, 16)
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _MOST_STEPS = 4  # from a conversion over other conversions to the original
-_STORED = {  # as MLX reads what a header names
-    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
-    "U16": mx.uint16, "I16": mx.int16, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32,
-    "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64, "F64": mx.float32, "F4": mx.uint8,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +145,7 @@ def _check(plan: Plan, where: Repository, remote: RemoteHead) -> None:
         differ = [f"it has {len(theirs.is_linear)} layers, not {len(ours.is_linear)}"]
     if differ:
         raise ModelError(f"{where.repo} is no original of {plan.repo}: {differ[0]}.")
-    named = {n: mx.zeros(e.shape, _STORED[e.dtype]) for n, e in remote.selection.tensors.items()}
+    named = {n: mx.zeros(e.shape, STORED[e.dtype]) for n, e in remote.selection.tensors.items()}
     if not any(HEAD.match(name) for name in named):
         named = {f"mtp.{name}": value for name, value in named.items()}
     dtypes = {(n if n in named else f"mtp.{n}"): e.dtype for n, e in remote.selection.tensors.items()}

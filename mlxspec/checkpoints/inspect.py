@@ -19,6 +19,7 @@ from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.division import Division, divide
 from mlxspec.checkpoints.memory import MemoryEstimate
+from mlxspec.checkpoints.pairing import paired
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
@@ -171,9 +172,9 @@ def inspect(
     draft_kv_bits: int = SpecConfig.draft_kv_bits,
 ) -> InspectReport | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
-    draft_model counts in the memory, and among the drafters as what it can be to this model. ranks: among how many processes the model is
-    to be divided. kv_bits, draft_kv_bits: in which the memory is reckoned, see EngineConfig and SpecConfig. Reads headers only. Raises
-    MlxspecError subclasses where `load` would, but for vocabularies that differ."""
+    draft_model counts in the memory, and among the drafters as what it can be to this model; None for the one that `mlxspec pull` paired
+    with it. ranks: among how many processes the model is to be divided. kv_bits, draft_kv_bits: in which the memory is reckoned, see
+    EngineConfig and SpecConfig. Reads headers only. Raises MlxspecError subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     weights = folder.read()
     what = folder.kind()
@@ -200,7 +201,8 @@ def inspect(
     tower = _tower(made, vision, _Packed.of(weights, vision.__contains__))
     rest = {k: v for k, v in weights.items() if k not in text}
     packed = _Packed.of(weights, lambda name: name in text and HEAD.match(name) is None)
-    beside = _beside(draft_model, made)
+    pair = paired(folder.path)[0] if draft_model is None else None
+    beside = _beside(draft_model, made) if pair is None else _beside(str(pair), made, "paired with it")
     drafters = _usable(head, beside, made)
 
     def of_rank(who: Ranks) -> Assembled:
@@ -271,38 +273,40 @@ class _Packed(NamedTuple):
 
 
 class _Beside(NamedTuple):
-    """What was named with --draft-model. module: of its kind, not evaluated. lends_head: a whole model with an MTP head that fits."""
+    """The drafter in a folder of its own. how: it came to be the model's; module: of its kind, not evaluated. lends_head: a whole model
+    with an MTP head that fits."""
 
     name: str
     kind: Kind
     module: Any
+    how: str
     lends_head: bool = False
 
 
-def _beside(name: str | None, target: Assembled) -> _Beside | None:
+def _beside(name: str | None, target: Assembled, how: str = "named with --draft-model") -> _Beside | None:
     """Raises ModelError for a drafter of another target."""
     if name is None:
         return None
     folder = ModelFolder(hub.resolve(name, download=False))
-    kind = folder.kind()
+    kind, name = folder.kind(), hub.repo_of(folder.path) or name
     if kind == "head":
         head = assemble_head_lazily(folder.read, target, draft_bits=SpecConfig.draft_bits)
-        return _Beside(name, kind, head)
+        return _Beside(name, kind, head, how)
     if kind == "dflash":
         made = assemble_dflash_lazily(
             folder.config(), folder.read, target.model, draft_bits=SpecConfig.draft_bits
         )
-        return _Beside(name, kind, made)
+        return _Beside(name, kind, made, how)
     if kind == "assistant":
-        return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model))
+        return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model), how)
     if kind == "eagle3":
-        return _Beside(name, kind, assemble_eagle3_lazily(folder.config(), folder.read, target.model))
+        return _Beside(name, kind, assemble_eagle3_lazily(folder.config(), folder.read, target.model), how)
     module = assemble_lazily(folder.config(), folder.read).model
     try:
         assemble_head_lazily(folder.read, target)
     except ModelError:
-        return _Beside(name, kind, module)
-    return _Beside(name, kind, module, lends_head=True)
+        return _Beside(name, kind, module, how)
+    return _Beside(name, kind, module, how, lends_head=True)
 
 
 def _division(
@@ -467,7 +471,7 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
     """A head that was named comes before the model's own, a whole model's only where there is no own: as in `load`."""
     if beside is not None and DRAFTS_AS[beside.kind] == "mtp":
         what = "the assistant" if beside.kind == "assistant" else "the head"
-        return True, f"{what} in {beside.name}, named with --draft-model"
+        return True, f"{what} in {beside.name}, {beside.how}"
     if head.present:
         return True, "the model's own head"
     if beside is not None and beside.lends_head:
@@ -479,7 +483,7 @@ def _dflash(beside: _Beside | None) -> tuple[bool, str]:
     if beside is None or beside.kind != "dflash":
         return False, "needs --draft-model, a block drafter that was trained for this model"
     c = beside.module.config
-    return True, f"{beside.name}, a {c.kind} drafter of up to {c.num_drafts} tokens at once"
+    return True, f"{beside.name}, {beside.how}: a {c.kind} drafter of up to {c.num_drafts} tokens at once"
 
 
 def _draft_model(beside: _Beside | None) -> tuple[bool, str]:
@@ -497,5 +501,5 @@ def _eagle3(beside: _Beside | None) -> tuple[bool, str]:
     num = beside.module.num_proposed
     return (
         True,
-        f"{beside.name}, named with --draft-model; reads layers {layers} and proposes over {num} tokens",
+        f"{beside.name}, {beside.how}; reads layers {layers} and proposes over {num} tokens",
     )

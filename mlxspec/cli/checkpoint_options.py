@@ -39,6 +39,11 @@ def _pull(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="bits of that head: 4 (the default), 8, or 16 to leave it as it is",
     )
+    parser.add_argument(
+        "--drafter",
+        metavar="D",
+        help="fetch a published drafter too: auto for the best one that fits, a repository, or none to leave it out (a terminal is asked)",
+    )
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
     add_debug(parser)
 
@@ -56,6 +61,7 @@ def _search(parser: argparse.ArgumentParser) -> None:
 def _models(parser: argparse.ArgumentParser) -> None:
     _add_context(parser)
     parser.add_argument("--fits", action="store_true", help="only what fits into this machine's memory")
+    parser.add_argument("--drafters", action="store_true", help="the drafters that were published for models")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     add_debug(parser)
 

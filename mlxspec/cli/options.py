@@ -349,8 +349,9 @@ def load_engine(
     args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None, quiet: bool = False
 ) -> Engine:
     """The engine these options ask for. quiet: notices are not told. Raises MlxspecError subclasses."""
-    config = engine_config(args)
+    config, asked = engine_config(args), args.draft if draft is None else draft
     from mlxspec.cli.progress_bar import Waiting, shown_progress
+    from mlxspec.cli.settings import drafter_of
     from mlxspec.cli.terminal import note, trace
 
     with Waiting(f"loading {args.model}"), shown_progress(), _budget_by_flag():
@@ -359,8 +360,8 @@ def load_engine(
         engine = load(
             args.model,
             revision=args.revision,
-            draft=args.draft if draft is None else draft,
-            draft_model=args.draft_model,
+            draft=asked,
+            draft_model=args.draft_model or (drafter_of(args.model) if asked == "auto" else None),
             spec=spec,
             config=config,
             dtype=args.dtype,

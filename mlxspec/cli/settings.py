@@ -9,6 +9,9 @@
     [presets.coder]                            for --preset coder
     temp = 0.2
 
+    [drafters]                                 --draft-model for a model, where it is loaded with --draft auto
+    "owner/model" = "owner/drafter"
+
 Keys are the options without their dashes. A preset wins over a command's table, and that over the keys at the top. Options of one command
 only may stand at the top: the other commands leave them out. Knows TOML and flags; knows no option of ours.
 """
@@ -75,6 +78,22 @@ def arguments_from_file(
     return [word for words in found.values() for word in words]
 
 
+def drafter_of(model: str) -> str | None:
+    """The drafter that the file's table [drafters] names for a model. Raises ConfigError for a file that is wrong."""
+    path = config_file()
+    if path is None or not path.exists():
+        return None
+    return _drafters(_read(path), path).get(model)
+
+
+def _drafters(data: dict[str, Any], path: Path) -> dict[str, str]:
+    """Takes the table out of the file's data."""
+    found = data.pop("drafters", {})
+    if not isinstance(found, dict) or not all(isinstance(v, str) and v.strip() for v in found.values()):
+        raise ConfigError(f'In {path}, [drafters] holds lines like "owner/model" = "owner/drafter".')
+    return found
+
+
 def _preset(given: Sequence[str]) -> str | None:
     for i, word in enumerate(given):
         if word == "--preset" and i + 1 < len(given) and not given[i + 1].startswith("-"):
@@ -99,6 +118,7 @@ def _layers(
     data: dict[str, Any], command: str, preset: str | None, path: Path, commands: Collection[str]
 ) -> list[tuple[str, Mapping[str, Any], bool]]:
     """(where, keys and values, whether all of them must be this command's), the weakest first."""
+    _drafters(data, path)
     presets = data.pop("presets", {})
     if not isinstance(presets, dict) or not all(isinstance(p, dict) for p in presets.values()):
         raise ConfigError(f"In {path}, [presets.NAME] holds the options of a preset.")

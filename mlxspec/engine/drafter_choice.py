@@ -62,12 +62,15 @@ def drafters_that_draft(
     *,
     is_named: bool,
 ) -> tuple[str, ...]:
-    """Who drafts. is_named: `beside` was named by the caller, so it is used or refused. Raises ConfigError and ModelError."""
+    """Who drafts. is_named: `beside` was named by the caller, so it is used, in place of the model's own head, or refused. One that is
+    paired with the model drafts together with the head where both can. Raises ConfigError and ModelError."""
     kind = None if beside is None else beside.kind()
     if asked is None:
-        if kind is not None and (is_named or target.mtp is None):
-            return (*own, "ngram-simple", DRAFTS_AS[kind])
-        return (*own, "ngram-simple", *(("mtp",) if target.mtp is not None else ()))
+        head = () if target.mtp is None or (is_named and kind is not None) else ("mtp",)
+        beside_head = (
+            () if kind is None or (head and DRAFTS_AS[kind] in ("mtp", "draft-model")) else (DRAFTS_AS[kind],)
+        )
+        return (*own, "ngram-simple", *head, *beside_head)
     if "mtp" in asked and target.unsupported_head is not None and beside is None:
         raise ModelError(
             f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."
@@ -113,7 +116,7 @@ def missing_head_notice(
 def unused_head_notice(asked: tuple[str, ...] | None, names: tuple[str, ...], target: Assembled) -> list[str]:
     """What a person may not know who named a draft model for a model with a head."""
     drafting = next((name for name in ("draft-model", "eagle3", "dflash") if name in names), None)
-    if asked is not None or drafting is None or target.mtp is None:
+    if asked is not None or drafting is None or target.mtp is None or "mtp" in names:
         return []
     return [
         f"The draft model that was named drafts, this model's MTP head does not: --draft mtp,{drafting} uses both."

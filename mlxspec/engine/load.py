@@ -11,6 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlxspec.cache.quantized import check_kv_bits
+from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
@@ -38,6 +39,7 @@ from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.adapters import ADAPTER_FILES
 from mlxspec.models.assemble import Assembled, assemble_lazily, widest_share
+from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.fill import check_finite, evaluate
@@ -72,7 +74,8 @@ def load(
     commit of an id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in
     the order in which they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a
     Gemma 4 assistant (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes
-    it, not the model's own head, and a list that leaves it out is refused; the demo brings its own. drafters: objects of your own
+    it, not the model's own head, and a list that leaves it out is refused; the demo brings its own, and `mlxspec pull` may have paired one
+    with the model, which "auto" asks beside the head. drafters: objects of your own
     (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them where it wants them. spec: limits of the drafts (its
     `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
     EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
@@ -96,9 +99,12 @@ def load(
     if draft_model is None and model in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
     folder = ModelFolder(hub.resolve(model, revision=revision, judge=check_fits))
-    beside = None
+    beside: ModelFolder | None = None
+    pair_notices: list[str] = []
     if draft_model is not None and asked != ():
         beside = ModelFolder(hub.resolve(hub.named(draft_model), judge=check_fits))
+    elif asked is None:
+        beside, pair_notices = _paired(folder, peers)
     started = time.perf_counter()  # whatever had to be downloaded is here
     together = LoadTogether(peers)
     together.compare_files([f.path for f in (folder, beside) if f is not None], spec)
@@ -129,7 +135,7 @@ def load(
             beside=beside,
             dtype=weights_dtype,
             modules=[target.model, *towers_of(target)],
-            notices=list(target.notices),
+            notices=[*target.notices, *pair_notices],
         )
         made = [own[name] if name in own else builder.drafter(name) for name in names if name != "forced"]
 
@@ -173,6 +179,15 @@ def load(
     if names and engine.spec.policy == "auto":
         engine.follow(together.costs(engine, model, allowance(time.perf_counter() - started)))
     return engine
+
+
+def _paired(folder: ModelFolder, peers: Peers | None) -> tuple[ModelFolder | None, list[str]]:
+    """The drafter that was paired with a model when it was fetched, None where none can draft, and notices."""
+    found, notices = paired(folder.path)
+    beside = None if found is None else ModelFolder(found)
+    if beside is not None and peers is not None and beside.kind() == "assistant":
+        return None, [NO_ASSISTANT]
+    return beside, notices
 
 
 def _without_useless_head(

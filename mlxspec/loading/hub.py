@@ -127,6 +127,12 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
+def repo_of(folder: Path) -> str | None:
+    """The repository that a folder of the cache holds, None for other folders."""
+    owner, _, name = folder.parent.parent.name.removeprefix("models--").partition("--")
+    return f"{owner}/{name}" if revision_of(folder) is not None and name else None
+
+
 def revision_of(folder: Path) -> str | None:
     """The commit that a folder of the cache holds, None for other folders."""
     name = folder.name

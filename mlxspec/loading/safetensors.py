@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+
 from mlxspec.errors import ModelError
 
 _MAX_HEADER = 100 << 20  # the format's own limit
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4,
+}  # fmt: skip
+
+STORED = {  # as MLX reads what a header names
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
+    "U16": mx.uint16, "I16": mx.int16, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32,
+    "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64, "F64": mx.float32, "F4": mx.uint8,
 }  # fmt: skip
 
 

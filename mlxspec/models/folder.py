@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ DRAFTS_AS: dict[Kind, str] = {
     "dflash": "dflash",
     "model": "draft-model",
 }
-_TITLES: dict[Kind, str] = {
+TITLES: dict[Kind, str] = {
     "head": "an MTP head",
     "assistant": "a Gemma assistant",
     "eagle3": "an EAGLE-3 drafter",
@@ -41,6 +41,18 @@ def drafter_in(config: Mapping[str, Any]) -> Kind | None:
         return "dflash"
     kind = config.get("model_type")
     return "assistant" if kind in tuple(ASSISTANT_TYPES) else "head" if kind in _HEAD_TYPES else None
+
+
+def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
+    """What tensors of these names are, a head's under `mtp.`; config: their config.json."""
+    if all(name.startswith("mtp.") for name in names):
+        return "head"
+    if is_eagle3(names):
+        return "eagle3"
+    if is_block_drafter(names):
+        return "dflash"
+    kind = drafter_in(config)
+    return "model" if kind is None or kind == "head" else kind  # a head has no other tensors
 
 
 class ModelFolder:
@@ -68,16 +80,10 @@ class ModelFolder:
     def kind(self) -> Kind:
         """What it can be to a target. A folder of nothing but a head needs no config."""
         names = self.read().keys()
-        if all(name.startswith("mtp.") for name in names):
-            return "head"
-        if is_eagle3(names):
-            return "eagle3"
-        if is_block_drafter(names):
-            return "dflash"
-        kind = drafter_in(self.config())
-        return "model" if kind is None or kind == "head" else kind  # a head has no other tensors
+        needs_config = not all(name.startswith("mtp.") for name in names)
+        return kind_by(names, self.config() if needs_config else {})
 
     def title(self) -> str:
         """What it is, with its article: "an EAGLE-3 drafter"."""
         kind = self.kind()
-        return f"a {kind_of(self.read())} drafter" if kind == "dflash" else _TITLES[kind]
+        return f"a {kind_of(self.read())} drafter" if kind == "dflash" else TITLES[kind]

@@ -1,0 +1,178 @@
+"""The drafter that is paired with a model: found in the catalogue or named, compared with the model before it is fetched, and remembered in
+the model's folder, where `load` finds it.
+
+What is remembered is the name of a repository, in `mlxspec-drafter.json` beside the model's own files, so `mlxspec rm` removes it with the
+model. Knows names and headers; what a drafter must be for a model is known to models/assemble_drafter.py.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlxspec.checkpoints.catalogue import PublishedDrafter, drafters_for
+from mlxspec.checkpoints.pull import memory_of
+from mlxspec.errors import ConfigError, MemoryBudgetError, MlxspecError, ModelError, StorageError
+from mlxspec.loading import download, hub, ranges
+from mlxspec.loading.download import Plan
+from mlxspec.loading.names import NAME_LENGTH, printable
+from mlxspec.loading.progress import amount
+from mlxspec.loading.qwen_weights import head_of
+from mlxspec.loading.ranges import Repository
+from mlxspec.loading.safetensors import STORED
+from mlxspec.loading.tokenizer import read_json
+from mlxspec.loading.unpacking import unpack
+from mlxspec.loading.weights import Weights
+from mlxspec.models.assemble_drafter import (
+    assemble_assistant_lazily,
+    assemble_dflash_lazily,
+    assemble_eagle3_lazily,
+    check_head,
+)
+from mlxspec.models.dflash_config import kind_of
+from mlxspec.models.folder import TITLES, kind_by
+from mlxspec.models.registry import architecture
+
+PAIR_FILE = "mlxspec-drafter.json"
+_MOST_STEPS = 4  # from a conversion over other conversions to the original
+_LARGEST = 4096  # bytes of PAIR_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOffer:
+    """A drafter that fits a model. plan: of the model; title: with its article, "a DFlash2 drafter"; note: what its makers say of its
+    use."""
+
+    plan: Plan
+    where: Repository
+    title: str
+    note: str = ""
+
+    @property
+    def repo(self) -> str:
+        return self.where.repo
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its weights."""
+        return sum(self.where.sizes[name] for name in _weight_files(self.where))
+
+
+def published_for(plan: Plan) -> list[PublishedDrafter]:
+    """The drafters of the catalogue for a model that is on the hub, the best first. MTP heads are left out: `--with-mtp` fetches those. A
+    conversion is followed to its original by the `base_model` of the cards, one request for each step."""
+    names, following = [plan.repo, *plan.base_models], plan.base_models
+    while True:
+        found = [p for p in drafters_for(names) if p.kind != "head"]
+        if found or len(following) != 1 or len(names) > _MOST_STEPS:
+            return found
+        try:
+            following = ranges.look(following[0]).base_models
+        except MlxspecError:
+            return []
+        if set(following) & set(names):
+            return []
+        names += following
+
+
+def find(plan: Plan, drafter: str | None = None) -> tuple[DrafterOffer | None, list[str]]:
+    """The first drafter of the catalogue that fits a model, and a sentence on each one before it that does not. drafter: the repository to
+    take in place of those; then whatever speaks against it is raised as ConfigError, ModelError or MemoryBudgetError. Fetches configs and
+    headers, and no tensor."""
+    if drafter is not None:
+        return _looked_at(plan, drafter), []
+    refused: list[str] = []
+    for listed in published_for(plan):
+        try:
+            return _looked_at(plan, listed.repo, listed.note), refused
+        except MlxspecError as error:
+            refused.append(str(error))
+    return None, refused
+
+
+def _looked_at(plan: Plan, repo: str, note: str = "") -> DrafterOffer:
+    """Raises MlxspecError unless this repository holds a drafter for the model, and both fit into memory."""
+    where = ranges.look(repo)
+    config = ranges.read_json(where, "config.json")
+    held = ranges.headers(where, _weight_files(where))
+    entries = {name: entry for _, tensors in held.values() for name, entry in tensors.items()}
+    kind = kind_by(entries.keys(), config)
+    if kind == "model":
+        raise ConfigError(
+            f"{repo} is a model of its own; name it with --draft-model where it is to draft for another."
+        )
+    weights: Weights = {name: mx.zeros(e.shape, STORED[e.dtype]) for name, e in entries.items()}
+    try:
+        unpack(weights, {name: e.dtype for name, e in entries.items()})
+        title = f"a {kind_of(weights)} drafter" if kind == "dflash" else TITLES[kind]
+        of_target = read_json(plan.folder / "config.json")
+        family = architecture(of_target)
+        if kind == "head":
+            check_head(of_target, head_of(weights, {}, raw=True))
+        else:
+            target = family.build(family.parse(of_target))
+            makers = {
+                "assistant": assemble_assistant_lazily,
+                "eagle3": assemble_eagle3_lazily,
+                "dflash": assemble_dflash_lazily,
+            }
+            makers[kind](config, lambda: weights, target)
+    except ModelError as error:
+        raise ModelError(f"{repo} does not draft for {plan.repo}: {error}") from error
+    offer = DrafterOffer(plan=plan, where=where, title=title, note=note)
+    memory = memory_of(plan)
+    if memory is not None and memory.total + offer.num_bytes > memory.machine:
+        raise MemoryBudgetError(
+            f"{plan.repo} with {repo} would need {amount(memory.total + offer.num_bytes)} of memory, and this machine gives "
+            f"{amount(memory.machine)}."
+        )
+    return offer
+
+
+def _weight_files(where: Repository) -> list[str]:
+    found = sorted(name for name in where.sizes if name.endswith(".safetensors") and "/" not in name)
+    if not found:
+        raise ModelError(f"{where.repo} holds no *.safetensors files; mlxspec runs no other format.")
+    return found
+
+
+def add(offer: DrafterOffer) -> Path:
+    """Fetch the drafter, and remember it in the model's folder, which must be here. Returns the drafter's folder. Raises ModelError,
+    StorageError; what has come by then is gone on from the next time."""
+    folder = download.fetch(download.plan(offer.repo, offer.where.commit))
+    beside = offer.plan.folder / f"{PAIR_FILE}.new"
+    try:
+        beside.write_text(
+            json.dumps({"drafter": offer.repo, "revision": offer.where.commit}), encoding="utf-8"
+        )
+        beside.replace(offer.plan.folder / PAIR_FILE)
+    except OSError as error:
+        raise StorageError(
+            f"The drafter could not be remembered in {offer.plan.folder}: {error.strerror or error}."
+        ) from error
+    return folder
+
+
+def paired(folder: Path) -> tuple[Path | None, list[str]]:
+    """The folder of the drafter that is paired with the model in a folder, None where none is or it is not here, and a notice on what keeps
+    it from drafting. Asks nobody."""
+    path = folder / PAIR_FILE
+    if not path.is_file():
+        return None, []
+    try:
+        told = json.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST else {}
+        repo, revision = told["drafter"], told["revision"]
+        found = hub.cached(repo, revision)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, MlxspecError):
+        return None, [
+            f"No drafter is paired with this model: {path} is damaged; pull the model with --drafter again."
+        ]
+    if found is None:
+        return None, [
+            f"The drafter {printable(repo, NAME_LENGTH)}, which is paired with this model, is not here: "
+            f"`mlxspec pull {printable(repo, NAME_LENGTH)}` fetches it."
+        ]
+    return found, []

@@ -1,0 +1,341 @@
+"""Drafters that were published for a model: the catalogue, and `mlxspec pull` against a hub on this machine that serves a conversion, its
+original and drafters under names of the catalogue."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_machine import Machine, Ran
+from hub_server import COMMIT
+
+from mlxspec.checkpoints import pairing
+from mlxspec.checkpoints.catalogue import KINDS, PublishedDrafter, catalogue, drafters_for
+from mlxspec.checkpoints.known import CONFIGS
+from mlxspec.errors import ConfigError, ModelError
+from mlxspec.platform.resources import demo_folder
+
+# names of the catalogue, over the demo family's files
+ORIGINAL, CONVERSION = "Qwen/Qwen3.6-35B-A3B", "mlx-community/Qwen3.6-35B-A3B-4bit"
+WRONG, ABSENT, RIGHT = (
+    "incoai/Qwen3.6-35B-A3B-DFlash2",
+    "RedHatAI/Qwen3.6-35B-A3B-speculator.dspark",
+    "z-lab/Qwen3.6-35B-A3B-DFlash",
+)
+OTHER = "owner/eagle3"
+
+
+def folder_of(machine: Machine, repo: str) -> Path:
+    return machine.home / "hub" / f"models--{repo.replace('/', '--')}" / "snapshots" / COMMIT
+
+
+@pytest.fixture
+def hub(machine: Machine, tmp_path: Path) -> Machine:
+    """The wrong drafter is the right one with another target's number of layers in its config; another one is not there at all."""
+    wrong = tmp_path / "wrong"
+    shutil.copytree(demo_folder("dflash"), wrong)
+    config = json.loads((wrong / "config.json").read_text())
+    inner = config.get("dflash_config", config)
+    inner["num_target_layers"] = 5
+    (wrong / "config.json").write_text(json.dumps(config))
+    machine.hub.repos |= {
+        ORIGINAL: demo_folder("target"),
+        CONVERSION: demo_folder("target"),
+        WRONG: wrong,
+        RIGHT: demo_folder("dflash"),
+        OTHER: demo_folder("eagle3"),
+    }
+    machine.hub.cards[CONVERSION] = {"base_model": ORIGINAL}
+    return machine
+
+
+def weights_fetched(machine: Machine) -> int:
+    return machine.hub.served["model.safetensors"]
+
+
+def test_each_line_of_the_catalogue_has_what_a_pull_needs() -> None:
+    known = {name for names, _ in CONFIGS.values() for name in names}
+    families = re.compile(r"Qwen/Qwen3(\.[568])?-|google/gemma-4-")
+    for listed in catalogue():
+        assert listed.kind in KINDS
+        assert listed.source.startswith("https://")
+        for target in listed.targets:
+            assert target in known or families.match(target), target  # of a family that runs here
+
+
+def test_the_best_kind_comes_first() -> None:
+    order = ("DFlash2", "DSpark", "DFlash", "EAGLE-3", "assistant", "head")
+    for target in {t for listed in catalogue() for t in listed.targets}:
+        ranks = [order.index(listed.kind) for listed in drafters_for([target.upper()])]
+        assert ranks == sorted(ranks), target
+    assert drafters_for(["owner/nothing"]) == []
+
+
+def test_the_table_in_the_docs_is_the_catalogue() -> None:
+    rows: dict[str, list[str]] = {}
+    for listed in catalogue():
+        for target in listed.targets:
+            rows.setdefault(target, []).append(f"{listed.repo} ({listed.kind})")
+    table = [f"| {target} | {', '.join(drafters)} |" for target, drafters in rows.items()]
+    page = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
+    assert [line for line in page.read_text(encoding="utf-8").splitlines() if line in table] == table
+    assert f"lists {len(catalogue())}" in (page.parent / "changelog.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "magic"},
+        {"targets": ()},
+        {"targets": ("owner/a",)},
+        {"repo": "../a"},
+        {"parameters": 0.0},
+        {"source": "a card"},
+    ],
+)
+def test_a_wrong_line_is_refused(change: dict[str, object]) -> None:
+    right = {
+        "repo": "owner/a",
+        "kind": "DFlash",
+        "targets": ("owner/b",),
+        "read": "2026-11-25",
+        "source": "https://a",
+    }
+    PublishedDrafter(**right)  # type: ignore[arg-type]
+    with pytest.raises((ConfigError, ModelError)):
+        PublishedDrafter(**right | change)  # type: ignore[arg-type]
+
+
+def test_one_command_makes_a_model_that_drafts_with_the_best_that_fits(hub: Machine) -> None:
+    ran = hub.run("pull", CONVERSION, "--drafter", "auto", "--json")
+    assert ran.code == 0, ran
+    sizes = [(demo_folder(name) / "model.safetensors").stat().st_size for name in ("target", "dflash")]
+    assert json.loads(ran.out)["drafter"] == {"repo": RIGHT, "bytes": sizes[1]}
+    refusals = [line for line in ran.err.splitlines() if "Not taken" in line]
+    assert len(refusals) == 2
+    assert WRONG in refusals[0]
+    assert "number of layers" in refusals[0]
+    assert ABSENT in refusals[1]
+    # the wrong drafter's header was read, and none of its weights; nothing of it is in the cache
+    assert sum(sizes) <= weights_fetched(hub) < sum(sizes) + (1 << 16)
+    assert not folder_of(hub, WRONG).exists()
+    told = json.loads((folder_of(hub, CONVERSION) / pairing.PAIR_FILE).read_text())
+    assert told == {"drafter": RIGHT, "revision": COMMIT}
+    seen = len(hub.hub.requests)
+    report = json.loads(hub.run("inspect", CONVERSION, "--json").out)
+    drafters = {d["name"]: d for d in report["drafters"]}
+    assert drafters["dflash"]["usable"]
+    assert RIGHT in drafters["dflash"]["why"]
+    assert "paired" in drafters["dflash"]["why"]
+    bare = (
+        json.loads(hub.run("inspect", ORIGINAL, "--json").out) if folder_of(hub, ORIGINAL).exists() else None
+    )
+    assert bare is None  # the original was asked for its card only
+    assert report["memory"]["drafter_weights"] > sizes[1] // 4
+    answer = hub.run(
+        "generate", "--model", CONVERSION, "-p", "hi", "--max-tokens", "8", "--temp", "0", "--json"
+    )
+    assert answer.code == 0, answer
+    plain = hub.run(
+        "generate",
+        "--model",
+        CONVERSION,
+        "-p",
+        "hi",
+        "--max-tokens",
+        "8",
+        "--temp",
+        "0",
+        "--json",
+        "--draft",
+        "off",
+    )
+    assert json.loads(answer.out)["text"] == json.loads(plain.out)["text"]
+    assert len(hub.hub.requests) == seen  # all of it from the cache
+
+
+def test_a_pair_drafts_beside_the_models_own_head(hub: Machine) -> None:
+    assert hub.run("pull", CONVERSION, "--drafter", "auto").code == 0
+    script = (
+        "import json, sys, mlxspec\n"
+        "e = mlxspec.load(sys.argv[1])\n"
+        "print(json.dumps([list(e.chain.drafters), e.notices]))"
+    )
+
+    def drafters(name: str) -> tuple[list[str], list[str]]:
+        ran = subprocess.run(
+            [sys.executable, "-c", script, name],
+            env=hub.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        names, notices = json.loads(ran.stdout)
+        return names, notices
+
+    names, notices = drafters(CONVERSION)
+    assert {"ngram-simple", "mtp", "dflash"} <= set(names)
+    assert not any("head does not" in notice for notice in notices)
+    # a drafter that is gone is said, and the model loads
+    assert hub.run("rm", RIGHT, "--yes").code == 0
+    names, notices = drafters(CONVERSION)
+    assert "dflash" not in names
+    assert (folder_of(hub, CONVERSION) / pairing.PAIR_FILE).exists()
+    assert any(RIGHT in notice and "mlxspec pull" in notice for notice in notices)
+    # so is a damaged file
+    (folder_of(hub, CONVERSION) / pairing.PAIR_FILE).write_text('{"drafter": 3}')
+    names, notices = drafters(CONVERSION)
+    assert "dflash" not in names
+    assert any("damaged" in notice for notice in notices)
+
+
+def test_a_named_drafter_is_taken_and_a_wrong_one_refused_before_anything_is_fetched(hub: Machine) -> None:
+    def refused(ran: Ran, *words: str) -> None:
+        assert ran.code == 2, ran
+        assert ran.out == ""
+        assert "Traceback" not in ran.err
+        assert all(word in ran.err.splitlines()[-1] for word in words), ran.err
+        assert weights_fetched(hub) < 1 << 16
+        hub.hub.served.clear()
+
+    refused(hub.run("pull", CONVERSION, "--drafter", WRONG), WRONG, "number of layers")
+    refused(hub.run("pull", CONVERSION, "--drafter", ABSENT), ABSENT)
+    refused(hub.run("pull", CONVERSION, "--drafter", "owner/demo"), "a model of its own")
+    refused(hub.run("pull", CONVERSION, "--drafter", "no name"), "no name")
+    refused(hub.run("pull", CONVERSION, "--drafter", "owner/empty"), "owner/empty")
+    refused(hub.run("pull", CONVERSION, "--drafter", "owner/gated"), "gated")
+    ran = hub.run("pull", CONVERSION, "--drafter", OTHER)
+    assert ran.code == 0, ran
+    assert json.loads((folder_of(hub, CONVERSION) / pairing.PAIR_FILE).read_text())["drafter"] == OTHER
+
+
+def test_without_a_terminal_nothing_more_is_fetched_than_was_asked_for(hub: Machine) -> None:
+    ran = hub.run("pull", CONVERSION)
+    assert ran.code == 0, ran
+    assert weights_fetched(hub) == (demo_folder("target") / "model.safetensors").stat().st_size
+    assert f"mlxspec pull {CONVERSION} --drafter auto" in ran.err
+    silent = hub.run("pull", CONVERSION, "--drafter", "none")
+    assert "--drafter auto" not in silent.err
+    assert not (folder_of(hub, CONVERSION) / pairing.PAIR_FILE).exists()
+    unknown = hub.run("pull", "owner/demo", "--drafter", "auto")
+    assert unknown.code == 0
+    assert "No drafter that fits was published for owner/demo" in unknown.err
+
+
+def test_a_fetch_that_broke_off_is_gone_on_from(hub: Machine) -> None:
+    size = (demo_folder("dflash") / "model.safetensors").stat().st_size
+    assert hub.run("pull", CONVERSION).code == 0
+    hub.hub.repos.pop(RIGHT)
+    missing = hub.run("pull", CONVERSION, "--drafter", RIGHT)
+    assert missing.code == 2
+    assert not (folder_of(hub, CONVERSION) / pairing.PAIR_FILE).exists()
+    hub.hub.repos[RIGHT] = demo_folder("dflash")
+    hub.hub.served.clear()
+    assert hub.run("pull", CONVERSION, "--drafter", RIGHT).code == 0
+    assert size <= weights_fetched(hub) < size + (1 << 16)  # the model was here
+
+
+def test_a_drafter_that_does_not_fit_into_memory_is_not_taken(
+    hub: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import sys\n"
+        "from dataclasses import replace\n"
+        "from mlxspec.checkpoints import pairing\n"
+        "from mlxspec.loading.download import plan\n"
+        "real = pairing.memory_of\n"
+        "pairing.memory_of = lambda p: replace(real(p), machine=real(p).total + 100)\n"
+        "print(pairing.find(plan(sys.argv[1])))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, CONVERSION],
+        env=hub.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout.startswith("(None, [")
+    assert f"{CONVERSION} with {RIGHT} would need" in ran.stdout
+
+
+@pytest.mark.parametrize(("answer", "is_taken"), [(b"\n", True), (b"n\n", False)])
+def test_a_terminal_is_asked_with_the_size(hub: Machine, answer: bytes, is_taken: bool) -> None:
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlxspec", "pull", CONVERSION],
+        env=hub.environment,
+        stdin=child,
+        stdout=subprocess.DEVNULL,
+        stderr=child,
+    )
+    os.close(child)
+    said = b""
+    for part in read_all(parent):
+        said += part
+        if b"[Y/n] " in part:
+            os.write(parent, answer)
+    os.close(parent)
+    assert process.wait(60) == 0, said
+    assert b"Fetch the drafter too, " in said
+    assert (folder_of(hub, CONVERSION) / pairing.PAIR_FILE).exists() is is_taken
+
+
+def read_all(file: int) -> Iterator[bytes]:
+    """Until the other side is closed."""
+    while True:
+        try:
+            part = os.read(file, 4096)
+        except OSError:  # Linux's way to say that nobody has the terminal open
+            return
+        if not part:
+            return
+        yield part
+
+
+def test_the_users_own_pairs(hub: Machine, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[drafters]\n"demo" = "{demo_folder("eagle3")}"\n')
+    environment = hub.environment | {"MLXSPEC_CONFIG": str(config)}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mlxspec", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    ask = ("generate", "--model", "demo", "-p", "hi", "--max-tokens", "8", "--json")
+    assert "the draft model that was named drafts" in run(*ask).stderr.lower()
+    assert "the draft model that was named" not in run(*ask, "--draft", "mtp").stderr.lower()
+    config.write_text("[drafters]\ndemo = 3\n")
+    wrong = run(*ask)
+    assert wrong.returncode == 2
+    assert "[drafters]" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_the_drafters_are_listed(hub: Machine) -> None:
+    ran = hub.run("models", "--drafters")
+    assert ran.code == 0
+    assert all(listed.repo in ran.out for listed in catalogue())
+    told = json.loads(hub.run("models", "--drafters", "--json").out)["drafters"]
+    assert [line["repo"] for line in told] == [listed.repo for listed in catalogue()]
+
+
+def test_what_is_removed_is_of_that_repository_where_a_copy_has_the_same_commit(hub: Machine) -> None:
+    names = (CONVERSION, ORIGINAL, "owner/demo")
+    assert all(hub.run("pull", name, "--drafter", "none").code == 0 for name in names)
+    for i, name in enumerate(names):
+        assert hub.run("rm", name, "--yes").code == 0
+        assert [folder_of(hub, n).exists() for n in names] == [j > i for j in range(len(names))]
