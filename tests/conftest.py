@@ -1,7 +1,7 @@
 """What every test shares: the device layer comes before MLX, markers that need hardware skip with their reason.
 
 MLX compiles nothing here unless --compiled is given: on a CPU each fused kernel is a run of g++, and a thousand little models would spend
-the whole budget on that. `test_compiled.py` runs the shipped models compiled; scripts/test --all runs everything so.
+the whole budget on that. `test_compiled.py` runs what depends on compiling in a process where MLX compiles.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ ONE_ROW = (
     f"{EQUALITY}_one_row_drafted_is_the_row_plain[ngram-simple+mtp+draft-model]",
     "tests/kernels/test_activations.py",
 )
-# Rows together, and what else depends on fusing. scripts/test --all runs every test compiled.
+# Rows together, what else depends on fusing, and a little model of each family.
 MORE = (
     *ONE_ROW,
     f"{EQUALITY}_ragged_rows_drafted_are_the_rows_plain[ngram-simple+mtp+draft-model-0]",
@@ -26,6 +26,9 @@ MORE = (
     "tests/kernels/test_gdn_ops.py",
     "tests/models/test_runners.py",
     "tests/models/test_launches.py",
+    "tests/models/test_gemma_engine.py",
+    "tests/models/test_qwen_engine.py",
+    "tests/cache/test_cache_contract.py::test_long_rounds_of_ragged_drafts_leave_no_trace",
 )
 
 

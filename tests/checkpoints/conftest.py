@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))  # the tiny checkpoints lie there
 from hub_machine import Machine
 from hub_server import HubServer
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))  # tiny block drafters lie there
 import tiny_dflash
 
 import mlxspec

@@ -170,11 +170,11 @@ def test_without_a_terminal_nothing_is_asked(hub: Machine, folders: dict[str, Pa
 
 
 def at_a_terminal(hub: Machine, keys: str) -> tuple[int, str]:
-    """`mlxspec pull` in a pseudo-terminal, and these keys once it asks: exit code and what the screen shows in the end."""
+    """`mlxspec pull` in a wide pseudo-terminal, and these keys once it asks: exit code and the screen in the end."""
     recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
     command = [sys.executable, "-m", "mlxspec", "pull", "owner/demo-4bit"]
     variables = hub.environment | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-    with recorder.Recorder(command, environment=variables, columns=120) as terminal:
+    with recorder.Recorder(command, environment=variables, columns=300) as terminal:
         terminal.wait_for("[Y/n]")
         terminal.settle(0.1)
         terminal.type(keys)

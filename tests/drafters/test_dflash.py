@@ -3,19 +3,15 @@ decoding with every kind, policy, number of rows, way of sampling, and behind pr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import tiny_dflash
 from mlx.utils import tree_flatten
 from planting import catches
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))  # the reference lies there
-import tiny_dflash
 from tiny_dflash import Reference
 
 from mlxspec.config import SamplingParams

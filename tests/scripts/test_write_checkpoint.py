@@ -11,17 +11,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+import test_published_sizes as published
+import tiny
 import write_checkpoint
 
 from mlxspec import load
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.loading.safetensors import check_header
 from mlxspec.models.registry import architecture
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
-
-import test_published_sizes as published
-import tiny
 
 NAMES = {
     "qwen3.5-0.8b": "Qwen3.5-0.8B",
