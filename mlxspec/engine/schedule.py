@@ -5,8 +5,9 @@ A place is a prompt being read or a row that decodes. Places are shared out by c
 with the fewest places is next, of several the one whose turn was longest ago, with the request that it has waited with longest. Where no
 place is free, a request of the client that has most makes room. It is parked, waits like the others and goes on where it was:
     the client has at least two places more: its newest request, prompts first;
-    it has one more: the request that has had its place longest, which must be TURN steps. A prompt makes room at once for a client that
-    has no place, because parking a prompt costs nothing.
+    it has one more: the request that has had its place longest. Of n places one changes hands so every TURN / n steps, so that rows wait
+    evenly: each keeps its place for TURN steps, and if one client more wants a place it waits for TURN / n. A prompt makes room at once
+    for a client that has no place, because parking a prompt costs nothing.
 So each of k clients that ask for enough has a k-th part of the places over time, also where there are more clients than places, and
 requests of one client are served in the order in which they came.
 
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mlxspec.engine.request import Request
 from mlxspec.errors import EngineStoppedError, QueueFullError
 
-TURN = 32  # steps that a row keeps its place against a client with one place fewer
+TURN = 32  # steps in which every place changes hands once
 
 
 class Shares:
@@ -56,7 +57,9 @@ def makes_room(running: Sequence[Request], client: str, step: int) -> Request | 
         return min(richest, key=lambda r: (r.num_generated > 0, -r.number))
     if most <= places[client]:
         return None
-    over = [r for r in richest if step - r.since >= (TURN if r.num_generated or places[client] else 1)]
+    quiet = step - max(r.since for r in running)  # steps since a place changed hands
+    is_turn = quiet * len(running) >= TURN
+    over = [r for r in richest if is_turn or not (r.num_generated or places[client] or r.since >= step)]
     return min(over, key=lambda r: (r.since, r.number), default=None)
 
 
