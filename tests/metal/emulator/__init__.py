@@ -1,8 +1,9 @@
 """An `mx.fast.metal_kernel` that runs on the CPU: the same signature, the same generated source, every memory access checked.
 
 MLX itself writes the complete Metal source (recorded by `mx.export_function`, which needs no Metal); `translate` makes it a C++ unit, the
-system's compiler builds it, runtime.cpp runs the grid. Knows nothing of our kernels. What it cannot show: speed, register pressure, whether
-Apple's compiler takes the text, how Apple's exp rounds, and memory ordering between threadgroups.
+system's compiler builds it, runtime.cpp runs the grid. Where libclang is, `front_end` reads the source first and refuses what Apple's
+compiler would. Knows nothing of our kernels. What it cannot show: speed, register pressure, how Apple's exp rounds, and memory ordering
+between threadgroups.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from . import compiler
+from . import compiler, front_end
 from .compiler import EmulationError, build, missing_compiler
 from .translate import Parameter, parse, translate
 
@@ -27,6 +28,7 @@ __all__ = [
     "Run",
     "Settings",
     "build_cache",
+    "front_end",
     "metal_kernel",
     "missing_compiler",
     "runs",
@@ -152,7 +154,10 @@ class metal_kernel:
             shapes = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
             text = self.metal_source(arrays, grid=grid, threadgroup=threadgroup, template=template, **shapes)
             parameters = parse(text)
-            self._sources[key] = parameters, translate(text, self._body, parameters)
+            unit = translate(text, self._body, parameters)
+            if not front_end.missing() and (refusals := front_end.refusals(text)):
+                raise EmulationError(f"Metal does not take the kernel: {'; '.join(refusals)}")
+            self._sources[key] = parameters, unit
         parameters, unit = self._sources[key]
         contents = [
             _bytes_for(p, dict(zip(self.input_names, arrays, strict=True)))
