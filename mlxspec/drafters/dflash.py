@@ -194,7 +194,7 @@ class DFlashDrafter(BehindUnread):
             positions = _positions([len(a.history) + depth for a in rows], going, unread)
             followed = self._model.follow(seen, own, before)
             scored = self._scored(followed, [a.row for a in rows], positions)
-            drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions)
+            drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions, self._model.ids)
             sure = self._model.sureness(seen, before)
             sure = confidence(scored) if sure is None else sure
             for i, ask in enumerate(rows):

@@ -4,9 +4,10 @@ The drafter reads the residual stream behind chosen layers of its target. For ea
     c = hidden_norm(fc([r_1 ; ... ; r_n]))                        the same for every layer; a layer keeps its keys and values of c
 A draft is a block: the newest known token, which the target has not seen, and masks behind it. Positions go on behind the context.
     x = embed(block);  per layer: x += attention(norm(x) over [context ; block]);  x += mlp(norm(x));  h = norm(x)
-Every place of a block sees all of the block. logits = head(h), of the masks' places (of all places where the block starts at its anchor).
-Embedding and language-model head are the target's unless the checkpoint has its own. Only context cells are kept, and they are made of
-committed tokens, so nothing is ever rolled back. A shorter block is another block, not the beginning of a longer one.
+Every place of a block sees all of the block, but for drafters whose layers with a window are causal. logits = head(h), of the masks' places
+(of all places where the block starts at its anchor). Embedding and language-model head are the target's unless the checkpoint has its own.
+Only context cells are kept, and they are made of committed tokens, so nothing is ever rolled back. A shorter block is another block, not
+the beginning of a longer one.
 
 DFlash2 puts short convolutions along the block before and behind each sublayer, and picks tokens from left to right among the likeliest
 of each place by how well they follow one another. DSpark adds to each place's logits what its Markov head says behind the token before,
@@ -174,12 +175,12 @@ class CandidateSelector(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """DSpark's: logits of a token by the one before it."""
+    """DSpark's: logits of a token by the one before it, which is one of the target's."""
 
     def __init__(self, c: DFlashConfig) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(c.text.vocab_size, c.rank)
-        self.markov_w2 = nn.Linear(c.rank, c.text.vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(c.rank, c.draft_vocab or c.text.vocab_size, bias=False)
 
 
 class ConfidenceHead(nn.Module):
@@ -312,7 +313,10 @@ class DFlash(nn.Module):
                 seen = min(window - 1, cache.lengths[r])
                 keys, values = (unpacked(x)[:, :, x.shape[2] - seen :] for x in (keys, values))
             own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
-            out = attend_tailed(own[0], keys, values, own[1], own[2], scale, _seen(r, rows.widths[r], cache))
+            mask = _seen(r, rows.widths[r], cache)
+            if window is not None and self.config.causal_windows:
+                mask = mx.tri(rows.widths[r], keys.shape[2] + rows.widths[r], keys.shape[2], dtype=mx.bool_)
+            out = attend_tailed(own[0], keys, values, own[1], own[2], scale, mask)
             outs.append(out.swapaxes(1, 2).reshape(end - start, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
@@ -330,7 +334,7 @@ class DFlash(nn.Module):
         return self.config.kind != "DFlash"
 
     def follow(self, hidden: mx.array, logits: mx.array, before: mx.array) -> mx.array:
-        """Logits (N, V) of places whose own are `logits`, behind the tokens `before` (N,) int32."""
+        """Logits (N, R) of places whose own are `logits`, behind the target's tokens `before` (N,) int32."""
         if self.config.kind == "DSpark":
             return logits + project(self.markov_head.markov_w2, self.markov_head.markov_w1(before))
         k = self.config.top_k

@@ -2,7 +2,9 @@
 
 What such a checkpoint is, its tensors tell: `candidate_selector.*` is in DFlash2 only, `markov_head.*` in DSpark only. config.json has one
 of two layouts: the authors' (sizes at the top level, `dflash_config` beside them) or the speculators library's
-(`transformer_layer_config`, and `aux_hidden_state_layer_ids` that count the layers that have run: 2 is the output of layer 1).
+(`transformer_layer_config`, and `aux_hidden_state_layer_ids` that count the layers that have run: 2 is the output of layer 1). A window of
+the authors' counts the block's first token too, the library's only what lies before it; and in its layers with a window a token of the
+block sees no later one unless `sliding_window_non_causal` is set (speculators 0.5, models/dflash/attention.py).
 """
 
 from __future__ import annotations
@@ -53,12 +55,12 @@ OWN_KEYS = Keys(
         """.split()
     )
     | INNER_KEYS.read
-    | {"draft_vocab_size", "speculators_model_type", "target_hidden_size"},
+    | {"draft_vocab_size", "sliding_window_non_causal", "speculators_model_type", "target_hidden_size"},
     idle=EVERYWHERE
     | AROUND
     | INNER_KEYS.idle
     | {"dflash_config", "max_window_layers", "tie_word_embeddings", "use_sliding_window"}
-    | {"max_anchors", "sliding_window_non_causal", "speculators_config", "speculators_version"},
+    | {"max_anchors", "speculators_config", "speculators_version"},
     only={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -71,11 +73,11 @@ OWN_KEYS = Keys(
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig:
     """text: the layers, which are plain Qwen3's. windows: of each layer, how many tokens it sees, the block's first among them; None for
-    all. layer_ids: layers of the target (0-based) whose outputs it reads. softcap: of its target's logits, None where it does not say.
-    num_drafts: tokens of its longest draft. starts_at_anchor: the newest known token's own place predicts the first of them, in place of a
-    mask's. draft_vocab: rows of a language-model head of its own, which `d2t` says the tokens of; None where it has the target's tokens.
-    conv_kernel, conv_group: of DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's
-    Markov head."""
+    all. causal_windows: in a layer with a window a token of the block sees none behind it. layer_ids: layers of the target (0-based) whose
+    outputs it reads. softcap: of its target's logits, None where it does not say. num_drafts: tokens of its longest draft.
+    starts_at_anchor: the newest known token's own place predicts the first of them, in place of a mask's. draft_vocab: rows of a
+    language-model head of its own, which `d2t` says the tokens of; None where it has the target's tokens. conv_kernel, conv_group: of
+    DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's Markov head."""
 
     kind: BlockKind
     text: Qwen35Config
@@ -84,6 +86,7 @@ class DFlashConfig:
     num_target_layers: int | None
     mask_id: int
     num_drafts: int
+    causal_windows: bool = False
     starts_at_anchor: bool = False
     softcap: float | None = None
     conv_kernel: int = 0
@@ -118,6 +121,7 @@ class DFlashConfig:
             kind=kind,
             text=plain_layers(get, rope, max_context, get.size("intermediate_size")),
             windows=_windows(get),
+            causal_windows=_causal(get),
             layer_ids=_layer_ids(get),
             num_target_layers=get.size("num_target_layers") if "num_target_layers" in get.raw else None,
             mask_id=_index(get, "mask_token_id"),
@@ -146,8 +150,10 @@ class DFlashConfig:
             raise ModelError("config.json: conv_group_size must divide hidden_size.")
         if self.top_k > self.text.vocab_size:
             raise ModelError("config.json: selector_top_k is more than the vocabulary has.")
-        if self.draft_vocab is not None and self.kind != "DFlash":
-            raise ModelError(f"config.json: draft_vocab_size of a {self.kind} drafter is not supported.")
+        if (
+            self.draft_vocab is not None and self.kind == "DFlash2"
+        ):  # nobody's has one: its selector counts the target's tokens
+            raise ModelError("config.json: draft_vocab_size of a DFlash2 drafter is not supported.")
         if self.draft_vocab is not None and not self.has_head:
             raise ModelError(
                 "The drafter has a vocabulary of its own (d2t) and no language-model head (lm_head) for it."
@@ -217,11 +223,8 @@ def _in_one_layout(config: Mapping[str, Any]) -> Mapping[str, Any]:
     ids = found.pop("aux_hidden_state_layer_ids", None)
     is_list = isinstance(ids, list) and all(type(i) is int for i in ids)
     found["target_layer_ids"] = [i - 1 for i in ids] if isinstance(ids, list) and is_list else ids
-    kinds = found.get("layer_types")
-    if isinstance(kinds, list) and "sliding_attention" in kinds:
-        raise ModelError(
-            "config.json: layers with a window are not supported in the speculators library's format."
-        )
+    if type(found.get("sliding_window")) is int:
+        found["sliding_window"] += 1
     return found
 
 
@@ -238,6 +241,12 @@ def _layer_ids(get: Values) -> tuple[int, ...]:
             f"config.json: target_layer_ids is {short(found)}, which is no rising list of layers."
         )
     return tuple(found)
+
+
+def _causal(get: Values) -> bool:
+    """Only in the speculators library's layout, where DFlash2's default differs from the others'."""
+    library = get.raw.get("speculators_model_type")
+    return library is not None and not get.flag("sliding_window_non_causal", library == "dflash2")
 
 
 def _windows(get: Values) -> tuple[int | None, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_dflash
 from compare import array, to_numpy
+from planting import catches
 from tiny_dflash import Reference
 
 from mlxspec.kernels.flat import FlatRows
@@ -30,14 +31,20 @@ SIZES = {
 
 def make(kind: str, *, own_ends: bool = False, **more: Any) -> tuple[DFlash, Reference]:
     c = tiny_dflash.config(kind, **{**SIZES, **more})
-    arrays, target = tiny_dflash.weights(kind, c, own_ends=own_ends), tiny_models.target()
-    model = DFlash(DFlashConfig.from_dict(c, arrays.keys()), target)
+    arrays = tiny_dflash.weights(kind, c, own_ends=own_ends)
+    model = loaded(c, arrays)
+    target = model.target
+    ends = target.embed(mx.arange(tiny_models.VOCAB)), target.head(mx.eye(64)).T
+    return model, Reference(kind, c, arrays, *(np.array(x) for x in ends))
+
+
+def loaded(c: Any, arrays: tiny_dflash.Arrays) -> DFlash:
+    model = DFlash(DFlashConfig.from_dict(c, arrays.keys()), tiny_models.target())
     named = sanitize_dflash({k: mx.array(v) for k, v in arrays.items()})
     model.load_weights(list(named.items()), strict=True)
     model.fuse()
     mx.eval(model.parameters())
-    ends = target.embed(mx.arange(tiny_models.VOCAB)), target.head(mx.eye(64)).T
-    return model, Reference(kind, c, arrays, *(np.array(x) for x in ends))
+    return model
 
 
 def features(seed: int, num: int) -> np.ndarray:
@@ -84,6 +91,27 @@ def test_blocks_behind_a_growing_context(kind: str, own_ends: bool) -> None:
         seen = np.concatenate([seen, new])
         width = 1 + round_ % model.config.num_drafts
         check_block(model, reference, cache, [seen], [width], f"{kind}, round {round_}")
+
+
+@catches(
+    "blocks are never causal",
+    "mlxspec.models.dflash_config:_causal",
+    lambda right: lambda get: False,
+    case="None",
+)
+@pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
+@pytest.mark.parametrize("non_causal", [None, False, True])
+def test_the_speculators_windows(kind: str, non_causal: bool | None) -> None:
+    """Its layers with a window are causal within the block unless it says otherwise, and count what lies before the block."""
+    _, reference = make(kind, own_ends=True)
+    c, arrays = tiny_dflash.as_speculators(reference.c, tiny_dflash.weights(kind, reference.c, own_ends=True))
+    c |= {} if non_causal is None else {"sliding_window_non_causal": non_causal}
+    model = loaded(c, arrays)
+    reference.is_causal = not non_causal
+    cache, seen = model.make_cache(2), [features(1, 23), features(2, 3)]
+    model.remember(mx.array(np.concatenate(seen)), FlatRows(tuple(map(len, seen))), cache)
+    cache.commit()
+    check_block(model, reference, cache, seen, [7, 5], f"{kind}, {non_causal}")
 
 
 @pytest.mark.parametrize("kind", tiny_dflash.KINDS)

@@ -72,11 +72,12 @@ def test_published_layouts(zoo: Zoo, kind: str, dtype: mx.Dtype, dialect: str, t
     assert [r.tokens for r in auto.generate(PROMPTS, ANSWER)] == [r.tokens for r in plain]
 
 
+@pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
 @pytest.mark.parametrize("num_rows", [None, 150])
-def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, tmp_path: Path) -> None:
+def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, kind: str, tmp_path: Path) -> None:
     """The same drafter, with and without a vocabulary of its own: its logits are those rows of the same logits, and texts are the same."""
-    c = tiny_dflash.config("DFlash", **sizes(), window=None)
-    arrays = tiny_dflash.weights("DFlash", c, own_ends=True)
+    c = tiny_dflash.config(kind, **sizes(), window=None)
+    arrays = tiny_dflash.weights(kind, c, own_ends=True)
     rows = None if num_rows is None else np.sort(np.random.default_rng(1).permutation(tiny.VOCAB)[:num_rows])
     folders = [
         tiny_dflash.write(tmp_path / "authors", c, arrays),
@@ -90,6 +91,10 @@ def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, tmp_path: Path) 
     hidden = mx.random.normal((3, 64))
     wanted = one.head(hidden)
     assert mx.array_equal(two.head(hidden), wanted if rows is None else wanted[:, mx.array(rows)])
+    if kind == "DSpark":
+        logits, before = one.head(hidden), mx.array([3, 190, 8])
+        both = one.follow(hidden, logits, before), two.follow(hidden, two.head(hidden), before)
+        assert mx.allclose(both[1], both[0] if rows is None else both[0][:, mx.array(rows)], atol=1e-5)
     assert (two.ids is None) == (rows is None)
     assert rows is None or two.ids.tolist() == rows.tolist()
     plain, *drafted = (e.generate(PROMPTS, ANSWER) for e in (mlxspec.load(target, draft="off"), *made))
@@ -107,9 +112,9 @@ BAD_SPECULATORS: dict[str, tuple[Hurt, str]] = {
     "d2t below 0": (lambda c, a: a["d2t"].__setitem__(0, -1), "d2t names token -1"),
     "d2t names a token twice": (lambda c, a: a["d2t"].__setitem__(1, -1), "d2t names a token twice"),
     "no head for its vocabulary": (lambda c, a: a.pop("lm_head.weight"), "no language-model head .lm_head. for it"),
-    "layers with a window": (
-        lambda c, a: c["transformer_layer_config"].update(layer_types=["full_attention", "sliding_attention"], sliding_window=7),
-        "layers with a window are not supported in the speculators",
+    "a window that is none": (
+        lambda c, a: c["transformer_layer_config"].update(layer_types=["full_attention", "sliding_attention"], sliding_window="wide"),
+        "sliding_window",
     ),
     "layer ids that are none": (lambda c, a: c.update(aux_hidden_state_layer_ids="all"), "target_layer_ids is 'all'"),
     "layer 0, the embedding": (lambda c, a: c.update(aux_hidden_state_layer_ids=[0, 2, 4]), "no rising list"),

@@ -120,22 +120,27 @@ def as_speculators(c: Config, arrays: Arrays, rows: np.ndarray | None = None) ->
     """The same drafter in the speculators library's layout. rows: ids of the target's tokens that its head keeps, ascending; None: it has
     no vocabulary of its own."""
     inner, own = c["dflash_config"], {"block_size", "dflash_config", "num_target_layers", "architectures"}
-    layer = {k: v for k, v in c.items() if k not in own | {"layer_types", "sliding_window"}}
+    layer = {k: v for k, v in c.items() if k not in own}
+    if "sliding_window" in layer:
+        layer["sliding_window"] -= 1  # without the block's first
+    kind = "dspark" if "markov_rank" in inner else "dflash"
     found = {
         "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
+        "speculators_model_type": kind,
         "speculators_version": "0.5.0",
-        "speculators_config": {"algorithm": "dflash"},
+        "speculators_config": {"algorithm": kind},
         "transformer_layer_config": layer,
         "block_size": c["block_size"],
         "draft_vocab_size": c["vocab_size"] if rows is None else len(rows),
         "aux_hidden_state_layer_ids": [i + 1 for i in inner["target_layer_ids"]],
         "mask_token_id": inner["mask_token_id"],
-        "sample_from_anchor": False,
+        "sample_from_anchor": kind == "dspark",
+        **{k: inner[k] for k in ("markov_rank", "markov_head_type", "enable_confidence_head") if k in inner},
     }
     out = dict(arrays)
     if rows is not None:
-        out["lm_head.weight"] = arrays["lm_head.weight"][rows]
+        for name in {"lm_head.weight", "markov_head.markov_w2.weight"} & out.keys():
+            out[name] = arrays[name][rows]
         out["d2t"] = rows - np.arange(len(rows))
         out["t2d"] = np.isin(np.arange(c["vocab_size"]), rows)
         out["verifier_norm.weight"] = np.ones(c["hidden_size"], np.float32)
@@ -154,7 +159,9 @@ def write(folder: Path, c: Config, arrays: Arrays, *, dtype: mx.Dtype = mx.float
 
 
 class Reference:
-    """What a block gives, from all committed features at once: no cache, float64."""
+    """What a block gives, from all committed features at once: no cache, float64. is_causal: layers with a window are."""
+
+    is_causal = False
 
     def __init__(self, kind: str, c: Config, arrays: Arrays, embed: np.ndarray, head: np.ndarray) -> None:
         """embed, head (V, H): the target's, used where the drafter has none of its own."""
@@ -242,6 +249,8 @@ class Reference:
         for h in range(self.heads):
             kv = h // self.groups
             scores = q[:, h] @ k[first:, kv].T / np.sqrt(self.dim)
+            if self.is_causal and window is not None:
+                scores = np.where(places[first:] <= places[n:, None], scores, -np.inf)
             chances = np.exp(scores - scores.max(-1, keepdims=True))
             outs[:, h] = chances / chances.sum(-1, keepdims=True) @ v[first:, kv]
         return outs.reshape(num, -1) @ w[base + "o_proj.weight"].T
