@@ -101,6 +101,11 @@ class ModelCache:
         return len(self.lengths)
 
     @property
+    def takes_unread(self) -> bool:
+        """Whether a commit may be unread: no layer must know its numbers."""
+        return not any(isinstance(layer, WindowedLayerCache) for layer in self.layers)
+
+    @property
     def has_recurrent(self) -> bool:
         return any(layer.is_recurrent for layer in self.layers)
 
@@ -141,7 +146,7 @@ class ModelCache:
         if isinstance(num_committed, mx.array):
             self._commit_unread(rows, num_committed)
             return
-        num_committed = _checked(rows.widths if num_committed is None else num_committed, rows)
+        num_committed = checked(rows.widths if num_committed is None else num_committed, rows)
         if self.pending_certain and num_committed != list(rows.widths):
             raise CacheError("A forward of certain tokens is committed whole.")
         most = max(w - k for k, w in zip(num_committed, rows.widths, strict=True))
@@ -156,7 +161,7 @@ class ModelCache:
             raise CacheError(
                 "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
             )
-        if any(isinstance(layer, WindowedLayerCache) for layer in self.layers):
+        if not self.takes_unread:
             raise CacheError("A sliding window must know where its rows end: commit by numbers.")
         most = rows.max_width - 1
         if self.max_rollback is not None and most > self.max_rollback:
@@ -181,7 +186,7 @@ class ModelCache:
         if self._unread is None:
             raise CacheError("There is nothing to settle.")
         rows, before = self._unread
-        num_committed = _checked(num_committed, rows)
+        num_committed = checked(num_committed, rows)
         self.lengths = [n + k for n, k in zip(before, num_committed, strict=True)]
         self.deferred, self.exact, self._unread = Committed.of(rows, num_committed), None, None
 
@@ -337,7 +342,7 @@ class ModelCache:
             raise CacheError(f"Cannot {what} a fork: it borrows its parent's buffers.")
 
 
-def _checked(num_committed: Sequence[int], rows: FlatRows) -> list[int]:
+def checked(num_committed: Sequence[int], rows: FlatRows) -> list[int]:
     """Raises CacheError on a count outside 0..width."""
     counts = list(num_committed)
     if len(counts) != rows.num_rows or any(not 0 <= n <= w for n, w in zip(counts, rows.widths, strict=True)):

@@ -62,6 +62,10 @@ def check_kv_bits(layers: Sequence[object], kv_bits: int, whose: str, option: st
     made without kv_bits. whose: such as "This model"; option: such as "kv_bits"."""
     if kv_bits == PLAIN:
         return
+    if any(getattr(layer, "is_foreign", False) for layer in layers):
+        raise ConfigError(
+            f"{whose} runs by mlx-lm's code, which keeps keys and values as they are computed; leave {option} at 16."
+        )
     whole = [
         x for x in layers if isinstance(x, AttentionLayerCache) and not isinstance(x, WindowedLayerCache)
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints.graft import read_head
 from mlxspec.checkpoints.head import (
@@ -37,11 +38,12 @@ from mlxspec.loading import hub, progress
 from mlxspec.loading.folder import VISION_FILE, is_hidden
 from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
-from mlxspec.models.assemble import assemble_lazily
+from mlxspec.models.assemble import assemble_lazily, runs_by_mlx_lm
 from mlxspec.models.assemble_drafter import assemble_alone
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
+from mlxspec.models.sizes import bytes_of
 
 _ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
 _NOT = ("config.json", "model.safetensors.index.json", MODELOPT_FILE)
@@ -101,15 +103,16 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     """
     check_target(out)
     folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_runs))
-    is_drafter = folder.kind() in ("eagle3", "dflash")
+    kind = folder.kind()
+    if kind == "model" and runs_by_mlx_lm(folder.config()):
+        return _by_mlx_lm(folder, source, out, wish)
+    is_drafter = kind in ("eagle3", "dflash")
     made = _prepare_drafter(folder, source, wish) if is_drafter else _prepare(folder, source, wish)
     parts = (made.trunk, made.head, made.vision)
     trunk_bytes, head_bytes, vision_bytes = (sum(v.nbytes for v in part.values()) for part in parts)
     total = trunk_bytes + head_bytes + vision_bytes
     with whole_folder(out, total) as draft, progress.steps(f"converting {source}", total) as step:
-        also = {p.name for pattern in _ALSO for p in folder.path.glob(pattern) if not is_hidden(p)}
-        for name in sorted(also - {*_NOT}):
-            shutil.copyfile(folder.path / name, draft / name)
+        _copy_beside(folder.path, draft)
         write_json(draft / "config.json", made.config)
         save_model(draft, made.trunk, step)
         if made.head:
@@ -127,6 +130,45 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
         vision_bytes=vision_bytes,
         no_images=made.no_images,
     )
+
+
+def _copy_beside(folder: Path, draft: Path) -> None:
+    """The tokenizer and whatever else belongs to a model but its config and its tensors."""
+    also = {p.name for pattern in _ALSO for p in folder.glob(pattern) if not is_hidden(p)}
+    for name in sorted(also - {*_NOT}):
+        shutil.copyfile(folder / name, draft / name)
+
+
+def _by_mlx_lm(folder: ModelFolder, source: str, out: Path, wish: Wish) -> Converted:
+    """A model that runs by mlx-lm's code, quantized and written as mlx-lm does it. Raises ConfigError and ModelError."""
+    from mlx_lm.utils import quantize_model, save_config
+    from mlx_lm.utils import save_model as save_module
+
+    from mlxspec.models.adapted.loading import cast as cast_module
+    from mlxspec.models.adapted.loading import load_adapted, load_module
+
+    if wish.head_bits is not None or wish.graft is not None:
+        raise ConfigError(
+            "Models that run by mlx-lm's code have no MTP head; leave --mtp-bits and --graft-mtp out."
+        )
+    module, config = load_module(folder)
+    _check(wish, dict(tree_flatten(module.parameters())), {}, source)
+    if wish.dtype is not None:
+        cast_module(module, DTYPES[wish.dtype])
+    if wish.trunk is not None:
+        form = wish.trunk
+        choose = getattr(module, "quant_predicate", None)
+        module, config = quantize_model(
+            module, config, form.group_size, form.bits, mode=form.mode, quant_predicate=choose
+        )
+    total = bytes_of(module)
+    with whole_folder(out, total) as draft, progress.steps(f"converting {source}", total) as step:
+        _copy_beside(folder.path, draft)
+        save_module(draft, module, donate_model=True)
+        save_config(config, draft / "config.json")
+        load_adapted(ModelFolder(draft))  # as for loading
+        step(total)
+    return Converted(folder=out, title=folder.title(), trunk_bytes=total, head_bytes=0, skipped=0)
 
 
 def _check_written(

@@ -18,6 +18,7 @@ from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.division import Division, divide
+from mlxspec.checkpoints.inspect_report import Head, InspectReport, Layers, Tower, Usable
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
@@ -33,7 +34,7 @@ from mlxspec.loading.weights import (
     rename,
     split_experts,
 )
-from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily, runs_by_mlx_lm
 from mlxspec.models.assemble_drafter import (
     NO_ASSISTANT,
     assemble_assistant_lazily,
@@ -43,103 +44,11 @@ from mlxspec.models.assemble_drafter import (
 )
 from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
-from mlxspec.models.proposal_rows import Proposing, proposing
+from mlxspec.models.proposal_rows import proposing
 from mlxspec.models.ranks import Ranks
 from mlxspec.models.registry import Architecture, architecture
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.memory import machine_memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Numbers of layers. attention: over the whole text; windowed: over a window; recurrent: Gated DeltaNet; shared: attention over
-    another layer's keys and values."""
-
-    attention: int
-    windowed: int
-    recurrent: int
-    shared: int
-
-    @property
-    def total(self) -> int:
-        return self.attention + self.windowed + self.recurrent + self.shared
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty."""
-
-    present: bool
-    parameters: int
-    bytes: int
-    formats: dict[str, int]
-    advice: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tower:
-    """The vision tower with its projection. bytes: in the files. max_tokens: of the largest image; square_tokens: of one of 1024 x 1024
-    pixels. advice: why the model reads no images where it does not, else empty."""
-
-    present: bool
-    parameters: int
-    bytes: int
-    max_tokens: int
-    square_tokens: int
-    advice: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usable:
-    """Whether a drafter can run with this model; why: what it needs. proposing: of one that runs a model, from how many rows of the
-    language-model head it proposes unless told otherwise, and the bytes that a drafted token reads."""
-
-    name: str
-    usable: bool
-    why: str
-    proposing: Proposing | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectReport:
-    """All of it. Sizes in elements or bytes.
-
-    revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
-    through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
-    loaded. has_tokenizer: without one, only token ids can be given, from Python. division: among ranks, where it was asked for.
-    """
-
-    name: str
-    folder: str
-    revision: str | None
-    model_type: str
-    layers: Layers
-    hidden_size: int
-    vocab_size: int
-    max_context: int
-    num_experts: int
-    parameters: int
-    active: int
-    formats: dict[str, int]
-    file_bytes: int
-    skipped_bytes: int
-    head: Head
-    vision: Tower
-    memory: MemoryEstimate
-    drafters: tuple[Usable, ...]
-    has_tokenizer: bool
-    division: Division | None = None
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.file_bytes / self.parameters
-
-    def data(self) -> dict[str, Any]:
-        """As plain objects."""
-        found = asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
-        found["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
-        found["layers"] |= {"total": self.layers.total}
-        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +98,10 @@ def inspect(
             file_bytes=_bytes(weights) + _Packed.of(weights).bytes,
         )
     config = folder.config()
+    if runs_by_mlx_lm(config):
+        from mlxspec.checkpoints.inspect_adapted import inspect_adapted  # slow to import
+
+        return inspect_adapted(name, folder, context=context, rows=rows, draft_model=draft_model)
     kind = architecture(config)
     made = assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.path)
     context = _context(context, made)

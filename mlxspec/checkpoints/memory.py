@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.errors import ModelError
+from mlxspec.models.assemble import runs_by_mlx_lm
 from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
@@ -76,6 +77,8 @@ def expected(
 ) -> MemoryEstimate:
     """Of a model that is not here yet: its config.json, and the bytes of its weights. unpacked: they are in a format that loading unpacks.
     Raises ModelError for models we do not run."""
+    if runs_by_mlx_lm(config):
+        return _expected_of_mlx_lm(config, file_bytes, context, rows)
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
@@ -98,6 +101,27 @@ def expected(
         machine=machine_memory(),
         vision=vision,
         reading=0 if plan is None else reading_bytes(plan),
+        a_token=token_bytes(model),
+    )
+
+
+def _expected_of_mlx_lm(
+    config: dict[str, Any], file_bytes: int, context: int | None, rows: int
+) -> MemoryEstimate:
+    """Weights stay as stored, but for floats without a GPU, which become float32."""
+    from mlxspec.models.adapted.loading import blank  # slow to import
+
+    model = blank(config)
+    quantized = bool(config.get("quantization") or config.get("quantization_config"))
+    context = min(context or DEFAULT_CONTEXT, model.max_context)
+    return MemoryEstimate(
+        context=context,
+        rows=rows,
+        weights=file_bytes if quantized or device.has_gpu() else bytes_of(model),
+        drafter_weights=0,
+        state=state_bytes(model, context, rows),
+        drafter_state=0,
+        machine=machine_memory(),
         a_token=token_bytes(model),
     )
 

@@ -13,6 +13,7 @@ from mlxspec.loading.progress import amount
 from mlxspec.loading.published import MODELOPT_FILE, storage
 from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
+from mlxspec.models.assemble import runs_by_mlx_lm
 from mlxspec.models.folder import drafter_in
 
 
@@ -23,6 +24,8 @@ def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
     """
     config = read_json(plan.folder / "config.json")
     try:
+        if drafter_in(config) is None and runs_by_mlx_lm(config):
+            return expected(config, plan.weights, context)
         unpacked = bool(_storage(plan, config))
         if drafter_in(config) is not None:
             return None

@@ -13,14 +13,16 @@ from mlxspec.config import check_kv_bits, check_number
 
 if TYPE_CHECKING:
     from mlxspec.checkpoints.division import Division
-    from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, Layers, Tower, Usable
+    from mlxspec.checkpoints.inspect import DrafterReport
+    from mlxspec.checkpoints.inspect_report import InspectReport, Layers, Tower, Usable
 
 NO_TOKENIZER = "missing: there is no tokenizer.json, so no command can answer a text with this model"
 
 
 def run(args: argparse.Namespace) -> int:
     """A page, or one JSON object."""
-    from mlxspec.checkpoints.inspect import InspectReport, inspect
+    from mlxspec.checkpoints.inspect import inspect
+    from mlxspec.checkpoints.inspect_report import InspectReport
     from mlxspec.loading import hub
     from mlxspec.policy.cost_file import judged_drafters
 
@@ -69,7 +71,7 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
         ("revision", r.revision or "none: a folder, not a repository of the cache"),
         ("architecture", r.model_type),
         ("sizes", f"hidden {r.hidden_size}, vocabulary {r.vocab_size}, context {r.max_context}"),
-        ("layers", _layers(r.layers)),
+        ("layers", _layers(r.layers, is_ours=not r.limits)),
         ("parameters", f"{count(r.parameters)}{experts}"),
         ("weights", f"{amount(r.file_bytes)}, {r.bits_per_weight:.2f} bits a parameter{skipped}"),
         *[("", f"{form}: {count(n)}") for form, n in r.formats.items()],
@@ -95,6 +97,7 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
             ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}{_proposing(d)}")
             for i, d in enumerate(r.drafters)
         ],
+        *[("" if i else "limits", line) for i, line in enumerate(r.limits)],
         *[("" if i else "here", line) for i, line in enumerate(_judged(judged))],
     ]
 
@@ -163,11 +166,11 @@ def _drafter_pairs(r: DrafterReport) -> list[tuple[str, str]]:
     ]
 
 
-def _layers(layers: Layers) -> str:
+def _layers(layers: Layers, *, is_ours: bool) -> str:
     kinds = {
         "attention": layers.attention,
         "windowed attention": layers.windowed,
-        "recurrent (Gated DeltaNet)": layers.recurrent,
+        "recurrent (Gated DeltaNet)" if is_ours else "recurrent": layers.recurrent,
         "attention over another layer's keys": layers.shared,
     }
     return f"{layers.total}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items() if n)

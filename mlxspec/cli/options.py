@@ -61,6 +61,7 @@ DEMO = "demo"
 DEMO_VISION = "demo-vision"
 DEMO_FAMILY = (DEMO, "demo-gemma", DEMO_VISION)
 DTYPES = ("float32", "float16", "bfloat16")
+ENGINES = ("auto", "mlx-lm")
 
 # Fields of the config classes, and what they are called here.
 SAMPLING = {
@@ -179,6 +180,13 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--max-context", int, "N", "tokens of context (default: the model's)"),
         ("--kv-bits", int, "B", _KV_BITS),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
+        (
+            "--engine",
+            ENGINES,
+            "NAME",
+            "whose code runs the model: auto, or mlx-lm for any that mlx-lm has",
+            "auto",
+        ),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
         ("--chat-template", str, "FILE", "a chat template that counts instead of the model's own"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
@@ -369,6 +377,7 @@ def load_engine(
             chat_template=args.chat_template,
             images=not args.no_images,
             peers=getattr(args, "peers", None),
+            engine=args.engine,
         )
     if quiet:
         return engine

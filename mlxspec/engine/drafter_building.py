@@ -19,7 +19,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily, not_read
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, not_read
 from mlxspec.models.assemble_drafter import (
     assemble_assistant_lazily,
     assemble_dflash_lazily,
@@ -54,6 +54,10 @@ class DrafterBuilder:
         """Without its weights. Raises ConfigError and ModelError."""
         if name.startswith("ngram-"):
             return make_ngram_drafter(name, self.spec, self.target.model.vocab_size)
+        if self.target.made_by and name != "draft-model":
+            raise ModelError(
+                f"The drafter {name} reads what a model that runs by mlx-lm's code does not show."
+            )
         if name == "mtp":
             return self._mtp()
         makers = {"eagle3": self._eagle3, "dflash": self._dflash, "draft-model": self._draft_model}
@@ -63,12 +67,8 @@ class DrafterBuilder:
 
     def _draft_model(self, beside: ModelFolder) -> Drafter:
         vocab_size = self.target.model.vocab_size
-        small = assemble_lazily(
-            beside.config(),
-            beside.read,
-            self.dtype,
-            beside=bytes_of(*self.modules),
-            images=None if self.target.vision is None else beside.path,
+        small = assemble_folder(
+            beside, self.dtype, beside=bytes_of(*self.modules), images=self.target.vision is not None
         )
         self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)
         vision = _draft_vision(small, self.target, self.notices)
@@ -80,7 +80,7 @@ class DrafterBuilder:
         return DraftModel(
             small.model,
             vocab_size,
-            self._head_rows("draft-model", small.model),
+            None if small.made_by else self._head_rows("draft-model", small.model),
             vision,
             kv_bits=self.spec.draft_kv_bits,
         )

@@ -7,13 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
-from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.config import EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_building import DrafterBuilder, read_tokenizer, towers_of
@@ -38,7 +40,8 @@ from mlxspec.kernels import races
 from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.adapters import ADAPTER_FILES
-from mlxspec.models.assemble import Assembled, assemble_lazily, widest_share
+from mlxspec.models.assemble import Assembled, assemble_folder, runs_by_mlx_lm, widest_share
+from mlxspec.models.assemble import Engine as ModelEngine
 from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
@@ -67,6 +70,7 @@ def load(
     chat_template: str | os.PathLike[str] | None = None,
     images: bool = True,
     peers: Peers | None = None,
+    engine: ModelEngine = "auto",
 ) -> Engine:
     """Load a model and its drafters.
 
@@ -81,7 +85,7 @@ def load(
     EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
     adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it. chat_template: a file with a template that counts instead of
     the model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided
-    (engine/ranks/); all of them load it together.
+    (engine/ranks/); all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -89,6 +93,8 @@ def load(
     spec, config = spec or SpecConfig(), config or EngineConfig()
     config = _with_context(config, max_context)
     weights_dtype = _dtype(dtype)
+    if engine not in ("auto", "mlx-lm"):
+        raise ConfigError(f"engine must be auto or mlx-lm, not {shown(engine)}.")
     own = own_drafters(drafters)
     if peers is not None and own:
         raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
@@ -103,7 +109,7 @@ def load(
     pair_notices: list[str] = []
     if draft_model is not None and asked != ():
         beside = ModelFolder(hub.resolve(hub.named(draft_model), judge=check_fits))
-    elif asked is None:
+    elif asked is None and not runs_by_mlx_lm(folder.config(), engine):
         beside, pair_notices = _paired(folder, peers)
     started = time.perf_counter()  # whatever had to be downloaded is here
     together = LoadTogether(peers)
@@ -113,15 +119,19 @@ def load(
     with device.private_kernels():
         races.prepare()
         together.use_the_same_kernels()
-        target = assemble_lazily(
-            folder.config(),
-            folder.read,
+        target = assemble_folder(
+            folder,
             weights_dtype,
+            engine=engine,
             adapter=adapter,
             draft_bits=spec.draft_bits,
-            images=folder.path if images and peers is None else None,
+            images=images and peers is None,
             ranks=together.ranks,
         )
+        if target.made_by and config.exact:
+            raise ConfigError(
+                "Models that run by mlx-lm's code give no exact results: verifies may round otherwise than plain steps. Leave exact out."
+            )
         check_kv_bits(target.model.make_cache(0).layers, config.kv_bits, "This model", "kv_bits")
         file = None if chat_template is None else Path(chat_template).expanduser()
         tokenizer = read_tokenizer(folder.path, target, file)
@@ -143,6 +153,7 @@ def load(
         modules = builder.modules
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
+        builder.notices.extend(_untrimmable_notice(modules))
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
@@ -150,7 +161,7 @@ def load(
         names = tuple(name for name in names if not (useless and name == "mtp"))
     together.compare_forms(modules)
 
-    engine = Engine(
+    loaded = Engine(
         target.model,
         tokenizer,
         drafters=made,
@@ -173,12 +184,22 @@ def load(
         peers=peers,
         widest=None if peers is None else widest_share(folder.config(), peers.ranks.size, target.model),
     )
-    engine.notices += unraced_notice(engine)
-    engine.health = DrafterHealth(models_of(engine.chain.drafters))
-    device.claim(engine.memory, engine.memory.budget, engine.memory.scratch)
-    if names and engine.spec.policy == "auto":
-        engine.follow(together.costs(engine, model, allowance(time.perf_counter() - started)))
-    return engine
+    loaded.notices += unraced_notice(loaded)
+    loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
+    device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
+    if names and loaded.spec.policy == "auto":
+        loaded.follow(together.costs(loaded, model, allowance(time.perf_counter() - started)))
+    return loaded
+
+
+def _untrimmable_notice(modules: Sequence[Any]) -> list[str]:
+    """Of models that run by mlx-lm's code, which are no modules of ours: whether their caches go back to accepted tokens is tried."""
+    adapted = [m for m in modules if not isinstance(m, nn.Module)]
+    if not adapted:
+        return []
+    from mlxspec.models.adapted.check import check_rollback  # slow to import
+
+    return [notice for notice in map(check_rollback, adapted) if notice is not None]
 
 
 def _paired(folder: ModelFolder, peers: Peers | None) -> tuple[ModelFolder | None, list[str]]:

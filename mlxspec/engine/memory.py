@@ -220,7 +220,9 @@ class EngineMemory:
         scores = max((score_bytes(h, width, context, self.config.kv_bits) for h in heads), default=0)
         # residual streams are alive twice, by themselves and joined
         shown = 2 * len(self._streams.layers)
-        return 4 * (_ALIVE + shown) * num * self._model.hidden_size + scores
+        hidden_size = self._model.hidden_size
+        inner = getattr(self._model, "residual_size", hidden_size)  # where logits stand for hiddens
+        return 4 * num * (_ALIVE * inner + max(shown, hidden_size > inner) * hidden_size) + scores
 
     @property
     def _longest(self) -> int:

@@ -152,7 +152,7 @@ def _drafted_behind(
     started, requests, width = time.perf_counter(), last.requests, last.rows.max_width
     limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
     rooms = {r.number: r.room - width for r in requests}
-    if not last.rows.is_uniform or width - 1 > limit or min(rooms.values()) < 1:
+    if not (cache.takes_unread and last.rows.is_uniform) or width - 1 > limit or min(rooms.values()) < 1:
         return None
     unread = last.unread
     histories = {r.number: r.history for r in requests}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -31,14 +31,17 @@ from mlxspec.models.fill import (
     unpacked_dtype,
     unpacked_notice,
 )
+from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.ranks import ALONE, Ranks, join, share
-from mlxspec.models.registry import Config, Head, Trunk, architecture
+from mlxspec.models.registry import ARCHITECTURES, Config, Head, Trunk, architecture
 from mlxspec.models.stored_head import head_as_stored
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
 from mlxspec.models.vision.settings import image_settings
 from mlxspec.platform import device
+
+Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there is some, or mlx-lm's
 
 HOW_TO_GET_A_HEAD = (
     "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
@@ -51,7 +54,8 @@ class Assembled(NamedTuple):
     """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder.
     unsupported_head: why an MTP head of this model cannot be run, None where it can. vision: what the model has for images, its tower's
     weights not evaluated; None where it reads none, and then no_images says why in one sentence. qk_norms: weights of query and key norms
-    as they were before layers were fused, by which a head's norms are judged."""
+    as they were before layers were fused, by which a head's norms are judged. made_by: whose code runs the model where it is not ours, such
+    as "mlx-lm 0.32.2"; the model is an AdaptedModel then, and there is no config."""
 
     model: Trunk
     config: Config
@@ -62,6 +66,7 @@ class Assembled(NamedTuple):
     vision: Vision | None = None
     no_images: str = "Images were not asked for when the model was loaded."
     qk_norms: Mapping[str, mx.array] = MappingProxyType({})
+    made_by: str = ""
 
 
 def assemble(
@@ -78,6 +83,57 @@ def assemble(
     made = assemble_lazily(config, read, dtype, ranks=ranks)
     evaluate([m for m in (made.model, made.mtp) if m is not None])
     return made
+
+
+def runs_by_mlx_lm(config: Mapping[str, Any], engine: Engine = "auto") -> bool:
+    """Whether mlx-lm's code runs this model: where that was asked for, or where it has code for it and we have none."""
+    kind = config.get("model_type")
+    if engine == "mlx-lm" or not isinstance(kind, str) or kind in ARCHITECTURES:
+        return engine == "mlx-lm"
+    from mlxspec.models.adapted.loading import has_code  # slow to import
+
+    return has_code(config)
+
+
+def assemble_folder(
+    folder: ModelFolder,
+    dtype: mx.Dtype | None = None,
+    *,
+    engine: Engine = "auto",
+    beside: int = 0,
+    adapter: str | None = None,
+    draft_bits: int = 16,
+    images: bool = False,
+    ranks: Ranks = ALONE,
+) -> Assembled:
+    """As `assemble_lazily`, by whose code `runs_by_mlx_lm` says. Raises ModelError."""
+    config = folder.config()
+    if runs_by_mlx_lm(config, engine):
+        from mlxspec.models.adapted.loading import MADE_BY, load_adapted  # slow to import
+
+        if ranks.size > 1:
+            raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
+        model: Any = load_adapted(folder, dtype, adapter)
+        notice = f"{MADE_BY} runs this model: drafts come from n-gram drafters or a draft model, and images are not read."
+        return Assembled(
+            model=model,
+            config=model.config,
+            mtp=None,
+            notices=(notice,),
+            unsupported_head="mlx-lm's code runs this model, and leaves such heads out",
+            no_images="Models that run by mlx-lm's code read no images.",
+            made_by=MADE_BY,
+        )
+    return assemble_lazily(
+        config,
+        folder.read,
+        dtype,
+        beside=beside,
+        adapter=adapter,
+        draft_bits=draft_bits,
+        images=folder.path if images else None,
+        ranks=ranks,
+    )
 
 
 def assemble_lazily(

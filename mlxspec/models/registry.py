@@ -90,6 +90,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         raise ModelError("config.json names no model_type.")
     if kind not in ARCHITECTURES:
         raise ModelError(
-            f"Models of type {kind[:80]!a} are not supported; supported are: {', '.join(sorted(ARCHITECTURES))}."
+            f"Models of type {kind[:80]!a} are not supported; supported are: {', '.join(sorted(ARCHITECTURES))}, and "
+            "what the installed mlx-lm has code for."
         )
     return ARCHITECTURES[kind]

@@ -120,6 +120,7 @@ def _path(
         config.exact,
         config.kv_bits,
         num_ranks,
+        getattr(getattr(model, "config", None), "made_by", ""),
         [(d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", None)) for d in models_of(drafters)],
         [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
     ]

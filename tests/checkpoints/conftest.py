@@ -20,7 +20,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """owner/demo is the demo model; the others differ in one way each."""
     root = tmp_path_factory.mktemp("hub")
     found = {"owner/demo": demo_folder("target"), "owner/gated": demo_folder("draft")}
-    for name, changes in {"owner/other": {"model_type": "gpt2"}, "owner/vast": {}}.items():
+    for name, changes in {"owner/other": {"model_type": "gpt-of-nobody"}, "owner/vast": {}}.items():
         folder = root / name.replace("/", "-")
         shutil.copytree(demo_folder("draft"), folder)
         config = json.loads((folder / "config.json").read_text()) | changes

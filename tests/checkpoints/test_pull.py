@@ -130,7 +130,7 @@ def test_two_pulls_at_once(machine: Machine) -> None:
         ("owner/gated", ("gated", "HF_TOKEN")),
         ("owner/demo --revision v9", ("v9",)),
         ("owner/demo --revision ../../etc", ("branch, tag or commit",)),
-        ("owner/other", ("gpt2", "not supported")),
+        ("owner/other", ("gpt-of-nobody", "not supported")),
         ("owner/empty", ("config.json",)),
         ("owner/vast", ("memory", "--force")),
         ("../up/one", ("owner/name",)),

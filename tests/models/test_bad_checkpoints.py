@@ -158,7 +158,7 @@ FILES: dict[str, tuple[Hurt, str]] = {
 CONFIGS: dict[str, tuple[Hurt, str]] = {
     "no model_type": (config(lambda c: c.pop("model_type")), "names no model_type"),
     "model_type is a list": (config(lambda c: c.update(model_type=["qwen3_5"])), "names no model_type"),
-    "another model_type": (config(lambda c: c.update(model_type="llama")), "'llama' are not supported"),
+    "another model_type": (config(lambda c: c.update(model_type="nobodys")), "'nobodys' are not supported"),
     "a long model_type": (config(lambda c: c.update(model_type="x\n" * 9999)), "are not supported"),
     "text_config is a list": (config(lambda c: c.update(text_config=[])), "text_config"),
     "no hidden size": (config(lambda c: c["text_config"].pop("hidden_size")), "hidden_size is None"),

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,6 +24,15 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.engine.prefix_disk.piece import FORMAT, VERSION
 from mlxspec.models.base import Model
 from mlxspec.platform import device, host
+
+
+@runtime_checkable
+class DescribesItself(Protocol):
+    """A layer of a cache that says itself what tells its states from those of another form."""
+
+    @property
+    def described(self) -> list[Any]: ...
+
 
 _WORDS = 1 << 22  # of 32 bits that are summed at once
 _AT_ONCE = 16  # of those sums that are evaluated together
@@ -111,7 +120,9 @@ def _sums(value: mx.array) -> Iterator[mx.array]:
 def _layout(cache: ModelCache) -> list[Any]:
     described: list[Any] = []
     for layer in cache.layers:
-        if layer.is_recurrent:
+        if isinstance(layer, DescribesItself):
+            described.append(layer.described)
+        elif layer.is_recurrent:
             described.append(
                 [type(layer).__name__, [[list(x.shape[1:]), str(x.dtype)] for x in layer.arrays]]
             )

@@ -1,0 +1,158 @@
+"""From a checkpoint's folder to a model that runs by mlx-lm's code, its weights not evaluated.
+
+Only code of the installed mlx-lm's `models/` is run, found by `model_type`: never a file of the checkpoint, which is data. mlx-lm reads
+and names the tensors, so whatever it quantizes or renames is as it has it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.models
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import MODEL_REMAPPING, load_adapters, load_model
+
+from mlxspec.errors import MlxspecError, ModelError
+from mlxspec.loading.names import printable
+from mlxspec.loading.safetensors import check_header
+from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
+from mlxspec.models.fill import is_packed
+from mlxspec.models.folder import ModelFolder
+from mlxspec.platform import device
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_CODE = Path(mlx_lm.models.__path__[0])
+MADE_BY = f"mlx-lm {version('mlx-lm')}"
+DEFAULT_CONTEXT = 1 << 17  # tokens, where config.json names no limit
+_CONTEXTS = (
+    "max_position_embeddings",
+    "model_max_length",
+    "max_sequence_length",
+    "seq_length",
+    "n_positions",
+)
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_ROWS = ("vocab_size",)
+_MOST_LAYERS, _MOST_ROWS = 1024, 1 << 22
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_EACH = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
+
+
+def has_code(config: Mapping[str, Any]) -> bool:
+    """Whether the installed mlx-lm has a file for this model_type that says how a model is made. Runs nothing."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not _NAME.fullmatch(kind):
+        return False
+    path = _CODE / f"{MODEL_REMAPPING.get(kind, kind)}.py"
+    return path.is_file() and "class ModelArgs" in path.read_text(encoding="utf-8")
+
+
+def load_adapted(
+    folder: ModelFolder, dtype: mx.Dtype | None = None, adapter: str | None = None
+) -> AdaptedModel:
+    """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training writes it. Raises
+    ModelError; nothing stays half-loaded."""
+    module, config = load_module(folder)
+    with _in_one_sentence():
+        if adapter is not None:
+            module = load_adapters(module, str(Path(adapter).expanduser()))
+        cast(module, dtype)
+        module.eval()
+        return AdaptedModel(module, _described(config))
+
+
+def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
+    """mlx-lm's module, not evaluated, and the config as mlx-lm has it. Headers and config are judged before mlx-lm sees them. Raises
+    ModelError."""
+    _judge(folder.config())
+    for path in folder.files():
+        check_header(path)
+    with _in_one_sentence():
+        return load_model(folder.path, lazy=True)
+
+
+def blank(config: Mapping[str, Any]) -> AdaptedModel:
+    """Of this config.json, without weights: for sizes. Raises ModelError."""
+    _judge(config)
+    kind = str(config["model_type"])
+    with _in_one_sentence():
+        code = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(kind, kind)}")
+        module = code.Model(code.ModelArgs.from_dict(dict(config)))
+        cast(module, mx.bfloat16 if device.has_gpu() else mx.float32)
+        return AdaptedModel(module, _described(config))
+
+
+def _judge(config: Mapping[str, Any]) -> None:
+    if config.get("model_file") is not None:
+        raise ModelError("config.json asks for code of the checkpoint (model_file), which is never run.")
+    if not has_code(config):
+        kind = printable(repr(config.get("model_type")), 80)
+        raise ModelError(f"{MADE_BY} has no code for models of type {kind}.")
+    for names, most in ((_LAYERS, _MOST_LAYERS), (_ROWS, _MOST_ROWS)):
+        if number(config, *names, default=1) > most:
+            raise ModelError(f"config.json names a {names[0]} above {most}, which no model has.")
+
+
+@contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Whatever mlx-lm's code raises on a config or on tensors that it did not expect, as ModelError."""
+    try:
+        yield
+    except MlxspecError:
+        raise
+    except Exception as error:
+        what = printable(error).rstrip(".") or type(error).__name__
+        raise ModelError(f"{MADE_BY} cannot load this model: {what}.") from error
+
+
+def cast(module: Any, dtype: mx.Dtype | None) -> None:
+    """Floats to the dtype, but for those that the architecture wants as they are. Packed weights stay with their floats as stored, unless
+    a dtype was asked for."""
+    if dtype is None and not device.has_gpu() and not is_packed(module):
+        dtype = mx.float32
+    if dtype is None:
+        return
+    may = getattr(module, "cast_predicate", lambda _: True)
+    changed = [
+        (name, value.astype(dtype))
+        for name, value in tree_flatten(module.parameters())
+        if mx.issubdtype(value.dtype, mx.floating) and (dtype == mx.float32 or may(name))
+    ]
+    module.update(tree_unflatten(changed))
+
+
+def _described(config: Mapping[str, Any]) -> AdaptedConfig:
+    num, each = expert_counts(config)
+    return AdaptedConfig(
+        model_type=str(config["model_type"]),
+        made_by=MADE_BY,
+        told=json.dumps(config, sort_keys=True),
+        max_context=min(number(config, *_CONTEXTS, default=DEFAULT_CONTEXT), 1 << 24),
+        num_heads=number(config, "num_attention_heads", "num_heads", "n_head"),
+        hidden_size=number(config, "hidden_size", "n_embd", "d_model", "hidden_dim"),
+        experts_share=each / num if 0 < each < num else 1.0,
+    )
+
+
+def expert_counts(config: Mapping[str, Any]) -> tuple[int, int]:
+    """How many experts a layer has, and to how many of them a token goes; 0 where there are none."""
+    return number(config, *_EXPERTS), number(config, *_EXPERTS_EACH)
+
+
+def number(config: Mapping[str, Any], *names: str, default: int = 0) -> int:
+    """The first of these that config.json gives as a positive whole number, for the text model if it has a part of its own."""
+    text = config.get("text_config")
+    for part in (text if isinstance(text, Mapping) else {}, config):
+        for name in names:
+            value = part.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return default

@@ -1,0 +1,87 @@
+"""What the leaves of a row take, measured once on a row that is never computed: shapes are known without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec.models.adapted import leaves
+
+_FIRST, _MORE = 5, 64  # tokens of the row's two forwards
+_LONG = 8192  # tokens of which a state that grows in an unknown way is kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafForm:
+    """Of one leaf. title: its class. is_cuttable, is_window: see leaves.py. is_per_token: snapshots of it can be cut and joined. each:
+    bytes that a token adds. base: bytes beside that. most: tokens that it keeps, None for all. step: tokens by which its buffers grow.
+    shapes: of its arrays, behind the row's first forwards."""
+
+    title: str
+    is_cuttable: bool
+    is_window: bool
+    is_per_token: bool
+    each: int
+    base: int
+    most: int | None
+    step: int
+    shapes: tuple[tuple[int, ...], ...]
+
+    def bytes_for(self, length: int, width: int) -> int:
+        """Upper bound for a row of `length` tokens with forwards of `width` tokens; twice where a verify holds the leaf as it was."""
+        kept = length + self.step if self.most is None else min(length, self.most) + width + self.step
+        return (1 if self.is_cuttable else 2) * (self.base + self.each * kept)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """For each token, or of the whole leaf."""
+        if self.is_per_token:
+            return self.each
+        return self.base + self.each * (_LONG if self.most is None else self.most)
+
+
+def measured(
+    new_caches: Callable[[], list[Any]], run: Callable[[mx.array, list[Any]], Any]
+) -> list[LeafForm]:
+    """Of every leaf, in the order of `leaves_of`. run: the module over tokens (1, n), lazily."""
+    caches = new_caches()
+    fresh = leaves.leaves_of(new_caches())
+    run(mx.ones((1, _FIRST), mx.int32), caches)
+    before = [sum(x.nbytes for x in leaves.arrays_of(leaf)) for leaf in leaves.leaves_of(caches)]
+    offsets = [getattr(leaf, "offset", None) for leaf in leaves.leaves_of(caches)]
+    run(mx.ones((1, _MORE), mx.int32), caches)
+    return [
+        _form(empty, leaf, nbytes, is_whole=offset == _FIRST)
+        for empty, leaf, nbytes, offset in zip(fresh, leaves.leaves_of(caches), before, offsets, strict=True)
+    ]
+
+
+def _form(fresh: Any, leaf: Any, before: int, *, is_whole: bool) -> LeafForm:
+    """fresh: one that has seen nothing. leaf: one that has seen both forwards, and held `before` bytes behind the first. is_whole: its
+    length was the row's then."""
+    arrays = leaves.arrays_of(leaf)
+    nbytes, num = sum(x.nbytes for x in arrays), _num_places(leaf)
+    per_token = leaves.keeps_tokens(fresh) and is_whole and leaf.offset == _FIRST + _MORE and num is not None
+    grown = max(0, -(-(nbytes - before) // _MORE))
+    most = getattr(fresh, "max_size", None) or getattr(fresh, "chunk_size", None)
+    return LeafForm(
+        title=type(fresh).__name__,
+        is_cuttable=leaves.is_cuttable(fresh),
+        is_window=leaves.is_window(fresh),
+        is_per_token=per_token,
+        each=grown if num is None else -(-nbytes // num),
+        base=nbytes if num is None else 0,
+        most=most if isinstance(most, int) and num is not None else None,
+        step=getattr(fresh, "step", 0) if num is not None else 0,
+        shapes=tuple(tuple(x.shape) for x in arrays),
+    )
+
+
+def _num_places(leaf: Any) -> int | None:
+    """Tokens that its buffers of keys and values have room for; None where it has none."""
+    keys: Sequence[mx.array] | mx.array | None = getattr(leaf, "keys", None)
+    first = keys if keys is None or isinstance(keys, mx.array) else keys[0]
+    return first.shape[2] if first is not None and first.ndim == 4 else None

@@ -1,0 +1,126 @@
+"""Finds where a module of mlx-lm gets from hidden states to logits, and runs the two parts apart.
+
+No architecture is known by name. A *stand-in* takes a child's place for one call. The trunk is the child that is called once, with whose
+output alone the module gives logits: given tokens and caches that fail when they are looked at, everything behind the trunk still runs.
+So what is found follows from the code and reads no weights. The head is the module's own call with the trunk's output in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class Trunk(NamedTuple):
+    """`owner[name]` is the child; hidden (1, n, H): what it gave."""
+
+    owner: Any
+    name: str
+    hidden: mx.array
+
+
+class _StandIn:
+    """In a child's place: answers its calls, and is the child in all else."""
+
+    def __init__(self, child: Any, answer: Callable[..., Any]) -> None:
+        self._child, self._answer = child, answer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answer(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._child, name)
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._child[name]
+
+
+class _Unseen:
+    """Stands for tokens where nobody may look at them; their number is no secret."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.ndim = shape, len(shape)
+
+
+class _Hidden(Exception):
+    """Ends a call of the module when the trunk has answered."""
+
+    def __init__(self, hidden: mx.array) -> None:
+        self.hidden = hidden
+
+
+@contextmanager
+def _standing_in(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
+    child = owner[name]
+    owner[name] = _StandIn(child, answer)
+    try:
+        yield
+    finally:
+        owner[name] = child
+
+
+def find_trunk(module: nn.Module, new_caches: Callable[[], list[Any]]) -> Trunk | None:
+    """None where there is no such child."""
+    tokens = mx.ones((1, 5), mx.int32)
+    return _find(module, module, lambda: module(tokens, cache=new_caches()), tokens.shape)
+
+
+def _find(module: Any, owner: Any, run: Callable[[], mx.array], shape: tuple[int, ...]) -> Trunk | None:
+    for name, child in list(owner.children().items()):
+        if not isinstance(child, nn.Module):
+            continue
+        given: list[Any] = []
+
+        def answer(*args: Any, child: Any = child, given: list[Any] = given, **kwargs: Any) -> Any:
+            given.append(child(*args, **kwargs))
+            return given[-1]
+
+        with _standing_in(owner, name, answer):
+            logits = run()
+        if len(given) != 1 or not isinstance(given[0], mx.array) or given[0].shape[:-1] != shape:
+            continue
+        if given[0] is logits:
+            found = _find(module, child, run, shape)
+        else:
+            found = (
+                Trunk(owner, name, given[0]) if _is_enough(module, owner, name, given[0], logits) else None
+            )
+        if found is not None:
+            return found
+    return None
+
+
+def _is_enough(module: Any, owner: Any, name: str, hidden: mx.array, logits: mx.array) -> bool:
+    """Whether the module gives logits from the child's output alone."""
+    try:
+        with _standing_in(owner, name, lambda *_, **__: hidden):
+            again = module(_Unseen(hidden.shape[:-1]), cache=object())
+    except Exception:  # whatever the module's code does with what is neither tokens nor caches
+        return False
+    return isinstance(again, mx.array) and again.shape == logits.shape
+
+
+def run_trunk(module: Any, trunk: Trunk, tokens: mx.array, caches: list[Any]) -> mx.array:
+    """(1, n) -> (1, n, H). Nothing behind the trunk is built."""
+    child = trunk.owner[trunk.name]
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        raise _Hidden(child(*args, **kwargs))
+
+    try:
+        with _standing_in(trunk.owner, trunk.name, answer):
+            module(tokens, cache=caches)
+    except _Hidden as found:
+        return found.hidden
+    raise RuntimeError("the trunk was not called")  # it was when it was found
+
+
+def run_head(module: Any, trunk: Trunk, hidden: mx.array) -> mx.array:
+    """(1, n, H) -> (1, n, V)"""
+    with _standing_in(trunk.owner, trunk.name, lambda *_, **__: hidden):
+        logits: mx.array = module(_Unseen(hidden.shape[:-1]), cache=object())
+    return logits

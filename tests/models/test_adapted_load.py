@@ -1,0 +1,205 @@
+"""Checkpoints that run by mlx-lm's code: loaded, refused, inspected, compared with our own code of the same architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from adapted_zoo import Noisy, adapted, module_of, theirs, write
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache
+from mlx_lm.utils import load_model, quantize_model, save_model
+from mlx_lm_families import FAMILIES
+from mlx_lm_families import write as write_family
+from planting import catches
+
+import mlxspec
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import ConfigError, ModelError
+from mlxspec.models.adapted.check import check_rollback
+from mlxspec.models.assemble import assemble_folder
+from mlxspec.models.fill import evaluate
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.sizes import bytes_of
+
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
+TEXT = "def add(a, b):\n    return a + b\n\ndef add(a, b):\n"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapted")
+    for name in ("smollm3", "lfm2", "gpt_oss"):
+        write(name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["smollm3", "lfm2", "gpt_oss"])
+def test_a_folder_without_code_of_ours_runs_by_mlx_lms(name: str, folders: Path) -> None:
+    engine = mlxspec.load(str(folders / name))
+    prompt = engine.tokenizer.encode(TEXT)
+    module, _ = load_model(folders / name)
+    wanted = theirs(module, prompt, GREEDY.max_tokens)
+    drafted = engine.generate(prompt, GREEDY)
+    assert list(drafted.tokens) == wanted
+    assert list(engine.generate(prompt, GREEDY, spec=SpecConfig(drafters=())).tokens) == wanted
+    assert any("mlx-lm" in notice and "runs this model" in notice for notice in engine.notices)
+    engine.close()
+
+
+def test_a_draft_model_of_mlx_lms_code_drafts(folders: Path) -> None:
+    """For a target of mlx-lm's and for one of ours; itself as draft model is always right."""
+    for target, small in (("lfm2", "lfm2"), ("smollm3", "lfm2")):
+        engine = mlxspec.load(
+            str(folders / target),
+            draft="draft-model",
+            draft_model=str(folders / small),
+            spec=SpecConfig(policy="fixed"),
+        )
+        prompt = engine.tokenizer.encode(TEXT)
+        found = engine.generate(prompt, GREEDY)
+        assert list(found.tokens) == theirs(load_model(folders / target)[0], prompt, GREEDY.max_tokens)
+        assert found.stats.num_drafted
+        if target == small:
+            assert found.stats.drafters["draft-model"].num_accepted == found.stats.num_drafted
+        engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_both_codes_give_the_same_text(family: str, tmp_path: Path) -> None:
+    name = next(f for f in FAMILIES if f.startswith(family))
+    folder = ModelFolder(write_family(tmp_path / "folder", name))
+    prompt = [5, 9, 200, 7, 9, 200, 7, 9, 11, 5, 9]
+    made = [assemble_folder(folder), assemble_folder(folder, engine="mlx-lm")]
+    assert not made[0].made_by
+    assert made[1].made_by.startswith("mlx-lm")
+    evaluate([m.model for m in made])
+    texts = [Engine(m.model, None).generate(prompt, GREEDY).tokens for m in made]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"model_file": "own.py"}, "never run"),
+        ({"model_type": "no_such_model"}, "not supported"),
+        ({"model_type": "cache"}, "not supported"),
+        ({"model_type": "../own"}, "not supported"),
+        ({"model_type": "smollm3.own"}, "not supported"),
+        ({"num_hidden_layers": 10**9}, "above 1024"),
+        ({"hidden_size": "wide"}, "cannot load this model"),
+        ({"num_hidden_layers": 5}, "cannot load this model"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(
+    more: dict[str, Any], what: str, folders: Path, tmp_path: Path
+) -> None:
+    """And nothing of the folder is run."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in (folders / "smollm3").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    for name in ("own.py", "no_such_model.py"):
+        (folder / name).write_text("raise SystemExit('run')")
+    config = json.loads((folder / "config.json").read_text()) | more
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=what) as found:
+        mlxspec.load(str(folder))
+    assert str(found.value).count("\n") == 0
+    assert str(found.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "what"),
+    [
+        ({"config": EngineConfig(kv_bits=8)}, ConfigError, "leave kv_bits at 16"),
+        ({"config": EngineConfig(exact=True)}, ConfigError, "no exact results"),
+        ({"draft": "mtp"}, ModelError, "leaves such heads out"),
+        ({"engine": "other"}, ConfigError, "auto or mlx-lm"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(
+    options: dict[str, Any], error: type[Exception], what: str, folders: Path
+) -> None:
+    with pytest.raises(error, match=what):
+        mlxspec.load(str(folders / "lfm2"), **options)
+
+
+class Lying(KVCache):
+    """Says that it has trimmed, and has not."""
+
+    def trim(self, num: int) -> int:
+        return num
+
+
+class Hopeless(Lying):
+    """Keeps what it has seen where nobody can put it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = _Seen()
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self.seen.keys = keys if self.seen.keys is None else mx.concatenate([self.seen.keys, keys], axis=2)
+        self.seen.values = (
+            values if self.seen.values is None else mx.concatenate([self.seen.values, values], axis=2)
+        )
+        self.offset += keys.shape[2]
+        return self.seen.keys, self.seen.values
+
+
+class _Seen:
+    keys: mx.array | None = None
+    values: mx.array | None = None
+
+
+def with_caches(module: nn.Module, kind: type[KVCache], patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(type(module), "make_cache", lambda self: [kind() for _ in self.layers], raising=False)
+
+
+@catches("a lie is believed", "mlxspec.models.adapted.check:_goes_back", lambda _: lambda model, length: True)
+def test_a_cache_that_lies_about_trimming_costs_time_and_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of("starcoder2")
+    with_caches(module, Lying, monkeypatch)
+    model = adapted(module)
+    notice = check_rollback(model)
+    assert notice is not None
+    assert "takes longer" in notice
+    prompt = [5, 9, 20, 7, 9, 20, 7]
+    wanted = theirs(module, prompt, 40)
+    engine = Engine(model, None, drafters=[Noisy([prompt + wanted])], config=EngineConfig(prefix_budget=0))
+    assert list(engine.generate(prompt, GREEDY).tokens) == wanted
+
+
+def test_a_cache_that_cannot_go_back_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of("starcoder2")
+    with_caches(module, Hopeless, monkeypatch)
+    with pytest.raises(ModelError, match="do not go back to accepted tokens"):
+        check_rollback(adapted(module))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "lfm2", "mamba2", "glm4_moe"])
+def test_honest_caches_pass_the_check(name: str) -> None:
+    assert check_rollback(adapted(module_of(name))) is None
+
+
+def test_a_quantized_model_takes_the_bytes_that_mlx_lms_takes(folders: Path, tmp_path: Path) -> None:
+    module, config = load_model(folders / "smollm3")
+    module, config = quantize_model(module, config, group_size=32, bits=4)
+    module.set_dtype(mx.bfloat16)
+    out = tmp_path / "packed"
+    save_model(out, module)
+    (out / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (out / name).write_bytes((folders / "smollm3" / name).read_bytes())
+    loaded = mlxspec.load(str(out), draft="off")
+    mine = bytes_of(loaded.model)
+    own = sum(v.nbytes for _, v in tree_flatten(load_model(out)[0].parameters()))
+    assert mine <= 1.05 * own
+    assert loaded.generate([5, 9, 200], GREEDY).error is None
+    loaded.close()
