@@ -75,7 +75,8 @@ def test_everything_as_json_with_messages(run: Run, tmp_path: Path) -> None:
     assert (ran.code, data["model"], data["num_prompts"]) == (0, "demo", 2)
     assert [c["name"] for c in data["scores"]] == ["ngram-simple", "policy fixed", "policy auto"]
     assert Path(data["kept"]).is_file()
-    assert set(data["costs"]["verify"]) == {"0"}
+    assert {(c["bucket"], c["rows"]) for c in data["costs"]["curves"]} == {(0, 1)}
+    assert data["costs"]["curves"][0]["measured"]
 
 
 def score(name: str, *pairs: float, depth: int | None = None) -> Score:

@@ -7,6 +7,8 @@ import gc
 import weakref
 from typing import Any
 
+from planting import catches
+
 from mlxspec.server.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.errors import ApiError
 from mlxspec.server.fairness import Gate, Lanes
@@ -61,6 +63,15 @@ def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
         lanes.close()
 
 
+def _by_path(right: Any) -> Any:
+    async def call(self: Any, scope: Any, receive: Any, send: Any) -> None:
+        self._path = scope["path"]
+        await right(self, scope, receive, send)
+
+    return call
+
+
+@catches("requests are counted by their path", "mlxspec.server.endpoint:Endpoint.__call__", _by_path)
 def test_no_client_names_a_label_of_the_metrics() -> None:
     """Some versions of Starlette leave the route out of the scope."""
     metrics, lanes = Metrics(), Lanes()

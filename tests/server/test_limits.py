@@ -337,6 +337,25 @@ def test_more_connections_than_descriptors(tight: Served) -> None:
     assert len(tight.lines) - lines < 20
 
 
+def _closing(order: Callable[[Any], Any]) -> Any:
+    """A Door that ends the first one by this order."""
+
+    def close_one(self: Any) -> None:
+        min((c for c in self.open if c.is_idle or c.cycle.more_body), key=order).end()
+
+    return lambda right: close_one
+
+
+@catches(
+    "who has waited longest makes room",
+    "mlxspec.server.connections:Door._close_one",
+    _closing(lambda c: c.idle_since),
+)
+@catches(
+    "uploads make room as idle connections do",
+    "mlxspec.server.connections:Door._close_one",
+    _closing(lambda c: (c.has_key, c.address != "flood", c.idle_since)),
+)
 def test_who_makes_room_for_a_new_connection() -> None:
     """Whoever opens many waits most; who has sent a key goes last."""
     ended: list[str] = []
