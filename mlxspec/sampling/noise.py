@@ -51,14 +51,32 @@ def _gumbel(keys: mx.array, vocab_size: int) -> mx.array:
     return mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
 
 
-_compiled_gumbel = mx.compile(_gumbel)
+def noisiest(scores: mx.array, keys: mx.array) -> mx.array:
+    """(N,) uint32: places of the highest sums of scores (N, V) and the noise of these keys (N, 2)."""
+    return _compiled_noisiest(scores, keys)
+
+
+def _noisiest(scores: mx.array, keys: mx.array) -> mx.array:
+    return mx.argmax(scores + _gumbel(keys, scores.shape[1]), axis=-1)
+
+
+_compiled_gumbel, _compiled_noisiest = mx.compile(_gumbel), mx.compile(_noisiest)
 
 
 def keys_of(seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream]) -> mx.array:
     """(N, 2) uint32, of each position with its stream. Where only the device knows the positions, it picks from the keys of all that are
     possible."""
+    words, places = _words_at(seeds, positions, streams)
+    keys = _halves(words)
+    return keys if places is None else keys[places]
+
+
+def _words_at(
+    seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream]
+) -> tuple[NDArray[np.uint64], mx.array | None]:
+    """64 random bits of all positions that are possible, and which of them are meant, (N,); None: those, in order."""
     if not isinstance(positions, Shifted):
-        return _halves(_words(seeds, positions, streams))
+        return _words(seeds, positions, streams), None
     first, by, most = positions
     shifts = range(most + 1)
     words = _words(
@@ -66,7 +84,7 @@ def keys_of(seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseS
         [p + i for p in first for i in shifts],
         [s for s in streams for _ in shifts],
     )
-    return _halves(words)[mx.arange(len(first)) * (most + 1) + by]
+    return words, mx.arange(len(first)) * (most + 1) + by
 
 
 def _halves(words: NDArray[np.uint64]) -> mx.array:
@@ -75,10 +93,11 @@ def _halves(words: NDArray[np.uint64]) -> mx.array:
     )
 
 
-def uniform(seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream) -> mx.array:
+def uniform(seeds: Sequence[int], positions: Positions, stream: NoiseStream) -> mx.array:
     """(N,) float32 in [0, 1), in steps of 2^-24."""
-    words = _words(seeds, positions, [stream] * len(seeds))
-    return mx.array((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+    words, places = _words_at(seeds, positions, [stream] * len(seeds))
+    drawn = mx.array((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+    return drawn if places is None else drawn[places]
 
 
 def _words(

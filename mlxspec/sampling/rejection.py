@@ -18,6 +18,12 @@ def reject(
     target (N, V): scores p is the softmax of. draft (N, V): the same of q; None for q all at the drafted token. drafted (N,) ids,
     uniform (N,) in [0, 1), noise (N, V) Gumbel.
     """
+    return _compiled(target, draft, drafted, uniform, noise)
+
+
+def _reject(
+    target: mx.array, draft: mx.array | None, drafted: mx.array, uniform: mx.array, noise: mx.array
+) -> mx.array:
     p = mx.softmax(target, axis=-1, precise=True)
     column = drafted[:, None]
     at = mx.arange(target.shape[1])[None] == column
@@ -33,3 +39,6 @@ def reject(
     rest = mx.where(mx.max(rest, axis=-1, keepdims=True) > 0, rest, p)
     other = mx.argmax(mx.log(rest) + noise, axis=-1)
     return mx.where(is_accepted, drafted, other).astype(mx.int32)
+
+
+_compiled = mx.compile(_reject)

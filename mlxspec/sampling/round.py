@@ -279,7 +279,8 @@ def _drawn_or_rejected(
             if inside:
                 drafted = tokens[inside.start + 1 : inside.stop + 1]
                 target = scores[inside.start - some.start : inside.stop - some.start]
-                parts.append(_rejected(rows[i], inside.start - start, drafted, target))
+                positions = positions_at(given.positions, inside)
+                parts.append(_rejected(rows[i], inside.start - start, drafted, target, positions))
                 order += inside
         rest = sorted({*range(some.start, some.stop)}.difference(order))
         if rest:
@@ -292,11 +293,12 @@ def _drawn_or_rejected(
     return in_blocks(given.logits, sampler.block_size(given.owners, given.masks, rejects=True), block)
 
 
-def _rejected(row: RoundRow, first: int, drafted: mx.array, scores: mx.array) -> mx.array:
+def _rejected(
+    row: RoundRow, first: int, drafted: mx.array, scores: mx.array, positions: Positions
+) -> mx.array:
     """What rejection decides of the drafted tokens (n,) of a row, from number `first` of its draft on. scores (n, V): the target's."""
     num = scores.shape[0]
     seeds = [row.sampler.seed] * num
-    positions = range(row.length + first, row.length + first + num)
     return reject(
         scores,
         None if row.scores is None else row.scores[first : first + num],

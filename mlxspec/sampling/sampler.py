@@ -15,7 +15,7 @@ from mlxspec.config import DraftSampling
 from mlxspec.sampling import survivors
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_at, positions_of
-from mlxspec.sampling.noise import NoiseStream, Positions, gumbel, keys_of
+from mlxspec.sampling.noise import NoiseStream, Positions, gumbel, keys_of, noisiest
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.scores import DraftedBefore, processed, scored, spread, truncated
 
@@ -140,7 +140,10 @@ class BatchSampler:
         """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows. ids (R,): scores are (N, R), of
         these tokens, each of which has the noise that it has among all."""
         used = [self.rows[o] for o in owners]
-        noise = gumbel([r.seed for r in used], positions, self.vocab_size, stream)
+        seeds = [r.seed for r in used]
+        if ids is None and not any(r.is_greedy for r in used):
+            return noisiest(scores, keys_of(seeds, positions, [stream] * len(used))).view(mx.int32)
+        noise = gumbel(seeds, positions, self.vocab_size, stream)
         if ids is not None:
             noise = noise[:, ids]
         if any(r.is_greedy for r in used):
@@ -226,4 +229,4 @@ def _column(values: Sequence[bool]) -> mx.array:
 def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:
     """(N,) int32 tokens; scores (N, R) of the tokens ids (R,), or (N, V)."""
     places = mx.argmax(scores, axis=-1)
-    return places.astype(mx.int32) if ids is None else ids[places]
+    return places.view(mx.int32) if ids is None else ids[places]  # uint32 places are the same bits
