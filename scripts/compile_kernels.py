@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the full Metal source of every kernel variant, and compiles each with Apple's compiler. Needs no GPU.
 
-    scripts/compile_kernels [--out FOLDER] [--std metal3.1 metal3.2 metal4.0] [--write-only]
+    scripts/compile_kernels [--out FOLDER] [--std metal3.1 metal3.2 metal4.0 metal4.1] [--write-only]
 
 A variant is one set of template values and argument types: MLX compiles it the first time a process launches it. The variants here are
 those that the launchers in mlxspec/kernels ask for at the published Qwen3.5, 3.6 and 3.8 sizes, in every dtype, weight format, number of
@@ -38,7 +38,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Replay, RowLayout, Tape
 from mlxspec.kernels.quantized_kv import KV_BITS, QuantizedTokens
 
-STANDARDS = ("metal3.1", "metal3.2", "metal4.0")  # MLX asks for these on macOS 14, 15 and 26
+STANDARDS = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")  # of macOS 14, 15, 26 and 27
 INCLUDE = Path(mx.__file__).parent / "include"
 HEADER = "mlx/backend/metal/kernels/utils.h"  # MLX puts its text in front of every custom kernel
 FLAGS = ("-fno-fast-math", "-Wall", "-Wno-unused")
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("build/metal"), metavar="FOLDER")
-    parser.add_argument("--std", nargs="+", choices=STANDARDS, default=list(STANDARDS))
+    parser.add_argument("--std", nargs="+", choices=STANDARDS, default=list(STANDARDS[:-1]))
     parser.add_argument("--write-only", action="store_true", help="write the files and compile nothing")
     options = parser.parse_args(arguments)
     if not options.write_only and shutil.which("xcrun") is None:

@@ -23,6 +23,7 @@ from hypothesis import settings
 if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["MLX_DISABLE_COMPILE"] = "1"
 
+import gpu_rounding
 import planting
 import shards
 
@@ -47,6 +48,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 def pytest_addoption(parser: pytest.Parser) -> None:
     planting.pytest_addoption(parser)
     shards.pytest_addoption(parser)
+    gpu_rounding.pytest_addoption(parser)
     parser.addoption("--compiled", action="store_true", help="let MLX compile, as it does for users")
     parser.addoption(
         "--backend", choices=("metal", "cuda", "cpu"), help="fail at once where MLX has another backend"
@@ -56,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     planting.pytest_configure(config)
     shards.pytest_configure(config)
+    gpu_rounding.pytest_configure(config)
     settings.register_profile("mlxspec", deadline=None)  # a busy machine fails no test
     settings.load_profile("mlxspec")
     if config.getoption("--compiled"):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import compile_kernels
 import lowest_version
 import pytest
 
@@ -134,6 +135,8 @@ def test_workflows_pass_the_linter() -> None:
         ("steps.metal.outcome", "steps.mtal.outcome"),
         ("github.event_name != 'schedule'", "github.event_name != 'schedule"),
         ("name: kernel-sources", "nam: kernel-sources"),
+        ("needs.versions.outputs.mlx", "needs.version.outputs.mlx"),
+        ("needs: [compile, kernels]", "needs: [compile, kernel]"),
     ],
 )
 def test_the_linter_sees_mistakes(right: str, wrong: str, tmp_path: Path) -> None:
@@ -183,9 +186,9 @@ def check_command(words: list[str], config: pytest.Config, texts: dict[str, str]
         check_pytest(rest[2:], config)
     elif head == PYTHON and rest[0] == "-c":
         compile(rest[1], "step", "exec")
-    elif head == PYTHON and rest[:3] == ["-m", "pip", "install"]:
+    elif head in (PYTHON, "python") and rest[:3] == ["-m", "pip", "install"]:
         pass
-    elif head == PYTHON and OURS.match(rest[0]):
+    elif head in (PYTHON, "python") and OURS.match(rest[0]):
         check_options(rest[0], rest[1:], texts)
     elif head == "scripts/test":
         check_pytest(rest[1:] if rest[:1] == ["--all"] else rest, config)
@@ -193,9 +196,9 @@ def check_command(words: list[str], config: pytest.Config, texts: dict[str, str]
         assert os.access(ROOT / head, os.X_OK), f"{head} cannot be executed"
         check_options(head, rest, texts)
     else:
-        assert head in SHELL | FOREIGN or re.fullmatch(r"build/[\w.-]+|\$GITHUB_STEP_SUMMARY", head), (
-            f"nobody has said what {head} is"
-        )
+        assert head in SHELL | FOREIGN or re.fullmatch(
+            r"build/[\w.-]+|\$GITHUB_(STEP_SUMMARY|OUTPUT)", head
+        ), f"nobody has said what {head} is"
 
 
 def check_pytest(arguments: list[str], config: pytest.Config) -> None:
@@ -275,11 +278,11 @@ def test_artifacts_are_what_steps_write(path: Path) -> None:
 
 def test_the_matrix_covers_every_system_version_and_architecture() -> None:
     content = parsed(GITHUB / "workflows" / "mac.yml")
-    job = content["jobs"]["gpu"]
+    job = content["jobs"]["kernels"]
     matrix = job["strategy"]["matrix"]
     assert matrix == {
         "os": ["macos-15", "macos-26", "xcode-27"],
-        "mlx": ["lowest", "newest"],
+        "mlx": "${{ fromJSON(needs.versions.outputs.mlx) }}",
         "arch": ["", "applegpu_g13s", "applegpu_g15s"],
     }
     assert job["continue-on-error"] == "${{ matrix.os == 'xcode-27' }}"  # a preview; the others must pass
@@ -287,8 +290,23 @@ def test_the_matrix_covers_every_system_version_and_architecture() -> None:
     assert job["env"]["METAL_DEVICE_WRAPPER_TYPE"] == "1"
     assert content["env"]["BACKEND"] == "metal"
     assert content["jobs"]["nightly"]["if"].startswith("github.event_name == 'schedule'")
-    compiling = [s.run for s in STEPS if s.workflow == "mac" and s.job == "compile"]
-    assert any("--std metal3.1 metal3.2 metal4.0" in run for run in compiling)
+    compiled = {j["os"]: j["standards"] for j in content["jobs"]["compile"]["strategy"]["matrix"]["include"]}
+    assert " ".join(compiled.values()).split() == list(compile_kernels.STANDARDS)
+    assert compiled["xcode-27"] == "metal4.1"  # older compilers do not know it
+
+
+def test_kernels_come_first_and_no_job_is_doubled() -> None:
+    jobs = parsed(GITHUB / "workflows" / "mac.yml")["jobs"]
+    for name, job in jobs.items():
+        assert name in ("versions", "compile", "kernels", "nightly") or "kernels" in job["needs"], name
+        matrix = job.get("strategy", {}).get("matrix", {})
+        lists = [v for v in matrix.values() if isinstance(v, list)]
+        assert all(len({str(v) for v in values}) == len(values) for values in lists), name
+    shards = jobs["fast"]["strategy"]["matrix"]["shard"]
+    assert shards == [f"{i + 1}/{len(shards)}" for i in range(len(shards))]
+    needs = ["mlx>=0.32.2"]
+    assert lowest_version.jobs("mlx", needs, "0.32.2") == ["newest"]
+    assert lowest_version.jobs("mlx", needs, "0.32.20") == ["lowest", "newest"]
 
 
 WITHDRAWN = {"macos-11", "macos-12", "macos-13", "macos-14", "ubuntu-20.04"}
@@ -297,7 +315,8 @@ WITHDRAWN = {"macos-11", "macos-12", "macos-13", "macos-14", "ubuntu-20.04"}
 def test_no_job_waits_for_a_machine_that_github_has_withdrawn() -> None:
     for path in WORKFLOWS:
         for name, job in parsed(path)["jobs"].items():
-            named = {job["runs-on"], *job.get("strategy", {}).get("matrix", {}).get("os", [])}
+            matrix = job.get("strategy", {}).get("matrix", {})
+            named = {job["runs-on"], *matrix.get("os", []), *(j["os"] for j in matrix.get("include", []))}
             assert not named & WITHDRAWN, (path.name, name)
 
 
