@@ -12,7 +12,8 @@ import pytest
 from adapted_zoo import Noisy, adapted, module_of, theirs, write
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import KVCache
-from mlx_lm.utils import load_model, quantize_model, save_model
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import load_adapters, load_model, quantize_model, save_model
 from mlx_lm_families import FAMILIES
 from mlx_lm_families import write as write_family
 from planting import catches
@@ -203,3 +204,28 @@ def test_a_quantized_model_takes_the_bytes_that_mlx_lms_takes(folders: Path, tmp
     assert mine <= 1.05 * own
     assert loaded.generate([5, 9, 200], GREEDY).error is None
     loaded.close()
+
+
+def test_an_adapter_of_mlx_lms_training_changes_the_text_as_there(folders: Path, tmp_path: Path) -> None:
+    source, adapter = folders / "smollm3", tmp_path / "adapter"
+    adapter.mkdir()
+    told = {
+        "fine_tune_type": "lora",
+        "num_layers": 4,
+        "lora_parameters": {"rank": 4, "scale": 4.0, "dropout": 0.0},
+    }
+    (adapter / "adapter_config.json").write_text(json.dumps(told))
+    module, _ = load_model(source)
+    linear_to_lora_layers(module, told["num_layers"], told["lora_parameters"])
+    mx.random.seed(1)
+    named = tree_flatten(module.parameters())
+    weights = {name: 0.1 * mx.random.normal(value.shape) for name, value in named if ".lora_" in name}
+    mx.save_safetensors(str(adapter / "adapters.safetensors"), weights)
+    loaded = mlxspec.load(str(source), adapter=str(adapter))
+    prompt = loaded.tokenizer.encode(TEXT)
+    right = theirs(load_adapters(load_model(source)[0], str(adapter)), prompt, GREEDY.max_tokens)
+    assert list(loaded.generate(prompt, GREEDY).tokens) == right
+    assert right != theirs(load_model(source)[0], prompt, GREEDY.max_tokens)
+    loaded.close()
+    with pytest.raises(ModelError, match="cannot load this model"):
+        mlxspec.load(str(source), adapter=str(tmp_path / "nowhere"))

@@ -168,23 +168,28 @@ class AdaptedCache(ModelCache):
                 leaves.cut(leaf, lost)
             row.owed = None
         else:
-            self._go_back(row)
+            if not self._go_back(row):
+                raise CacheError(
+                    "mlx-lm's caches were not held before this forward, so nothing of it can be taken back."
+                )
             if count:
                 row.owed = _joined(row.owed, newest[:count])
         row.newest, row.before = None, ()
         if row.owed is not None and row.owed.shape[0] > OWED_AT_MOST:
             self._catch_up(row)
 
-    def _go_back(self, row: _Row) -> None:
-        """To before the open forward."""
+    def _go_back(self, row: _Row) -> bool:
+        """To before the open forward; whether every leaf could."""
         for leaf, before in zip(row.leaves, row.before, strict=True):
             if before is None:
-                self._is_dead = True
-            elif isinstance(before, int):
+                continue
+            if isinstance(before, int):
                 leaves.cut(leaf, leaf.offset - before)
             else:
                 leaves.put_back(leaf, before)
+        is_whole = all(before is not None for before in row.before)
         row.newest, row.before = None, ()
+        return is_whole
 
     def _catch_up(self, row: _Row) -> None:
         if row.owed is not None:
@@ -193,8 +198,8 @@ class AdaptedCache(ModelCache):
 
     def abort(self) -> None:
         for row in self._rows if self.pending is not None else ():
-            if row.newest is not None:
-                self._go_back(row)
+            if row.newest is not None and not self._go_back(row):
+                self._is_dead = True
         self.pending = None
 
     def _trims(self, form: LeafForm) -> bool:
