@@ -1,4 +1,4 @@
-"""Where the real model and the real vocabulary lie in the user's cache folder, and whether they are whole.
+"""Where the real models and the real vocabulary lie in the user's cache folder, and whether they are whole.
 
 Knows folders; downloads nothing and reads no weights.
 """
@@ -14,9 +14,14 @@ from typing import Any
 
 from mlxspec.platform.folders import make_private, wanted_cache_folder
 
-MODEL, VOCABULARY = "gemma-3-270m", "qwen3.6-vocabulary"
+MODEL, VOCABULARY, SMOLLM = "gemma-3-270m", "qwen3.6-vocabulary", "smollm2-135m-instruct"
 GGUF = "gemma-3-270m-q4_k_m.gguf"  # inside the model's folder; what llama.cpp reads
-HOW = {MODEL: "scripts/real_model", VOCABULARY: "scripts/real_model --vocabulary qwen"}
+SMOLLM_GGUF = "smollm2-135m-instruct-q4_1.gguf"
+HOW = {
+    MODEL: "scripts/real_model",
+    VOCABULARY: "scripts/real_model --vocabulary qwen",
+    SMOLLM: "scripts/real_model --model smollm2",
+}
 _SOURCES = "SOURCES.json"  # written last: a folder with it is whole
 
 
@@ -25,7 +30,7 @@ class PartError(Exception):
 
 
 def place(name: str) -> Path:
-    """The folder of MODEL or VOCABULARY, whether it is there or not."""
+    """The folder of MODEL, VOCABULARY or SMOLLM, whether it is there or not."""
     return wanted_cache_folder() / "real" / name
 
 

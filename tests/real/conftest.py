@@ -1,4 +1,4 @@
-"""The real model and the real vocabulary, where scripts/real_model has put them; a test that needs one is skipped without it."""
+"""The real models and the real vocabulary, where scripts/real_model has put them; a test that needs one is skipped without it."""
 
 from pathlib import Path
 
@@ -17,6 +17,12 @@ def _folder(name: str) -> Path:
 def real_model() -> Path:
     """Gemma 3 270M, in bfloat16, as it is published."""
     return _folder(places.MODEL)
+
+
+@pytest.fixture(scope="session")
+def smollm() -> Path:
+    """SmolLM2-135M-Instruct, in bfloat16. It runs by mlx-lm's code, and it chats."""
+    return _folder(places.SMOLLM)
 
 
 @pytest.fixture(scope="session")

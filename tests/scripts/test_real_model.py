@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import real_model
-from real_parts import gemma, places, qwen, registries
+from real_parts import gemma, places, qwen, registries, smollm
 from real_parts.places import PartError
 
 from mlxspec import SamplingParams, load
@@ -265,3 +265,44 @@ def test_constants_are_read_without_running_the_package() -> None:
 
 def test_ranks_are_read_from_lines() -> None:
     assert qwen.read_ranks(b"aGU= 0\n//8= 1\n\n") == {b"he": 0, b"\xff\xff": 1}
+
+
+# --- SmolLM2
+
+
+def test_a_projection_gets_its_halves_back() -> None:
+    """GGUF's converter puts the two numbers that turn together side by side."""
+    heads, dim, width = 3, 8, 5
+    whole = np.random.default_rng(0).normal(size=(heads * dim, width)).astype(np.float32)
+    in_file = whole.reshape(heads, 2, dim // 2, width).swapaxes(1, 2).reshape(whole.shape)
+    assert not np.array_equal(in_file, whole)
+    assert np.array_equal(smollm.halves_apart(in_file, heads), whole)
+
+
+def test_a_tokenizer_from_a_gguf_files_lists(tmp_path: Path) -> None:
+    """Digits stand alone, merges are applied, and a control token is one token."""
+    tokens = [
+        "<|im_start|>",
+        "<|im_end|>",
+        *(chr(c) for c in range(33, 127)),
+        "\u0120",
+        "ab",
+        "\u0120ab",
+        "12",
+    ]
+    values = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, *[1] * (len(tokens) - 2)],
+        "tokenizer.ggml.merges": ["a b", "\u0120 ab", "1 2"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+        "llama.context_length": 64,
+    }
+    smollm.write_tokenizer(tmp_path, values)
+    made = Tokenizer.from_folder(tmp_path)
+    ids = made.encode("<|im_start|>ab ab12")
+    assert [made.token_text(i) for i in ids[1:]] == ["ab", "\u0120ab", "1", "2"]
+    assert ids[0] == 0
+    assert made.eos_ids == {1}
+    assert made.template is not None
