@@ -88,6 +88,10 @@ class Recorder:
     def interrupt(self) -> None:
         self.type(b"\x03")
 
+    def end(self, number: int) -> None:
+        """Send this signal."""
+        self._process.send_signal(number)
+
     def resize(self, columns: int, rows: int) -> None:
         self.screen.resize(rows, columns)
         self._set_size(columns, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -137,15 +138,13 @@ def test_a_conversation(start: Start, tmp_path: Path) -> None:
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+ENDLESS = (*"--max-tokens 1900 --temp 1 --seed 3 --draft off --regex".split(), "([a-z]{2,8} ){999}end")
 LONG = "Write a function that returns the sum of squares of a list of numbers."
 
 
 def test_ctrl_c_resize_and_typing_ahead(start: Start) -> None:
     """An answer is stopped and kept; the window changes while it comes; keys pressed meanwhile wait for the prompt."""
-    endless = "([a-z]{2,8} ){999}end"
-    chat = start(
-        "--max-tokens", "1900", "--temp", "1", "--seed", "3", "--draft", "off", "--regex", endless, rows=60
-    )
+    chat = start(*ENDLESS, rows=60)
     chat.wait_for(ready)
     chat.type(LONG + "\r")
     grown = len(chat.wait_for(LONG))
@@ -164,6 +163,33 @@ def test_ctrl_c_resize_and_typing_ahead(start: Start) -> None:
     chat.wait_for("rounds, ")
     chat.type("/exit\r")
     assert chat.wait() == 0
+
+
+def test_ctrl_s_holds_the_answer_until_ctrl_q_ctrl_c_or_a_signal(start: Start) -> None:
+    """A terminal that is held takes nothing, so the chat waits in a write. It can be ended there."""
+    chat = start(*ENDLESS, rows=60)
+    chat.wait_for(ready)
+
+    def held() -> int:
+        chat.type(LONG + "\r")
+        grown = len(chat.wait_for(LONG))
+        chat.wait_for(lambda text: len(text) > grown + 60)
+        chat.type(b"\x13")
+        text = chat.settle(1.0)
+        assert not ready(text)  # else it was not held, and has come to its end
+        return len(text)
+
+    so_far = held()
+    chat.type(b"\x11")
+    chat.wait_for(lambda text: len(text) > so_far + 60)
+    chat.type(b"\x13")
+    so_far = len(chat.settle(1.0))
+    chat.interrupt()
+    chat.wait_for("stopped: ", after=so_far)
+    assert "Traceback" not in chat.wait_for(ready, after=so_far)
+    held()
+    chat.end(signal.SIGTERM)
+    assert chat.wait() == -signal.SIGTERM
 
 
 def test_a_dumb_terminal_gets_no_escapes(start: Start) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
+from planting import catches
 
 from mlxspec.errors import ConfigError
 from mlxspec.server.forms.chat import ChatCompletionRequest
@@ -380,6 +382,11 @@ def test_names_in_host_headers(host: str, name: str | None) -> None:
     assert host_name(host) == name
 
 
+@catches(
+    "uvicorn chooses by what is installed, and believes X-Forwarded-For",
+    "mlxspec.server.run:web_config",
+    lambda right: lambda app: uvicorn.Config(app, log_config=None),
+)
 def test_nothing_is_left_to_the_packages_that_are_installed() -> None:
     """A WebSocket library beside us, as many packages bring one, opens no door, and no header of a client's names another client."""
 
