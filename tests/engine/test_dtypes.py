@@ -54,7 +54,7 @@ NUM_ROWS = len(REQUESTS)
 LISTED = range(
     30, 70
 )  # ids that models propose, besides those of the text, where they read only some rows of the head
-LISTING = [("mtp",), ("dflash",), ("draft-model",), DRAFTERS[-1]]
+LISTING = [("mtp",), ("dflash",), ("draft-model",), (*NGRAMS, *MODELS)]
 FAST = {  # (form, drafters, policy) in the fast tier
     ("bfloat16", DRAFTERS[-1], "auto"),
     ("bfloat16", ("own",), "p_min"),
@@ -70,7 +70,7 @@ FAST_LISTING = {
     ("bfloat16", ("mtp",), "fixed"),
     ("bfloat16", ("mtp",), "rejection"),
     ("bfloat16", ("draft-model",), "p_min"),
-    ("4bit", DRAFTERS[-1], "auto"),
+    ("4bit", LISTING[-1], "auto"),
 }
 
 

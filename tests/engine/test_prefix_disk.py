@@ -31,6 +31,7 @@ from tests.engine.test_prefix_store import CUTTABLE, NAMES, hiddens, keys, mark,
 BLOCK = 4
 PLENTY = 1 << 24
 ROOTS = {name: f"{i:064x}" for i, name in enumerate((TARGET, SOURCES, "mtp", "draft"))}
+_opened: list[PieceFolder] = []
 
 
 def disk(
@@ -44,6 +45,7 @@ def disk(
 ) -> PrefixDisk:
     files = files or WatchedFiles(folder, limit)
     mover = InlineMover(PieceFolder(folder, limit, files))
+    _opened.append(mover.folder)
     return PrefixDisk(mover, PieceNames(roots, block=BLOCK), model="test", hearing=hearing, **more)
 
 
@@ -96,6 +98,8 @@ def fresh() -> Iterator[Path]:
         folder = Path(made) / "prefix"
         folder.mkdir(mode=0o700)
         yield folder
+    while _opened:  # a process that ends, or crashes, leaves no descriptor open
+        _opened.pop().close()
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
