@@ -94,6 +94,7 @@ def sections(here: Here, *, long: bool = False, model: str | None = None) -> Sec
         "prompts": ("Prompts against mlx-lm", shape.prefill),
         "verify": ("What verifying costs", shape.verify),
         "drafting": ("What drafting would be worth", shape.drafting),
+        "sampled": ("What sampling costs", shape.sampled),
         "pitfalls": ("Known pitfalls", partial(points, shape, here)),
         "ahead": ("Rounds that run ahead", shape.running_ahead),
         "buffers": ("Limits of command buffers", shape.buffers),

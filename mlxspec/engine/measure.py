@@ -54,6 +54,8 @@ _TURNS, _PLAIN, _DRAFTS = (
 _QUEUE, _FOUR = 32, 4  # tokens that a drafter is behind, and of the longer drafts
 _QUEUED = 0.1  # of a drafted token: what a known one takes that is run beside others
 _LEAST = 1e-6  # seconds that anything takes
+# what chat and serve take from Qwen's and Gemma's generation_config, nearly; and of how many positions choosing is timed
+_RECOMMENDED, _POSITIONS = SamplingParams(temperature=1.0, top_k=20, top_p=0.95), 4
 # of a plain round of several rows where there is no GPU: one row's draft keeps the rounds of all from running ahead, which there hides
 # most of what the host does, and rows of several widths have to be taken apart
 _PAUSE = 0.3
@@ -240,7 +242,10 @@ def measure(
             pause=0.0 if device.has_gpu() else _PAUSE,
             acceptance=None if known is None else known.acceptance,
             judged=None if known is None else known.judged,
+            choosing=None if known is None else known.choosing,
         )
+        if not costs.choosing and found:
+            costs.choosing = choosing(model, ends_at, clock)
         for name in models_of(drafters):
             drafter = drafters[name]
             if isinstance(drafter, ModelDrafter) and name not in costs.drafts:
@@ -412,6 +417,25 @@ def _rounds(
     for width in sorted(costs, reverse=True):
         least = found[width] = min(least, found[1] * median(costs[width]))
     return found
+
+
+def choosing(model: Model, ends_at: float, clock: Clock = now) -> dict[str, float]:
+    """By kind of sampling: seconds that a position takes longer than a greedy one; empty where there is no time to find out. What a grammar
+    adds depends on the grammar, and rounds tell."""
+    size, taken = model.vocab_size, dict[str, list[float]]()
+    logits = mx.random.normal((_POSITIONS, size), key=mx.random.key(0)).astype(model.dtype)
+    mx.eval(logits)
+    for turn in range(WARM + _DRAFTS):
+        for kind, params in (("greedy", SamplingParams()), ("sampled", _RECOMMENDED)):
+            started = clock()
+            if started + 2 * sum(t[-1] for t in taken.values()) > ends_at:
+                return {}
+            sampler = BatchSampler([RowSampler(params, [1], size)], size)
+            mx.eval(sampler.sample(logits, [0] * _POSITIONS, range(turn, turn + _POSITIONS)))
+            taken.setdefault(kind, []).append(clock() - started)
+    greedy, sampled = (_low(times[WARM:]) for times in taken.values())
+    more = max(0.0, sampled - greedy) / _POSITIONS
+    return {"sampled": more, "rejected": more}
 
 
 def _low(times: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from mlxspec.drafters.model_based import QUEUE_AT_MOST, ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
 from mlxspec.policy.acceptance import PROBED, Offer
 from mlxspec.policy.base import Policy
-from mlxspec.policy.controller import PLAIN, Choice, Controller, Decision, PolicyRow
+from mlxspec.policy.controller import PLAIN, Choice, Controller, Decision, PolicyRow, dearest
 from mlxspec.policy.costs import DEPTHS, bucket
 from mlxspec.sampling.acceptance import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
@@ -56,6 +56,7 @@ class _Asked(NamedTuple):
     depth: int
     queued: int
     num_rows: int
+    kind: str
     seconds: float
     is_warm: bool
 
@@ -90,6 +91,7 @@ class Auto(Policy):
 
     def begin(self, state: ChainRow) -> None:
         kind = "greedy" if state.sampler.is_greedy else "rejected" if state.rejects else "sampled"
+        kind = kind if state.sampler.constraints is None else "constrained"
         models = [d.name for d in self.chain.drafters_of(state) if isinstance(d, ModelDrafter)]
         self._rows[state.row] = AutoRow(kind, models)
 
@@ -291,7 +293,8 @@ class Auto(Policy):
             is_warm = getattr(drafter, "is_warm", True) and shape in self._seen
             self._seen.add(shape)
             if not is_warm or any(d.length for d in made):  # a refusal says nothing of what a draft costs
-                self._asked.append(_Asked(name, depth, queued, len(asks), seconds, is_warm))
+                kind = dearest([rows[i] for i in places])
+                self._asked.append(_Asked(name, depth, queued, len(asks), kind, seconds, is_warm))
             for i, draft in zip(places, made, strict=True):
                 row, choice, offer = rows[i], choices[i], _offer(name, draft)
                 row.queued[name] = 0
@@ -338,11 +341,11 @@ class Auto(Policy):
         """What models' drafts took; returns seconds in which they compiled."""
         compiling, costs = 0.0, self.control.costs
         asked, self._asked = self._asked, []
-        for name, depth, queued, num_rows, seconds, is_warm in asked:
+        for name, depth, queued, num_rows, kind, seconds, is_warm in asked:
             if is_warm:
-                costs.refine_draft(name, depth, queued, num_rows, seconds)
+                costs.refine_draft(name, depth, queued, num_rows, seconds, kind)
             else:
-                compiling += max(0.0, seconds - costs.draft(name).seconds(depth, queued, num_rows))
+                compiling += max(0.0, seconds - costs.draft(name, kind).seconds(depth, queued, num_rows))
         return compiling
 
     @property

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from mlxspec.policy.acceptance import PROBED, Offer
 from mlxspec.policy.account import CAP, EARN, Account
-from mlxspec.policy.costs import FADE, MAX_TOKENS, CostModel, Curve
+from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve
 
 MODEL_DEPTH = 8  # tokens of the longest draft that a model is asked for
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
@@ -80,7 +80,7 @@ class Controller:
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
         """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
         bucket = rows[0].bucket if len(rows) == 1 else max(r.bucket for r in rows)
-        return self.costs.curve(bucket, num_rows or len(rows))
+        return self.costs.curve(bucket, num_rows or len(rows), dearest(rows))
 
     # --- chances
 
@@ -141,12 +141,12 @@ class Controller:
 
     def would_draft(self, row: PolicyRow, name: str) -> bool:
         """Whether a model drafter is expected to gain for a row that decodes alone and has time to lose."""
-        curve = self.costs.curve(row.bucket)
+        curve = self.costs.curve(row.bucket, 1, row.kind)
         return self._ask(row, name, MODEL_DEPTH, 1, curve, 1, CAP * curve.seconds(1)).gain > MARGIN
 
     def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
         """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
-        price = self.costs.draft(name).seconds(1, queued)
+        price = self.costs.draft(name, rows[0].kind).seconds(1, queued)
         return price <= CAP * self.curve(rows).seconds(len(rows))
 
     def _available(self, rows: Sequence[PolicyRow], curve: Curve, plain: float) -> float:
@@ -167,7 +167,7 @@ class Controller:
         self, row: PolicyRow, name: str, limit: int, queued: int, curve: Curve, num_rows: int, left: float
     ) -> Choice:
         """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
-        cost, mean = self.costs.draft(name), self.costs.accepted(row.kind, name).mean
+        cost, mean = self.costs.draft(name, row.kind), self.costs.accepted(row.kind, name).mean
         plain, seconds, limit = curve.seconds(num_rows), curve.seconds, min(limit, MODEL_DEPTH)
         rate = self._rate(row, plain, num_rows)
         missed = cost.queued * max(0, queued - 2) / SHARED_CATCH_UP
@@ -206,7 +206,7 @@ class Controller:
         waited = {n: come - t.asked_at - t.gap for n, t in tables.items()}
         for name in sorted((n for n, w in waited.items() if w >= 0), key=lambda n: -waited[n]):
             limit, queued = models[name]
-            cost, depth = self.costs.draft(name), min(PROBE_DEPTH, limit)
+            cost, depth = self.costs.draft(name, row.kind), min(PROBE_DEPTH, limit)
             # who has waited several times as long may take all of it where there is nothing to catch up on, as when an answer begins
             has_starved = queued <= 1 and waited[name] >= STARVED * tables[name].gap
             most = min(dearest, left if has_starved else PROBE_SHARE * left)
@@ -227,8 +227,8 @@ class Controller:
             table.drafted(sum(rates) / len(rates), probe=choice.probe)
         table.asked_at = self._num_tokens.get(row.kind, 0)
         if choice.probe:  # ever more rarely, until time earns each probe
-            plain = self.costs.curve(row.bucket, num_rows).seconds(num_rows)
-            earned = num_rows * self.costs.draft(name).seconds(PROBE_DEPTH, 1) / (plain * EARN)
+            plain = self.costs.curve(row.bucket, num_rows, row.kind).seconds(num_rows)
+            earned = num_rows * self.costs.draft(name, row.kind).seconds(PROBE_DEPTH, 1) / (plain * EARN)
             table.gap = max(PROBED, min(2.0 * table.gap, earned))
         else:
             table.gap = PROBED
@@ -289,6 +289,11 @@ class Controller:
         curve.pause += 2.0 * FADE * (seconds - curve.pause)
         for row in rows:
             row.account.settle(0.0, -seconds / curve.seconds(num_rows))
+
+
+def dearest(rows: Sequence[PolicyRow]) -> str:
+    """The kind whose sampling costs a round of these rows most."""
+    return max((r.kind for r in rows), key=lambda kind: 1 + DEARER.index(kind) if kind in DEARER else 0)
 
 
 def _depths(curve: Curve, num_rows: int) -> Sequence[int]:

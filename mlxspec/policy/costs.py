@@ -1,4 +1,4 @@
-"""What rounds and drafts cost: seconds of a target forward by its width, rows and context; seconds of a draft by drafter and depth.
+"""What rounds and drafts cost: seconds of a round by its width, rows, context and kind of sampling; of a draft by drafter, depth and kind.
 
 Starts from what was measured when the model was loaded (or kept from an earlier load) and follows what rounds really take. Only ratios
 matter to whoever asks, so a whole curve moves with the machine's speed, and each width besides on its own. Plain numbers; knows no
@@ -28,7 +28,9 @@ ENOUGH = 2 * TRUST  # rounds or drafts from which on what they taught is kept fo
 _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
 _GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs, until somebody says otherwise
-_FORMAT = 7
+GREEDY = "greedy"  # the kind of sampling measured at load. These cost a GPU dozens of launches more, in this order; the rest do not:
+DEARER = ("sampled", "rejected", "constrained")
+_FORMAT = 8
 _MOST_CURVES = 200  # in a file
 
 
@@ -149,12 +151,13 @@ _FREE = DraftCost()
 
 
 class CostModel:
-    """All that is known of costs, by context bucket and number of rows; what nobody measured is guessed from the nearest that was. And how
-    drafts at these costs fared, which is kept with them.
+    """All that is known of costs, by context bucket, number of rows and kind of sampling; what nobody measured is guessed from the nearest
+    that was, greedy sampling in the end. And how drafts at these costs fared, which is kept with them.
 
     drafts: by drafter. acceptance: by kind of request and drafter. judged: by drafter, how many drafts were compared with the text and
     how many began right. pause: share of a plain round of several rows that any drafts are taken
-    to cost beyond their tokens until that has been measured."""
+    to cost beyond their tokens until that has been measured. choosing: by kind of sampling, seconds that a position takes longer than a
+    greedy one, where that has been measured."""
 
     def __init__(
         self,
@@ -163,29 +166,38 @@ class CostModel:
         *,
         measured: Collection[int] | None = None,
         pause: float = 0.0,
-        several: Mapping[tuple[int, int], Curve] | None = None,
+        several: Mapping[tuple[int, int, str], Curve] | None = None,
         ends: Collection[int] = (),
         acceptance: Mapping[tuple[str, str], Acceptance] | None = None,
         judged: Mapping[str, tuple[int, int]] | None = None,
+        choosing: Mapping[str, float] | None = None,
     ) -> None:
-        """verify: context bucket -> width -> seconds, of one row; several: curves of more rows by bucket and rows, where there are any.
+        """verify: context bucket -> width -> seconds, of one greedy row; several: other curves by bucket, rows and kind, if there are any.
         measured, ends: as Curve has them. Raises ConfigError where there is no curve."""
         if not verify:
             raise ConfigError("A cost model needs at least one latency curve.")
         self.ends = tuple(sorted(ends))
-        self._curves = {(b, 1): Curve(p, ends=ends, measured=measured) for b, p in verify.items()}
+        self._curves = {(b, 1, GREEDY): Curve(p, ends=ends, measured=measured) for b, p in verify.items()}
         self._curves |= several or {}
         self._buckets = sorted(verify)
         self.drafts, self.pause, self.acceptance = dict(drafts), pause, dict(acceptance or {})
-        self.judged = dict(judged or {})
+        self.judged, self.choosing = dict(judged or {}), dict(choosing or {})
         # guessed costs of drafters, and by which factors of them the first drafts differed, as logarithms
         self._guesses: dict[str, tuple[DraftCost, list[float]]] = {}
 
-    def curve(self, context_bucket: int, num_rows: int = 1) -> Curve:
-        """The curve of rounds of so many rows; asked for the first time it is that of the nearest bucket, or made from one row's."""
-        found = self._curves.get((context_bucket, num_rows))
-        if found is None:
-            found = self._curves[context_bucket, num_rows] = self._guess(context_bucket, num_rows)
+    def curve(self, context_bucket: int, num_rows: int = 1, kind: str = GREEDY) -> Curve:
+        """The curve of rounds of so many rows; asked for the first time it is made from the greedy one, and that from the nearest
+        bucket or one row's."""
+        kind = kind if kind in DEARER else GREEDY
+        found = self._curves.get(key := (context_bucket, num_rows, kind))
+        if found is None and kind == GREEDY:
+            found = self._curves[key] = self._guess(context_bucket, num_rows)
+        elif found is None:
+            greedy, more = self.curve(context_bucket, num_rows), self.choosing.get(kind)
+            points = {w: s + (more or 0.0) * w for w, s in greedy.knots().items()}
+            measured = () if more is None else greedy.measured
+            found = self._curves[key] = Curve(points, ends=self.ends, measured=measured)
+            found.pause = greedy.pause
         return found
 
     def _guess(self, context_bucket: int, num_rows: int) -> Curve:
@@ -194,7 +206,7 @@ class CostModel:
         add to one row's round, and the pause."""
         if num_rows == 1:
             nearest = min(self._buckets, key=lambda b: abs(b - context_bucket))
-            source = self._curves[nearest, 1]
+            source = self._curves[nearest, 1, GREEDY]
             return Curve(source.knots(), ends=self.ends, measured=source.measured)
         one = self.curve(context_bucket)
         points = one.knots()
@@ -225,9 +237,9 @@ class CostModel:
             found = self.acceptance[kind, drafter] = Acceptance()
         return found
 
-    def draft(self, name: str) -> DraftCost:
-        """What a drafter costs; nothing where nobody has said."""
-        return self.drafts.get(name, _FREE)
+    def draft(self, name: str, kind: str = GREEDY) -> DraftCost:
+        """What a drafter costs; what it costs greedy rows where rows of this kind have not asked it, nothing where nobody has said."""
+        return self.drafts.get(f"{name} {kind}") or self.drafts.get(name, _FREE)
 
     def guess_draft(self, name: str, guess: DraftCost) -> None:
         """What a drafter is taken to cost until it drafts. Its first drafts replace that."""
@@ -238,11 +250,17 @@ class CostModel:
         """Whether a drafter's cost rests on no drafts, or on too few."""
         return name in self._guesses and len(self._guesses[name][1]) < TRUST
 
-    def refine_draft(self, name: str, depth: int, queued: int, num_rows: int, seconds: float) -> None:
-        """One draft took `seconds`: everything this drafter costs moves towards it. A guess becomes the median of its first drafts, so that
-        one in which the machine stalled does not count."""
+    def refine_draft(
+        self, name: str, depth: int, queued: int, rows: int, seconds: float, kind: str = GREEDY
+    ) -> None:
+        """One draft took `seconds`: everything this drafter costs rows of this kind moves towards it. A guess becomes the median of its
+        first drafts, so that one in which the machine stalled does not count."""
+        if kind in DEARER:
+            greedy, name = self.draft(name), f"{name} {kind}"
+            if name not in self.drafts and greedy is not _FREE:
+                self.guess_draft(name, greedy)
         known, ratios = self._guesses[name] if self.is_guess(name) else (self.draft(name), None)
-        expected = known.seconds(depth, queued, num_rows)
+        expected = known.seconds(depth, queued, rows)
         if expected <= 0 or not seconds > 0:
             return
         ratio = log(seconds / expected)
@@ -256,9 +274,9 @@ class CostModel:
     def as_data(self) -> dict[str, Any]:
         """For `from_data`, plain JSON. Of several rows what rounds have taught; no guessed drafts."""
         curves = [
-            {"bucket": b, "rows": rows, "measured": curve.measured, "seconds": curve.knots()}
-            for (b, rows), curve in self._curves.items()
-            if rows == 1 or curve.num_rounds >= ENOUGH
+            {"bucket": b, "rows": rows, "kind": kind, "measured": curve.measured, "seconds": curve.knots()}
+            for (b, rows, kind), curve in self._curves.items()
+            if (rows, kind) == (1, GREEDY) or curve.num_rounds >= ENOUGH
         ]
         drafts = {n: vars(d) for n, d in self.drafts.items() if not self.is_guess(n)}
         acceptance = [[*key, table.as_data()] for key, table in self.acceptance.items()]
@@ -269,6 +287,7 @@ class CostModel:
             "ends": self.ends,
             "acceptance": acceptance,
             "judged": self.judged,
+            "choosing": self.choosing,
         }
 
     @classmethod
@@ -283,11 +302,13 @@ class CostModel:
                 if len(points) > MAX_TOKENS or max(points.values()) > MAX_TOKENS * 1e3:
                     raise ConfigError("These costs are too large.")
                 curve = Curve(points, ends=ends, measured=[int(w) for w in part["measured"]])
-                curves[int(part["bucket"]), int(part["rows"])] = curve
+                curves[int(part["bucket"]), int(part["rows"]), str(part["kind"])] = curve
             drafts = {n: DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()}
             acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
-            first = {b: {1: 1.0} for b, rows in curves if rows == 1}
+            first = {b: {1: 1.0} for b, rows, kind in curves if (rows, kind) == (1, GREEDY)}
             judged = {str(d): (int(n), min(int(n), int(r))) for d, (n, r) in data["judged"].items()}
-            return cls(first, drafts, several=curves, ends=ends, acceptance=acceptance, judged=judged)
+            made = cls(first, drafts, several=curves, ends=ends, acceptance=acceptance, judged=judged)
+            made.choosing = {str(k): DraftCost(step=float(s)).step for k, s in data["choosing"].items()}
+            return made
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError("These costs cannot be read.") from error

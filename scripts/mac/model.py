@@ -21,7 +21,7 @@ import write_checkpoint
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.measure import measure
+from mlxspec.engine.measure import choosing, measure
 from mlxspec.policy.costs import CostModel
 
 from .base import ROOT, Here, table
@@ -30,6 +30,7 @@ SHAPE = "qwen3.5-0.8b"
 BITS = 4
 PLAIN = SpecConfig(policy="fixed")
 DEPTHS = (1, 2, 3, 4, 6)  # drafted tokens a round
+RECOMMENDED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}  # what models come with, nearly
 RATES = (0.5, 0.7, 0.85, 0.95)  # how often a drafted token is accepted, if those before it were
 BUFFERS = ((None, None), (20, 20), (100, 100), (200, 200))  # operations, MB a command buffer; None: MLX's own
 CALIBRATION = 5.0  # seconds
@@ -76,9 +77,9 @@ class Model:
     def prompt(self, length: int) -> list[int]:
         return [5 + 7 * i % 200 for i in range(length)]
 
-    def run(self, length: int, new: int, spec: SpecConfig = PLAIN) -> Any:
-        """The answer's statistics."""
-        params = SamplingParams(max_tokens=new, ignore_eos=True)
+    def run(self, length: int, new: int, spec: SpecConfig = PLAIN, **sampling: Any) -> Any:
+        """The answer's statistics. sampling: as SamplingParams has it; greedy if none is given."""
+        params = SamplingParams(max_tokens=new, ignore_eos=True, **sampling)
         return self.engine.generate(self.prompt(length), params, spec=spec).stats
 
     def _theirs(self, length: int, new: int) -> tuple[float, float]:
@@ -165,6 +166,24 @@ class Model:
         self.here.tell(
             f"{self._name()}, policy auto with a head that guesses: {over:.2f}x plain,"
             f" {stats.num_drafted / max(1, stats.num_rounds):.2f} drafted tokens a round"
+        )
+
+    def sampled(self) -> None:
+        """What the sampling that chat and serve take by default costs: plain rounds, rounds that draft two tokens, choosing alone."""
+        new, ways = self.here.sizes.new_tokens, dict[str, Callable[[], float]]()
+        kinds: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": RECOMMENDED}
+        specs = {"plain": PLAIN, "drafting 2": SpecConfig(drafters=("mtp",), policy="fixed", n_max=2)}
+        for kind, params in kinds.items():
+            for what, spec in specs.items():
+                ways[f"{what}, {kind}"] = lambda s=spec, p=params: _seconds_a_round(
+                    self.run(self.here.sizes.prompt, new, s, **p)
+                )
+        found = {name: median(values) for name, values in self._turns(ways).items()}
+        over = ", ".join(f"{w} {found[f'{w}, sampled'] / found[f'{w}, greedy']:.2f}x" for w in specs)
+        more = choosing(self.engine.model, float("inf")).get("sampled", 0.0)
+        self.here.tell(
+            f"{self._name()}, top-k 20 and top-p 0.95 over greedy, round for round: {over};"
+            f" a position {1e3 * more:.2f} ms longer"
         )
 
     def running_ahead(self) -> None:

@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 KERNEL_SECTIONS = {
     *("machine", "self-checks", "qmv", "recurrence", "exactness"),
 }
-MODEL_SECTIONS = ("decode", "prompts", "verify", "drafting", "pitfalls", "ahead", "buffers")
+MODEL_SECTIONS = ("decode", "prompts", "verify", "drafting", "sampled", "pitfalls", "ahead", "buffers")
 
 
 @pytest.fixture

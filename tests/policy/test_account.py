@@ -19,7 +19,7 @@ from mlxspec.policy import account
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.account import CAP, CREDIT, EARN, FIRST, Account, allowance
 from mlxspec.policy.controller import Controller, Decision, PolicyRow
-from mlxspec.policy.costs import CostModel
+from mlxspec.policy.costs import GREEDY, CostModel
 
 ROUNDING = 1e-6  # plain rounds
 HEADS = ("head 1", "head 2", "head 3", "head 4")
@@ -110,7 +110,7 @@ def check(
     machine: Machine, num_rows: int, judges: list[tuple[int, Judge]], *, is_warm: bool, lag: int = 0
 ) -> Group:
     """Plays these judges behind each other, each for so many rounds, and holds the theorem after every round. Returns the group."""
-    several = {} if num_rows == 1 else {(0, num_rows): machine.curve(num_rows)}
+    several = {} if num_rows == 1 else {(0, num_rows, GREEDY): machine.curve(num_rows)}
     drafts = dict.fromkeys(HEADS, machine.drafts["mtp"])
     control = Controller(CostModel({0: machine.curve().knots()}, drafts, several=several))
     for name in HEADS * is_warm:

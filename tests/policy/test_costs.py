@@ -7,9 +7,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.costs import MAX_TOKENS, CostModel, Curve, DraftCost, bucket
+from mlxspec.policy.costs import ENOUGH, MAX_TOKENS, CostModel, Curve, DraftCost, bucket
 
 pytestmark = pytest.mark.smoke
 
@@ -170,6 +171,29 @@ def test_costs_survive_their_file() -> None:
     assert found.curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))
     assert found.curve(2).seconds(5) == pytest.approx(costs.curve(2).seconds(5))
     assert found.draft("mtp") == costs.draft("mtp")
+
+
+@catches("all kinds share a curve", "mlxspec.policy.costs:DEARER", lambda _: ())
+def test_kinds_of_sampling_have_costs_of_their_own() -> None:
+    """They begin as greedy rounds and what choosing was measured to take longer, and learn from their own rounds and drafts alone."""
+    known = CostModel(
+        {0: {1: 1.0, 4: 1.6}}, {"mtp": DraftCost(step=0.1)}, choosing={"sampled": 0.1, "rejected": 0.1}
+    )
+    assert known.curve(0, 1, "sampled").seconds(4) == pytest.approx(1.6 + 4 * 0.1)
+    assert known.curve(0, 1, "sampled").measured == [1, 4]
+    assert known.curve(0, 1, "constrained").seconds(4) == pytest.approx(1.6)  # nobody has said
+    assert known.curve(0, 1, "constrained").measured == []
+    assert known.draft("mtp", "sampled") == known.draft("mtp")
+    for _ in range(2 * int(ENOUGH)):
+        known.curve(0, 1, "sampled").refine(4, 3.0)
+        known.curve(0, 1, "sampled").refine(1, 1.5)
+        known.refine_draft("mtp", 1, 1, 1, 0.3, "sampled")
+    for found in (known, kept(known)):
+        assert found.curve(0).seconds(4) == pytest.approx(1.6)
+        assert found.curve(0, 1, "sampled").seconds(4) == pytest.approx(3.0, rel=0.1)
+        assert found.draft("mtp").step == pytest.approx(0.1)
+        assert found.draft("mtp", "sampled").step == pytest.approx(0.3, rel=0.1)
+        assert found.choosing == {"sampled": 0.1, "rejected": 0.1}
 
 
 def test_rounds_of_several_rows_have_a_curve_of_their_own() -> None:
