@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mlxspec.kernels import gdn_prefill as kernel
 from mlxspec.kernels import gdn_round, launch
+from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows
 
 SMALL = Shape()
@@ -79,3 +80,48 @@ def test_unmeasured_means_the_twin():
     assert all(same_bits(a, b) for a, b in zip(ours, twin, strict=True))
     if not mx.metal.is_available():
         assert kernel.tune(t.inputs, state, FlatRows((20,))) == {}
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_mlx_own_operation_is_the_twin_to_a_rounding(dtype):
+    shape = GdnShape(2, 4, 128, 64)
+    inputs, state, rows = kernel._trial(shape, dtype, (20, 0, 7))
+    got, wanted = (f(inputs, state, rows) for f in (kernel.gdn_prefill_mlx, kernel.gdn_prefill_ops))
+    assert kernel.mlx_agrees(shape, dtype)
+    assert got[0].dtype == got[1].dtype == mx.float32
+    assert got[0].shape == wanted[0].shape
+    assert launch.largest_error(got, wanted) <= (1e-5 if dtype == mx.float32 else 2**-6)
+
+
+def slower(right):
+    return lambda q, k, v, gamma, beta, **rest: right(q, k, v, gamma * 0.5, beta, **rest)
+
+
+def missing(*_, **__):
+    raise AttributeError("gated_delta_update")
+
+
+@pytest.mark.parametrize("operation", ["right", "wrong", "missing"])
+def test_the_better_one_is_used_on_metal(operation, monkeypatch):
+    """Ours unless it has lost its race; then MLX's own, if it is there and gives what the twin does."""
+    inputs, state, rows = kernel._trial(GdnShape(2, 4, 128, 64), mx.float32, (20,))
+    right, used = mx.fast.gated_delta_update, []
+    mlx, plain = kernel.gdn_prefill_mlx, kernel.gdn_prefill_ops
+    monkeypatch.setattr(
+        mx.fast, "gated_delta_update", {"right": right, "wrong": slower(right)}.get(operation, missing)
+    )
+    monkeypatch.setattr(kernel.device, "backend", lambda: "metal")
+    monkeypatch.setattr(launch, "in_use", lambda name: True)
+    monkeypatch.setattr(kernel, "gdn_prefill_metal", lambda *_: used.append("ours"))
+    kernel.mlx_agrees.cache_clear()
+    launch.forget()
+    kernel.gdn_prefill(inputs, state, rows)
+    launch.set_speedup("gdn_prefill", kernel._race_key(inputs), 0.9)
+    agrees = kernel.mlx_agrees(*kernel._form(inputs))
+    monkeypatch.setattr(kernel, "gdn_prefill_mlx", lambda *a: used.append("MLX's") or mlx(*a))
+    monkeypatch.setattr(kernel, "gdn_prefill_ops", lambda *a: used.append("plain") or plain(*a))
+    kernel.gdn_prefill(inputs, state, rows)
+    kernel.mlx_agrees.cache_clear()
+    launch.forget()
+    assert agrees == (operation == "right")
+    assert used == ["ours", "MLX's" if agrees else "plain"]

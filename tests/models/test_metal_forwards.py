@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from zoo import Zoo
 
-from mlxspec.kernels import conv_qkv
+from mlxspec.kernels import conv_qkv, gdn_prefill
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
@@ -165,13 +165,14 @@ def test_a_prompt_launches_few_kernels_a_layer(mac: Any, monkeypatch: pytest.Mon
         cache = deep.filled(model, 512)
         logits, left = deep.forward(model, cache, [chunk], certain=True)
         found[name] = launches([logits, *left]).total() / DEPTH
+    monkeypatch.setattr(gdn_prefill, "mlx_agrees", lambda *_: False)
     with as_on_metal(monkeypatch, without=["gdn_prefill"]):
         cache = deep.filled(model, 512)
         logits, left = deep.forward(model, cache, [512], certain=True)
         found["twin"] = launches([logits, *left]).total() / DEPTH
     print(f"\nlaunches a layer of a prompt's piece: {found}")
     assert found["kernels"] <= 40
-    assert found["twin"] > 100  # what a lost race or a failed self-check costs
+    assert found["twin"] > 100  # what a failed self-check costs where MLX's own operation is wrong too
 
 
 def test_the_prefill_kernel_needs_no_race(mac: Any) -> None:
