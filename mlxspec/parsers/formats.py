@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxspec.parsers.pieces import Content, Piece, Reasoning, merged
+from mlxspec.parsers.channels import CHANNEL as CHANNEL_TAG
+from mlxspec.parsers.channels import MESSAGE, TAGS, ChannelParser
+from mlxspec.parsers.foreign_call import ForeignCalls, ForeignToolParser, foreign_calls
+from mlxspec.parsers.pieces import Content, OutputParser, Piece, Reasoning, merged
 from mlxspec.parsers.reasoning import ReasoningParser
 from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser, call_heads
 
@@ -24,10 +27,18 @@ _TAGS: dict[ToolStyle, CallTags] = {
 @dataclass(frozen=True, kw_only=True)
 class ChatFormat:
     """thinking: opening and closing tag, None for a model that does not think. tools: how calls are written, None where the template
-    takes no tools."""
+    takes no tools, or where they are `foreign`: read by mlx-lm's parsers. channels: the answer is written in channels, as gpt-oss does.
+    is_unknown: the template takes tools in a notation that nobody here reads."""
 
     thinking: tuple[str, str] | None = None
     tools: ToolStyle | None = None
+    foreign: ForeignCalls | None = None
+    channels: bool = False
+    is_unknown: bool = False
+
+    @property
+    def takes_tools(self) -> bool:
+        return self.tools is not None or self.foreign is not None or self.channels
 
     @property
     def call_tags(self) -> CallTags | None:
@@ -38,7 +49,9 @@ class ChatFormat:
         """All that a parser must see in the text."""
         calls = self.call_tags
         found = () if calls is None else (calls.open, calls.close, calls.mark)
-        return tuple(tag for tag in (*(self.thinking or ()), *found) if tag)
+        foreign = () if self.foreign is None else self.foreign.tags
+        channels = TAGS if self.channels else ()
+        return tuple(tag for tag in (*(self.thinking or ()), *found, *foreign, *channels) if tag)
 
     def parser(
         self,
@@ -47,9 +60,11 @@ class ChatFormat:
         *,
         is_thinking: bool | None = None,
         only_these: bool = False,
-    ) -> AnswerParser:
+    ) -> AnswerParser | ChannelParser:
         """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text. is_thinking: whether the prompt
         ends inside thinking; None to read that off its end. only_these: what looks like a call of another tool is text."""
+        if self.channels:
+            return ChannelParser(tools, only_these=only_these)
         opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
         return AnswerParser(self, tools, opened=opened, only_these=only_these)
 
@@ -61,9 +76,12 @@ class ChatFormat:
 def detect(template: str | None) -> ChatFormat:
     """The format of a model with this chat template."""
     source = template or ""
+    if CHANNEL_TAG in source and MESSAGE in source:
+        return ChatFormat(channels=True)
     thinking = CHANNEL if "<|channel>" in source else THINK if "</think>" in source else None
     style: ToolStyle | None = None
-    if "tools" in source:
+    foreign = foreign_calls(source) if "tools" in source else None
+    if "tools" in source and foreign is None:
         if GEMMA4.open in source:
             style = "gemma4"
         elif FUNCTION_GEMMA.open in source:
@@ -72,7 +90,8 @@ def detect(template: str | None) -> ChatFormat:
             style = "xml"
         elif QWEN.open in source:
             style = "json"
-    return ChatFormat(thinking=thinking, tools=style)
+    is_unknown = "tools" in source and style is None and foreign is None
+    return ChatFormat(thinking=thinking, tools=style, foreign=foreign, is_unknown=is_unknown)
 
 
 class AnswerParser:
@@ -92,7 +111,11 @@ class AnswerParser:
         self._reasoning = (
             ReasoningParser(form.thinking, opened=opened, calls=calls) if form.thinking else None
         )
-        self._tools = ToolParser(tags, tools, only_these=only_these) if tags is not None and tools else None
+        self._tools: OutputParser | None = None
+        if tags is not None and tools:
+            self._tools = ToolParser(tags, tools, only_these=only_these)
+        elif form.foreign is not None and tools:
+            self._tools = ForeignToolParser(form.foreign, tools)
 
     @property
     def is_thinking(self) -> bool:

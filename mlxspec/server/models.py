@@ -181,7 +181,7 @@ class Models:
             can = {
                 "completion": True,
                 "vision": engine.vision is not None,
-                "tools": form.tools is not None,
+                "tools": form.takes_tools,
                 "thinking": form.thinking is not None,
             }
             self._facts[name] = {

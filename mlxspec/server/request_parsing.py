@@ -148,7 +148,11 @@ def _tools(
             raise BadField("tool_choice", f"There is no tool {name[:60]!r}.")
     if choice.kind == "required" and not choice.of(tools):
         raise BadField("tool_choice", "tool_choice allows none of the tools.")
-    if tools and form.tools is None:
+    if choice.kind == "required" and tools and form.tools is None and (form.takes_tools or form.is_unknown):
+        raise BadField(
+            "tool_choice", f"A call cannot be required of {engine.name}: no grammar of its notation is known."
+        )
+    if tools and not (form.takes_tools or form.is_unknown):
         raise BadField("tools", f"The chat template of {engine.name} takes no tools.")
     return tools, choice
 
@@ -187,6 +191,9 @@ def _render(
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
     if engine.vision is None and holds_images(request.messages):
         raise ImageError(engine.no_images)
+    if tools and format_of(engine).is_unknown:
+        said = "the notation of this model's tool calls is not known: they come as text"
+        request = replace(request, notices=(*request.notices, said))
     options: dict[str, Any] = {**request.template, **({"tools": list(tools)} if tools else {})}
     if not request.opens_answer:
         options["add_generation_prompt"] = False
