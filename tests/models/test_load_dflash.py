@@ -24,6 +24,7 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.measure import likely_draft
 from mlxspec.errors import ConfigError, MlxspecError, ModelError
 from mlxspec.models.folder import drafter_in
+from tests.rounding import of_sum
 
 Hurt = Callable[[Config, Arrays], object]
 ANSWER = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -90,7 +91,10 @@ def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, kind: str, tmp_p
     assert (two.config.layer_ids, two.config.num_drafts) == (one.config.layer_ids, one.config.num_drafts)
     hidden = mx.random.normal((3, 64))
     wanted = one.head(hidden)
-    assert mx.array_equal(two.head(hidden), wanted if rows is None else wanted[:, mx.array(rows)])
+    wanted = wanted if rows is None else wanted[:, mx.array(rows)]
+    # a matrix of fewer rows may be multiplied in another order
+    bound = 0.0 if rows is None else of_sum(64) * float((mx.abs(hidden) @ mx.abs(one.head(mx.eye(64)))).max())
+    assert mx.abs(two.head(hidden) - wanted).max() <= bound
     if kind == "DSpark":
         logits, before = one.head(hidden), mx.array([3, 190, 8])
         both = one.follow(hidden, logits, before), two.follow(hidden, two.head(hidden), before)

@@ -449,3 +449,15 @@ def test_unknown_costs_are_not_invented() -> None:
     assert control.choose([opened()], [[]], [MODELS])[0].gain == pytest.approx(
         sum(0.75**i for i in range(1, 8)), rel=0.01
     )
+
+
+@catches("the first row decides", "mlxspec.policy.controller:dearest", lambda _: lambda rows: rows[0].kind)
+def test_a_round_costs_what_its_dearest_row_does() -> None:
+    """Each kind of sampling has curves of its own; a kind that nobody knows counts as greedy."""
+    control = controller(APPLE)
+    greedy, sampled, other = (PolicyRow(kind, 0) for kind in ("greedy", "sampled", "unknown"))
+    assert control.curve([sampled]) is control.costs.curve(0, 1, "sampled")
+    assert control.curve([sampled]) is not control.curve([greedy])
+    assert control.curve([other]) is control.curve([greedy])
+    assert control.curve([greedy, sampled]) is control.costs.curve(0, 2, "sampled")
+    assert control.curve([greedy, other]) is control.costs.curve(0, 2)
