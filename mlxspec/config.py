@@ -38,8 +38,9 @@ READ_AT_LOAD = (  # of SpecConfig: what drafters are made with; ngram_m limits a
     "draft_bits",
     "draft_kv_bits",
 )
+BY_REQUEST = ("forced", "predicted")  # drafters that a request brings along; any list of drafters has them
 DRAFTER_NAMES = (  # those that come with mlxspec
-    "forced",
+    *BY_REQUEST,
     "mtp",
     "eagle3",
     "dflash",
@@ -239,6 +240,9 @@ class SpecConfig:
     when the model is loaded. What a grammar forces is drafted before anything else wherever there are drafters at all; the name for
     that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names they bear.
 
+    predicted: what the answer will probably be, as text or as token ids: a file that is to be returned with a change, say. It is drafted
+    from before other drafters are asked, and found again behind what differs. It never changes the text.
+
     draft_vocab: over how many tokens drafters that run a model propose. Of the language-model head they read those rows alone: the most
     frequent tokens, all added ones, and those that the text itself holds. What is verified is not affected. 0: all tokens; None: all, or
     32,768 where the vocabulary is so large that the head is much of what a drafted token reads. draft_bits: how the weights of an MTP head
@@ -268,6 +272,7 @@ class SpecConfig:
     ngram_mod_n: int = 24
     ngram_dynamic: str | Path | None = None
     ngram_static: str | Path | None = None
+    predicted: str | tuple[int, ...] = ()
     draft_vocab: int | None = None
     draft_bits: int = 4
     draft_kv_bits: int = 16
@@ -287,6 +292,8 @@ class SpecConfig:
         for name in self.drafters:
             if not DRAFTER_NAME.fullmatch(name):
                 raise ConfigError(f"A drafter's name is letters, digits and dashes, not {shown(name)}.")
+        if not isinstance(self.predicted, str):
+            self._check_predicted()
         if len(set(self.drafters)) != len(self.drafters):
             raise ConfigError(f"A drafter is named twice in {', '.join(self.drafters)}.")
         if self.n_max is not None:
@@ -318,6 +325,12 @@ class SpecConfig:
             raise ConfigError(
                 f"n_min ({self.n_min}) is above {name} ({limit}), so every draft would be dropped."
             )
+
+    def _check_predicted(self) -> None:
+        given = self.predicted
+        if not isinstance(given, (list, tuple)) or any(type(t) is not int or t < 0 for t in given):
+            raise ConfigError(f"predicted is a string or a list of token ids, not {shown(given)}.")
+        object.__setattr__(self, "predicted", tuple(given))
 
     def _check_rejection(self) -> None:
         """Whether a token is submitted must not depend on how tokens behind it turned out, nor its noise on the target's."""

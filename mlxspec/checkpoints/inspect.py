@@ -375,6 +375,8 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable
             drafting = beside.module if beside is not None and usable else None
         elif name == "forced":
             why = "what a grammar forces"
+        elif name == "predicted":
+            why = "what a request predicts"
         read = None if drafting is None else proposing(drafting, made.model, None, SpecConfig.draft_bits)
         found.append(Usable(name=name, usable=usable, why=why, proposing=read))
     return tuple(found)

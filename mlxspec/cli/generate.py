@@ -9,6 +9,8 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
@@ -48,6 +50,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--image", list, "FILE", "an image that the prompt is about; given again: one more image"),
         ("--ignore-chat-template", bool, "", "continue the prompt as it stands instead of answering it"),
         ("--json", bool, "", "one JSON object an answer, on a line of its own"),
+        (
+            "--prediction",
+            str,
+            "FILE",
+            "what the answer will probably be: a file that is to be returned with a change",
+        ),
         ("--show-draft", bool, "", "colour drafted tokens that were accepted (on a terminal)"),
         STATS,
     )
@@ -59,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
     params, spec = options.sampling_params(args), options.spec_config(args)
     if args.system is not None and args.ignore_chat_template:
         raise ConfigError("--system needs the chat template that --ignore-chat-template leaves out.")
+    predicted = "" if args.prediction is None else _text_of(args.prediction)
+    if predicted and args.draft == "off":
+        raise ConfigError("--prediction is drafted from, which --draft off leaves out.")
     options.engine_config(args)  # what is wrong with it is said before stdin is read
     prompts = read_prompts(args)
     if not prompts:
@@ -74,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         encode(engine, text, system=system, plain=args.ignore_chat_template, pictures=pictures)
         for text in prompts
     ]
-    requests = [engine.submit(tokens, params) for tokens in encoded]
+    requests = [
+        engine.submit(tokens, params, spec=replace(engine.spec, predicted=predicted)) for tokens in encoded
+    ]
     with Interrupt() as interrupt:
         events = follow(engine, requests, interrupt)
         if args.json:
@@ -89,6 +102,15 @@ def run(args: argparse.Namespace) -> int:
         for notice in stats_line.notices(r.stats for r in requests):
             terminal.note(notice)
     return INTERRUPTED if interrupt.asked else 0
+
+
+def _text_of(name: str) -> str:
+    """Of a file. Raises ConfigError."""
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"--prediction {shown(name)} cannot be read: {why}.") from error
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:

@@ -26,6 +26,7 @@ from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.guarded import Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
+from mlxspec.drafters.predicted import Predicted
 from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
 from mlxspec.models.image_rows import SeenImages
@@ -47,7 +48,8 @@ class Proposal:
 
 
 class Chain:
-    """Drafters by name. Each row's own list says in which order they are asked for it, and what is forced comes before all of them.
+    """Drafters by name. Each row's own list says in which order they are asked for it; what is forced comes before all of them, then what
+    its request predicted.
 
     streams: what the target shows to them, of which each is given its own columns. may_fail: a drafter that fails costs its rows that
     drafter only. Not among ranks: it may have failed on this one alone.
@@ -59,7 +61,7 @@ class Chain:
         self.drafters = {d.name: d for d in map(guarded, drafters)}
         self.streams = Streams.of(self.drafters.values(), hidden_size)
         self.may_fail = True
-        self._forced = Forced()
+        self._forced, self._predicted = Forced(), Predicted()
         self._rows: dict[int, ChainRow] = {}
 
     @property
@@ -73,9 +75,12 @@ class Chain:
         spec: SpecConfig,
         sampler: RowSampler,
         seen: SeenImages | None = None,
+        num_prompt: int = 0,
     ) -> ChainRow:
-        """A new row, known to its drafters from here on. seen: the images of its prompt."""
+        """A new row, known to its drafters from here on. seen: the images of its prompt; num_prompt: its tokens."""
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
+        if state.predicted:
+            self._predicted.expect(row, state.predicted, num_prompt)
         for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         if seen is not None:
@@ -175,6 +180,7 @@ class Chain:
     def close(self, row: int) -> None:
         """The row is gone."""
         self._rows.pop(row, None)
+        self._predicted.close(row)
         for drafter in self.drafters.values():
             with suppress(Exception):  # the row is gone either way
                 drafter.close(row)
@@ -284,9 +290,11 @@ class Chain:
     def drafters_of(self, state: ChainRow) -> tuple[Drafter, ...]:
         """Who may draft for a row, in its order."""
         if state.queue is None:
-            forced = bool(state.spec.drafters) and state.sampler.constraints is not None
+            brought: list[Drafter] = [self._forced] if state.sampler.constraints is not None else []
+            brought += [self._predicted] if state.predicted else []
             named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]
-            state.queue = tuple(d for d in [self._forced] * forced + named if d.name not in state.ended)
+            queue = brought + named if state.spec.drafters else []
+            state.queue = tuple(d for d in queue if d.name not in state.ended)
             state.lookups = tuple(
                 (d, _limit(d, state.spec)) for d in state.queue if not isinstance(d, ModelDrafter)
             )

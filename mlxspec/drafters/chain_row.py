@@ -50,6 +50,12 @@ class ChainRow:
         return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
 
     @property
+    def predicted(self) -> tuple[int, ...]:
+        """Ids of what its request predicted."""
+        given = self.spec.predicted
+        return () if isinstance(given, str) else given  # an engine makes ids of a text before a row begins
+
+    @property
     def is_blind(self) -> bool:
         """Whether nobody needs to see a token of it between drafting and verifying."""
         return not self.rejects and not self.has_limits and self.sampler.constraints is None

@@ -411,7 +411,9 @@ class Engine(EngineApi):
         self.prefix.limit(self.memory.for_store)
         try:
             if request.spec.drafters:
-                begun = self.drafting.begin(request.number, request.spec, request.sampler, request.seen)
+                begun = self.drafting.begin(
+                    request.number, request.spec, request.sampler, request.seen, len(request.prompt)
+                )
                 request.stats.notices = begun.notices
             prefill = Prefill(
                 request,

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
-from mlxspec.config import EngineConfig, SpecConfig, shown
+from mlxspec.config import BY_REQUEST, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_building import DrafterBuilder, read_tokenizer, towers_of
@@ -147,7 +147,9 @@ def load(
             modules=[target.model, *towers_of(target)],
             notices=[*target.notices, *pair_notices],
         )
-        made = [own[name] if name in own else builder.drafter(name) for name in names if name != "forced"]
+        made = [
+            own[name] if name in own else builder.drafter(name) for name in names if name not in BY_REQUEST
+        ]
 
         # weights
         modules = builder.modules

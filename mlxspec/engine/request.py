@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.alignment import TOKEN_ALIGNED
 from mlxspec.drafters.chain_row import AskedDrafter
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.hiddens import Hiddens
@@ -131,7 +132,7 @@ class Request:
         """No more than it takes beside arrays: what was compiled for it, its tokens, what its client has not read, log-probabilities, and
         its images' pixels on the host."""
         most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
-        found = self._compiled_bytes + text_bytes(most)
+        found = self._compiled_bytes + text_bytes(most) + len(self.spec.predicted) * TOKEN_ALIGNED
         if self.logprobs is not None:
             found += max(0, most - len(self.prompt)) * (1 + self.params.top_logprobs) * _LOGPROB_BYTES
         return found if self.seen is None else found + self.seen.images.nbytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mlxspec.config import READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
+from mlxspec.config import BY_REQUEST, READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
 from mlxspec.engine.api import Prompt
 from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages, row_images
 from mlxspec.engine.request import Request
@@ -69,6 +69,8 @@ class RequestFactory:
         if spec.policy is None:
             spec = replace(spec, policy=self._spec.policy)
         self._check_drafters(spec)
+        if spec.predicted:
+            spec = replace(spec, predicted=self._predicted(spec.predicted))
         if self.tokenizer is None and params.stop:
             raise ConfigError("Without a tokenizer there are no stop strings.")
         if deadline is not None:
@@ -107,6 +109,21 @@ class RequestFactory:
             raise ImageError(self._no_images)
         held = HeldFeatures(self.features)
         return SeenImages(row_images(prompt, self._vision), held, held.__contains__)
+
+    def _predicted(self, given: str | tuple[int, ...]) -> tuple[int, ...]:
+        """Checked ids of what an answer will probably be."""
+        if isinstance(given, str):
+            if self.tokenizer is None:
+                raise ConfigError("Without a tokenizer predicted must be token ids.")
+            given = tuple(self.tokenizer.encode(given, special=False))
+        if len(given) > self.max_context:
+            raise ConfigError(
+                f"The predicted text has {len(given)} tokens, more than an answer can have: the context ends at {self.max_context}."
+            )
+        bad = [t for t in given if t >= self.vocab_size]
+        if bad:
+            raise ConfigError(f"predicted holds {self._named(bad[0])} (0 to {self.vocab_size - 1}).")
+        return given
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         """Checked ids of a prompt."""
@@ -149,7 +166,7 @@ class RequestFactory:
 
     def _check_drafters(self, spec: SpecConfig) -> None:
         for name in spec.drafters:
-            if name != "forced" and name not in self._drafters:
+            if name not in BY_REQUEST and name not in self._drafters:
                 there = ", ".join(self._drafters) or "none"
                 raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
         for name in READ_AT_LOAD:

@@ -43,9 +43,10 @@ class Drafting:
         spec: SpecConfig,
         sampler: RowSampler,
         seen: SeenImages | None = None,
+        num_prompt: int = 0,
     ) -> ChainRow:
-        """A new row, which its options' drafters draft for. seen: as in `Chain.begin`."""
-        state = self.chain.begin(row, spec, sampler, seen)
+        """A new row, which its options' drafters draft for. seen, num_prompt: as in `Chain.begin`."""
+        state = self.chain.begin(row, spec, sampler, seen, num_prompt)
         if self.auto is not None:
             self.auto.wake()
         follows = self.auto is not None and spec.policy == "auto"

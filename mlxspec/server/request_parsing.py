@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import BY_REQUEST, SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
-from mlxspec.errors import ConfigError, ImageError
+from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
@@ -89,10 +89,13 @@ def chat_job(
         extra["thinking_tags"] = form.thinking
     grammar, notices = _grammar(request, form, tools, choice, engine)
     extra |= grammar
-    params = _params(request.options, defaults, extra, len(prompt.tokens), engine)
+    params, spec = (
+        _params(request.options, defaults, extra, len(prompt.tokens), engine),
+        spec_of(request.options, engine),
+    )
     return Job(
         asks=_asks([prompt.tokens], params, request.options),
-        spec=spec_of(request.options, engine),
+        spec=spec,
         timeout=request.options.get("timeout"),
         form=form,
         rendered=prompt.text,
@@ -100,7 +103,7 @@ def chat_job(
         only_tools=choice.allowed is not None,
         is_chat=True,
         goes_on=request.goes_on,
-        notices=(*request.notices, *prompt.notices, *notices),
+        notices=(*request.notices, *prompt.notices, *notices, *_unused(spec)),
     )
 
 
@@ -122,14 +125,14 @@ def completion_job(
     elif wanted is not None:
         extra[wanted.kind] = wanted.value
     params = _params(body, defaults, extra, min(map(len, prompts)), engine)
-    asks, tokenizer = _asks(prompts, params, body), engine.tokenizer
+    asks, tokenizer, spec = _asks(prompts, params, body), engine.tokenizer, spec_of(body, engine)
     shown = asks if shows_prompts or body.get("echo") else ()
     return Job(
         asks=asks,
-        spec=spec_of(body, engine),
+        spec=spec,
         num_prompts=len(prompts),
         timeout=body.get("timeout"),
-        notices=tuple(notices),
+        notices=(*notices, *_unused(spec)),
         prompts=tuple("" if tokenizer is None else tokenizer.decode(token_ids(a.prompt)) for a in shown),
     )
 
@@ -250,6 +253,8 @@ def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     draft = body.get("draft")
     if draft is not None:
         changes["drafters"] = _drafters(draft, engine)
+    if body.get("prediction") is not None:
+        changes["predicted"] = _predicted(body["prediction"]["content"], engine)
     if changes.get("policy") == "auto" and engine.drafting.auto is None:
         raise BadField(
             "policy",
@@ -260,6 +265,28 @@ def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     return replace(engine.spec, **changes) if changes else engine.spec
 
 
+def _predicted(content: str | Sequence[Mapping[str, str]], engine: Engine) -> tuple[int, ...]:
+    """Ids of OpenAI's `prediction`. Raises ConfigError."""
+    if engine.tokenizer is None:
+        raise ConfigError(f"{engine.name} has no tokenizer.")
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    try:
+        return tuple(
+            engine.tokenizer.encode(text, special=False, most=engine.max_context + 1, pause=check_wanted)
+        )
+    except ContextOverflowError as error:
+        raise BadField("prediction", "The prediction is longer than the context of the model.") from error
+
+
+def _unused(spec: SpecConfig) -> tuple[str, ...]:
+    """A notice where nothing drafts from a prediction."""
+    return (
+        ("prediction is not used: nothing drafts for this request",)
+        if spec.predicted and not spec.drafters
+        else ()
+    )
+
+
 def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
     if draft in (False, "off"):
         return ()
@@ -268,7 +295,7 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
     names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else tuple(draft)
     there = tuple(engine.chain.drafters)
     for name in names:
-        if name not in (*there, "forced"):
+        if name not in (*there, *BY_REQUEST):
             loaded = ", ".join(there) or "none"
             raise BadField("draft", f"The drafter {name[:60]!r} is not loaded; loaded are: {loaded}.")
     return names

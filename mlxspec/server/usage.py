@@ -56,12 +56,20 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
     prompts = stats[::each]
     num_prompt = sum(s.num_prompt for s in prompts)
     num_completion = sum(s.num_generated for s in stats)
-    return {
+    out: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
         "prompt_tokens_details": {"cached_tokens": sum(s.num_cached for s in prompts)},
     }
+    predicted = [s.drafters["predicted"] for s in stats if "predicted" in s.drafters]
+    if predicted:
+        accepted = sum(p.num_accepted for p in predicted)
+        out["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(p.num_drafted for p in predicted) - accepted,
+        }
+    return out
 
 
 def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:

@@ -140,7 +140,6 @@ HARMLESS: dict[str, str] = {
     **t.harmless("user store metadata safety_identifier session_id", BOOKKEEPING),
     **t.harmless("service_tier id_slot priority", ONE_MACHINE),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), CACHE["cache_control"]),
-    **t.harmless("prediction", "a hint for speed; n-gram drafters look at the prompt already"),
     **t.harmless("verbosity", "a hint that only some of OpenAI's models follow"),
     # llama.cpp
     **dict.fromkeys(("cache_prompt", "n_cache_reuse"), CACHE["cache_control"]),
@@ -187,6 +186,18 @@ class StructuredOutputs(t.Fields):
         **t.refuse("disable_additional_properties", "say additionalProperties in the schema", *t.OFF),
     }
     harmless = t.harmless("disable_any_whitespace", _JSON_SPACE)
+
+
+class PredictedText(t.Fields):
+    type: Literal["text"]
+    text: t.Text
+
+
+class Prediction(t.Fields):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: t.Text | t.Many[PredictedText]
 
 
 class Generation(t.Fields):
@@ -238,6 +249,9 @@ class Generation(t.Fields):
         bool | Annotated[str, Field(max_length=200)] | Annotated[t.Many[Drafter], Field(max_length=16)] | None
     ) = t.optional(
         "off, auto, or drafters in the order in which they are asked, of those that the server has loaded"
+    )
+    prediction: Prediction | None = t.optional(
+        "what the answer will probably be: it is drafted from before other drafters are asked, and never changes the answer"
     )
     policy: Literal[get_args(Policy)] | None = None  # type: ignore[valid-type]
     acceptance: Literal[get_args(Acceptance)] | None = None  # type: ignore[valid-type]
@@ -334,8 +348,9 @@ class TextBlock(t.Fields):
 
 Count = Annotated[int, Field(ge=0)]
 Usage = t.answer(
-    "Usage", prompt_tokens=Count, completion_tokens=Count, total_tokens=Count,
+    "Usage", "completion_tokens_details", prompt_tokens=Count, completion_tokens=Count, total_tokens=Count,
     prompt_tokens_details=t.answer("PromptDetails", cached_tokens=Count),
+    completion_tokens_details=t.answer("CompletionDetails", accepted_prediction_tokens=Count, rejected_prediction_tokens=Count),
 )  # fmt: skip
 Timings = t.answer(
     "Timings", "draft_n draft_n_accepted",

@@ -1,0 +1,106 @@
+"""Where an answer stands in a text that was given beforehand as what it will probably be, and how the text goes on there.
+
+While the answer agrees the place moves on. Where it does not, places at which the answer's latest tokens stand are compared: the longer and
+the rarer the tokens that agree, the more bits speak for a place, and the further a place lies from where the answer left the text, the
+fewer. Tokens that the answer has inserted move it by none, deleted ones by their number, and a block that stands elsewhere is found by
+two tokens that agree. No place is taken while two are about as good. Bits of a token: the logarithm of how rare it is in the text, as in
+alignments by information content.
+
+A mismatch costs some hundred comparisons at most, any other token none. Knows ids; knows no model and no drafts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import log2
+
+TOKEN_ALIGNED = 250  # bytes of a token of the text, about
+AHEAD, BEHIND = 320, 8  # tokens around the place that was left, among which one token that agrees is enough
+_NEAREST = 48  # places of two tokens that are compared, those nearest to where the text was left
+_COMPARED = 24  # tokens of the answer that a place is compared by
+_RAREST = 12.0  # bits of a token at most
+_SETTLED = 3  # tokens that agree in a row: the place was right
+_MARGIN = 2.0  # bits by which a place must be better than the next one
+
+
+class Alignment:
+    """place: the text's next token is the one there, None where no place is known. agreed: how many tokens before it are the answer's."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = list(text)
+        counts = Counter(self._text)
+        self._bits = {token: min(log2(len(self._text) / n), _RAREST) for token, n in counts.items()}
+        self._behind: dict[int, list[int]] = defaultdict(list)  # token -> places behind it, rising
+        self._behind_two: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for end, token in enumerate(self._text, 1):
+            self._behind[token].append(end)
+            if end > 1:
+                self._behind_two[self._text[end - 2], token].append(end)
+        self._said: deque[int] = deque(maxlen=_COMPARED)
+        self.place: int | None = 0
+        self.agreed = 0
+        self._left, self._since = 0, 0  # the last place that was right, and tokens of the answer since
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes this holds."""
+        return TOKEN_ALIGNED * len(self._text)
+
+    def next(self, limit: int) -> list[int]:
+        """At most `limit` tokens that follow the place."""
+        return [] if self.place is None else self._text[self.place : self.place + limit]
+
+    def push(self, tokens: Iterable[int]) -> None:
+        """The answer's next tokens."""
+        for token in tokens:
+            self._said.append(token)
+            self._since += 1
+            if self.place is not None and self.place < len(self._text) and self._text[self.place] == token:
+                self.place += 1
+                self.agreed += 1
+                if self.agreed >= _SETTLED:
+                    self._left, self._since = self.place, 0
+            else:
+                self.place, self.agreed = self._found()
+
+    def _found(self) -> tuple[int | None, int]:
+        """The place that the answer's last tokens speak for, and how many of them stand before it."""
+        ranked = sorted((self._score(end), end) for end in self._candidates())
+        if not ranked or ranked[-1][0] <= 0 or (len(ranked) > 1 and ranked[-1][0] - ranked[-2][0] < _MARGIN):
+            return None, 0
+        end = ranked[-1][1]
+        return end, len(self._agreeing(end))
+
+    def _candidates(self) -> set[int]:
+        token, left = self._said[-1], self._left
+        ends = self._behind.get(token, [])
+        near = islice(ends, bisect_left(ends, left - BEHIND), bisect_left(ends, left + AHEAD + 1))
+        found = set(near)
+        if len(self._said) > 1:
+            two = self._behind_two.get((self._said[-2], token), [])
+            middle = bisect_left(two, left)
+            found.update(two[max(0, middle - _NEAREST // 2) : middle + _NEAREST // 2])
+        return found
+
+    def _agreeing(self, end: int) -> list[int]:
+        """The answer's last tokens that also stand before `end`, the last one first."""
+        found: list[int] = []
+        for token, own in zip(
+            reversed(self._said), reversed(self._text[max(0, end - _COMPARED) : end]), strict=False
+        ):
+            if token != own:
+                break
+            found.append(token)
+        return found
+
+    def _score(self, end: int) -> float:
+        """Bits that speak for a place, less those of the way to it from where the text was left."""
+        bits, skipped = sum(self._bits[t] for t in self._agreeing(end)), end - self._left
+        if -BEHIND <= skipped <= AHEAD:
+            return bits - 0.7 * (
+                log2(1 + abs(skipped - self._since)) + log2(1 + max(abs(skipped), self._since))
+            )
+        return bits - log2(len(self._text)) - 1
