@@ -156,7 +156,8 @@ def test_the_script_runs_the_command_from_anywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_stderr_costs_the_remarks_only(model: Path) -> None:
+@pytest.mark.parametrize("more", [["--json"], []], ids=["json", "text"])  # the text has remarks beside it
+def test_a_full_disk_behind_stderr_costs_the_remarks_only(more: list[str], model: Path) -> None:
     with open("/dev/full", "wb") as full:
         command = [
             sys.executable,
@@ -168,13 +169,13 @@ def test_a_full_disk_behind_stderr_costs_the_remarks_only(model: Path) -> None:
             str(model),
             "--max-tokens",
             "8",
-            "--json",
+            *more,
         ]
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=full, timeout=SECONDS, env=environment()
         )
     assert done.returncode in (0, 120)  # Python's own, for what its last flush could not write
-    assert json.loads(done.stdout)["text"]
+    assert json.loads(done.stdout)["text"] if more else done.stdout
 
 
 SAYS_WHEN = """
