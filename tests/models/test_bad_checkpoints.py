@@ -22,6 +22,7 @@ from zoo import Zoo
 import mlxspec
 from mlxspec.config import SamplingParams
 from mlxspec.errors import MlxspecError, ModelError, TokenizerError
+from mlxspec.loading.folder import tensor_files
 from mlxspec.platform import device
 
 Hurt = Callable[[Path], object]
@@ -435,6 +436,7 @@ def test_files_that_macos_writes_beside_others_are_no_tensors(copied: Callable[[
     for path in list(folder.iterdir()):
         (folder / f"._{path.name}").write_bytes(b"\0\5\26\7Mac OS X        ")
     (folder / "._mtp.safetensors").write_bytes(b"\0\5\26\7Mac OS X        ")
+    assert not [p for group in tensor_files(folder) for p in group if p.name.startswith(".")]
     found = (
         mlxspec.load(str(folder), draft="off").generate([1, 2], mlxspec.SamplingParams(max_tokens=4)).tokens
     )
