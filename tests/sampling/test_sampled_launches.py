@@ -72,6 +72,7 @@ def test_choosing_among_all_takes_few_kernels(
     "what rejection decides is computed step by step, not in a compiled function",
     "mlxspec.sampling.rejection:_compiled",
     lambda right: rejection._reject,
+    case="Qwen",
 )
 @pytest.mark.parametrize(
     "asked", [QWEN, GEMMA, {"top_p": 0.9}, {}], ids=["Qwen", "Gemma", "top-p", "temperature"]
