@@ -51,6 +51,7 @@ from mlxspec.models.qwen3_5_config import Qwen35Config  # noqa: E402
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp  # noqa: E402
 from mlxspec.models.reads import Reads, reads  # noqa: E402
 from mlxspec.platform import host  # noqa: E402
+from mlxspec.policy.controller import Controller  # noqa: E402
 from mlxspec.policy.costs import CostModel, Curve, DraftCost  # noqa: E402
 from tests.models.metal_graph import VIEWS, as_on_metal, nodes  # noqa: E402
 
@@ -278,6 +279,12 @@ def record(shape: Shape, drafts: str, sampling: str, *, depth: int, policy: str)
         put(mx, "async_eval", lambda *_: None)
         put(Curve, "refine", lambda *_: None)  # the clock of this process says nothing of that device
         put(CostModel, "refine_draft", lambda *_: None)
+        real_spent = Controller.spent
+        put(
+            Controller,
+            "spent",
+            lambda self, parts, num, _, *a, **k: real_spent(self, parts, num, CURVE[1], *a, **k),
+        )
         mx.disable_compile()
         engine = shape.engine(drafts)
         costs = {name: DraftCost(step=0.02) for name in engine.chain.drafters}

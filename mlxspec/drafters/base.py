@@ -113,6 +113,8 @@ class Draft(NamedTuple):
         """Its first `length` tokens; their confidences have been used."""
         if not length:
             return NO_DRAFT
+        if length == self.length:
+            return self._replace(confidences=None)
         scores = None if self.scores is None else self.scores[:length]
         return Draft(length, self.tokens[:length], None, None, scores)
 

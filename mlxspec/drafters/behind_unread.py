@@ -37,6 +37,10 @@ class BehindUnread(ModelDrafter):
         super().__init__(max_context, head_rows, kv_bits=kv_bits)
         self._unsettled: _Unsettled | None = None
 
+    @property
+    def runs_behind(self) -> bool:
+        return True
+
     @abstractmethod
     def _draft_behind(
         self,
@@ -72,14 +76,13 @@ class BehindUnread(ModelDrafter):
         self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
     ) -> list[Draft] | None:
         cache, places = self._cache, {a.row: i for i, a in enumerate(asks)}
-        if (
-            cache is None
-            or not places.keys() <= self._rows.keys()
-            or any(self._rows[r].tokens for r in places)
-        ):
+        if cache is None or not places.keys() <= self._rows.keys():
             return None
         if any(len(a.history) + unread.width + a.limit >= self.max_context for a in asks):
             return None
+        queued = {r: self._rows[r].take() for r in places if self._rows[r].tokens}
+        if queued:  # known tokens come before those that are not
+            cache, _ = self._run(queued, "none")
         before = {name: cache.lengths[i] for i, name in enumerate(self._order) if name in places}
         unread = unread.select([places[name] for name in before])
         self._unsettled = _Unsettled(lengths=before)

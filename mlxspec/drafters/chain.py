@@ -40,11 +40,13 @@ _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One row's winning draft, cut to what is submitted; drafter None and length 0 for a plain round."""
+    """One row's winning draft, cut to what is submitted; drafter None and length 0 for a plain round. beside: what whoever drafted reads
+    with the round."""
 
     drafter: str | None = None
     draft: Draft = NO_DRAFT
     submission: Submission = NOTHING
+    beside: tuple[mx.array, ...] = ()
 
 
 class Chain:
@@ -247,9 +249,12 @@ class Chain:
             if draft.length
         }
 
-    def ask_all(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan) -> list[Draft]:
-        """One draft an ask, evaluated and on the host, within the row's own limits and with its confidences; empty where there is none."""
-        found = self._found(drafter, asks, plan, submitted_on_host)
+    def ask_all(
+        self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, *, looks: bool = True
+    ) -> list[Draft]:
+        """One draft an ask, within the row's own limits and with its confidences; empty where there is none. looks: evaluated and on the
+        host."""
+        found = self._found(drafter, asks, plan, submitted_on_host if looks else submitted)
         return [draft for draft, _ in found] or [NO_DRAFT] * len(asks)
 
     def _found(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, submit: _Submit) -> Submitted:

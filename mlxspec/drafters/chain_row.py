@@ -58,7 +58,7 @@ class ChainRow:
     @property
     def is_blind(self) -> bool:
         """Whether nobody needs to see a token of it between drafting and verifying."""
-        return not self.rejects and not self.has_limits and self.sampler.constraints is None
+        return not self.has_limits and self.sampler.constraints is None
 
     @cached_property
     def has_limits(self) -> bool:

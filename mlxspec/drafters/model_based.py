@@ -29,6 +29,7 @@ from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, confidence
 QUEUE_AT_MOST = (
     512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
 )
+_OF_A_STEP = 30  # kernels that Metal launches for one forward of a small head, for `device.start`
 
 
 class _Row:
@@ -108,6 +109,11 @@ class ModelDrafter(Drafter):
         self.is_warm = True
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
         self._seen: dict[int, SeenImages] = {}  # of rows with images
+
+    @property
+    def runs_behind(self) -> bool:
+        """Whether it drafts behind a round that the host has not read."""
+        return False
 
     @property
     def proposals(self) -> Proposals | None:
@@ -340,7 +346,7 @@ class ModelDrafter(Drafter):
                 if scores is not None and ask.sampler.keeps_drafts:
                     kept[ask.row].append(scores[i : i + 1])
             # the tokens only: their confidences are read where a limit on them is set
-            device.start(chosen, num_launches=OF_A_DRAW)
+            device.start(chosen, num_launches=_OF_A_STEP + OF_A_DRAW)
             depth += 1
             going = [i for i, a in enumerate(active) if a.limit > depth]
             if not going:

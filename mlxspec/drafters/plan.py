@@ -29,6 +29,11 @@ class RoundPlan:
         """The same round with some of its rows."""
         return self if tuple(rows) == self.rows else replace(self, rows=tuple(rows))
 
+    def at(self, places: Sequence[int]) -> RoundPlan:
+        """The same round with the rows at these places."""
+        unread = None if self.unread is None else self.unread.select(places)
+        return replace(self, rows=tuple(self.rows[i] for i in places), unread=unread)
+
     def ask(self, row: ChainRow, limit: int) -> Ask:
         """What a drafter is asked for a row: at most `limit` tokens."""
         return Ask(row.row, self.histories[row.row], limit, row.sampler)

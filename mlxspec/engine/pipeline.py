@@ -100,12 +100,15 @@ class Pipeline:
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
             holds = self._copies and cache.buffer_bytes > _COPIED_AT_MOST
-            self.next = launch_behind(current, rows, model, cache, drafting, stats, holds=holds)
+            self.next = launch_behind(
+                current, rows, model, cache, drafting, stats, drafts=self._overlaps, holds=holds
+            )
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
-        held = self.next if holds else None
-        events = read(current, cache, drafting, stats, followed=self.next is not None, held=held)
+        events = read(current, cache, drafting, stats, behind=self.next, holds=holds)
+        self._close(cache)
         seconds = time.perf_counter() - started - self._launching
         if is_shared:
+            drafting.passed()
             return ReadRound(events, None)
         times = TimedRound(
             numbers=tuple(r.number for r in current.requests),
@@ -116,6 +119,15 @@ class Pipeline:
         )
         return ReadRound(events, times)
 
+    def _close(self, cache: ModelCache) -> None:
+        """Once the round before it has been read, a round without drafts has nothing to decide: rows may join behind it, or rest."""
+        coming = self.next
+        if coming is None or not coming.is_open or coming.rows.max_width > 1:
+            return
+        if all(r.finish_reason is None for r in coming.requests):
+            cache.commit()
+            self.next = coming.closed()
+
     def share(self) -> None:
         """The device reads prompts now. What the round on its way takes says nothing then."""
         self._is_shared = self.next is not None
@@ -124,13 +136,13 @@ class Pipeline:
         """If it is one with drafts, leave rows and drafters as though it had not been launched."""
         if self.is_open:
             cache.abort()
-            self._drafting.chain.take_back()
+            self._drafting.take_back()
             self._stats.num_unread += 1
             self.end()
 
     def forget(self) -> None:
         """Nothing is known of what the device did with its rows."""
-        self._drafting.chain.take_back()
+        self._drafting.take_back()
         self.end()
 
     def end(self) -> None:

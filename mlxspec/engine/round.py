@@ -1,20 +1,20 @@
 """One round over all decoding rows: draft, verify in one target forward, accept, commit. The heart of the engine.
 
-A round is launched and then read. Reading is its one synchronisation (trimming drafts by p_min or n_min costs another). The next round may
-be launched before, on tokens that only the device knows, so that the host builds while the device works: a plain round behind a plain
-round, or a round with drafts of a fixed length behind another one. Invariants of the second kind:
+A round is launched and then read. Reading is its one synchronisation (reading drafts before they are verified costs another). The next
+round may be launched before, on tokens that only the device knows, so that the host builds while the device works: a plain round behind a
+plain round, or any round whose drafts nobody needs to see. Invariants of the second kind:
     the number of accepted tokens is an array wherever it is used (newest token, ends of keys and values, replay counts, noise's positions);
     shapes do not depend on it, and the host's lengths are upper bounds until the first round has been read;
     reading makes lengths exact again, so at most one commit is unread, and none between two steps of the engine;
-    the second round is an open transaction until it is read. If a row leaves, it is aborted and drafters take back what they ran, which
-    leaves everything as though it had not been launched.
+    the second round is an open transaction until it is read, or until the first has been if it has no drafts. If a row leaves before, it is
+    aborted and drafters take back what they ran, which leaves everything as though it had not been launched.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -55,11 +55,36 @@ class Round:
 
     @property
     def unread(self) -> Unread:
-        """The tokens that its rows, all of one width, continue with: the accepted drafts and the round's own token."""
-        shape = self.rows.num_rows, self.rows.max_width
-        given, chosen = self.tokens.reshape(shape), self.sampled.tokens.reshape(shape)
-        accepted = mx.cumprod((given[:, 1:] == chosen[:, :-1]).astype(mx.int32), axis=1)
-        return Unread(chosen, 1 + accepted.sum(axis=1), self.hidden)
+        """The tokens that its rows continue with: the accepted drafts and the round's own token. Rows that are narrower than the widest one
+        repeat their last place, which is never accepted."""
+        rows, width = self.rows, self.rows.max_width
+        shape, given, chosen, hidden = (rows.num_rows, width), self.tokens, self.sampled.tokens, self.hidden
+        if width == 1:
+            return Unread(chosen.reshape(shape), mx.ones((rows.num_rows,), mx.int32), hidden)
+        ends = np.asarray(rows.starts[1:], np.int32)[:, None] - 1
+        places = np.minimum(
+            np.asarray(rows.starts[:-1], np.int32)[:, None] + np.arange(width, dtype=np.int32), ends
+        )
+        if not rows.is_uniform:
+            index = mx.array(places.reshape(-1))
+            given, chosen, hidden = given[index], chosen[index], hidden[index]
+        given, chosen = given.reshape(shape), chosen.reshape(shape)
+        is_right = given[:, 1:] == chosen[:, :-1]
+        if not rows.is_uniform:
+            is_right = is_right & mx.array(places[:, 1:] > places[:, :-1])
+        accepted = mx.cumprod(is_right.astype(mx.int32), axis=1)
+        return Unread(chosen, 1 + accepted.sum(axis=1), hidden)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What is read of it."""
+        return [*self.sampled.arrays, *(x for p in self.proposals for x in p.beside)]
+
+    def closed(self) -> Round:
+        """The same without drafts, committed: its tokens are certain."""
+        for place, request in enumerate(self.requests):
+            request.tail = (self.hidden, place)
+        return replace(self, is_open=False)
 
 
 @device.idle()
@@ -102,25 +127,24 @@ def launch_behind(
     drafting: Drafting,
     stats: EngineStats,
     *,
+    drafts: bool = True,
     holds: bool = False,
 ) -> Round | None:
     """A round on the tokens of one that has not been read, see above; None if the host must read those tokens first.
 
-    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other. holds: the round is built, and the device
-    is to begin on it only when `read` is given it as `held`.
+    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other. drafts: whether it may have drafts. holds:
+    the round is built, and the device is to begin on it only when `read` is told so as well.
     """
     if holds:
         with device.hold():
-            return launch_behind(last, requests, model, cache, drafting, stats)
+            return launch_behind(last, requests, model, cache, drafting, stats, drafts=drafts)
     if any(not r.sampler.is_plain for r in requests):
         return None
-    if any(r.sampler.needs_tokens(2 * last.rows.max_width) for r in requests):
+    if any(r.sampler.needs_tokens(1 + last.rows.max_width) for r in requests):
         return None  # what may come there depends on a token that nobody has read
     started = time.perf_counter()
     if last.is_open:
-        return (
-            _drafted_behind(last, model, cache, drafting, stats) if last.requests == tuple(requests) else None
-        )
+        return _drafted_behind(last, requests, model, cache, drafting, stats)
     places = {r.number: i for i, r in enumerate(last.requests)}
     if any(r.number not in places for r in requests) or all(r.room == 0 for r in requests):
         return None
@@ -133,8 +157,8 @@ def launch_behind(
     )
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    if not rests:
-        return None  # somebody may draft
+    if not rests:  # somebody may draft
+        return _drafted_behind(last, requests, model, cache, drafting, stats) if drafts else None
     tokens = last.sampled.tokens
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
@@ -146,24 +170,37 @@ def launch_behind(
 
 
 def _drafted_behind(
-    last: Round, model: Model, cache: ModelCache, drafting: Drafting, stats: EngineStats
+    last: Round,
+    requests: Sequence[Request],
+    model: Model,
+    cache: ModelCache,
+    drafting: Drafting,
+    stats: EngineStats,
 ) -> Round | None:
-    """Drafts and their verify behind the accepted tokens of `last`."""
-    started, requests, width = time.perf_counter(), last.requests, last.rows.max_width
+    """Drafts and their verify behind the accepted tokens of `last`; or only a plain round, where nobody drafts."""
+    started, width = time.perf_counter(), last.rows.max_width
     limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
     rooms = {r.number: r.room - width for r in requests}
-    if not (cache.takes_unread and last.rows.is_uniform) or width - 1 > limit or min(rooms.values()) < 1:
+    fits = cache.takes_unread and width - 1 <= limit and min(rooms.values()) >= 1
+    if not fits or last.requests != tuple(requests):
+        return None
+    watched = [r for r in requests if r.sampler.constraints is not None and r.spec.drafters]
+    if any(r.sampler.needs_tokens(width + 1 + drafting.chain.longest_draft(r.spec)) for r in watched):
         return None
     unread = last.unread
+    drafted_for = [i for i, r in enumerate(requests) if r.spec.drafters]
+    rooms = {requests[i].number: min(rooms[requests[i].number], limit) for i in drafted_for}
     histories = {r.number: r.history for r in requests}
-    plan = drafting.plan(rooms, histories, model.vocab_size, longest=limit, unread=unread)
+    own = unread.select(drafted_for)
+    plan = drafting.plan(rooms, histories, model.vocab_size, longest=limit, unread=own)
     won = drafting.propose_behind(plan)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    if not won:
+    if won is None:
         return None
-    proposals = tuple(won[r.number] for r in requests)
-    cache.commit(unread.num_committed)
+    proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
+    if last.is_open:
+        cache.commit(unread.num_committed)
     tokens = _flatten(unread.newest, proposals)
     device.start(tokens)
     launched = _forward(requests, proposals, tokens, model, cache, drafting.chain.streams, ahead=unread)
@@ -177,21 +214,21 @@ def read(
     drafting: Drafting,
     stats: EngineStats,
     *,
-    followed: bool = False,
-    held: Round | None = None,
+    behind: Round | None = None,
+    holds: bool = False,
 ) -> list[Event]:
     """Wait for a round, accept, commit, and tell requests and drafters. Every row that still runs advances by at least one token, or ends.
     An error in the host's work for a row ends that row only.
 
-    Only tokens that requests took are committed: nothing after the end of an answer enters the cache. followed: the next round has been
-    launched; it must be dropped if a row has ended. held: the next round, where the device has not begun on it.
+    Only tokens that requests took are committed: nothing after the end of an answer enters the cache. behind: the next round, if it has
+    been launched; it must be dropped if a row has ended. holds: the device has not begun on that.
     """
     rows = round_.rows
     started = time.perf_counter()
     try:
-        mx.eval(round_.sampled.arrays, round_.tokens)
-        if held is not None:
-            mx.async_eval(held.sampled.arrays)
+        mx.eval(round_.arrays, round_.tokens)
+        if behind is not None and holds:
+            mx.async_eval(behind.arrays)
         chosen, given = numbers(round_.sampled.tokens).tolist(), numbers(round_.tokens).tolist()
     except BaseException:
         cache.abort()
@@ -219,14 +256,15 @@ def read(
         num_committed.append(num_accepted + 1)
     if cache.is_unread:
         cache.settle(num_committed)
-        drafting.chain.settle()
     elif round_.is_open:
         cache.commit(num_committed)
         if not cache.defers:
             cache.flush()
             device.start(*cache.states)  # while the host is busy with what was read
+    if behind is not None and behind.is_open:
+        drafting.chain.settle()
     stats.num_rounds += 1
-    stats.num_synchronised += not followed
+    stats.num_synchronised += behind is None
     stats.num_plain_rounds += rows.max_width == 1
     stats.num_verified += rows.num_tokens
     return events
@@ -277,7 +315,7 @@ def _forward(
 ) -> Round:
     """ahead: as in `sample_round`."""
     rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
-    plain = rows.max_width == 1
+    plain = rows.max_width == 1 and not isinstance(ahead, Unread)
     layers = streams.layers if any(r.shows_layers for r in requests) else ()
     try:
         # without drafts every token is a fact: recurrent states advance directly and there is nothing to decide
@@ -288,7 +326,7 @@ def _forward(
         if any(r.sampler.constraints is not None for r in requests):
             mx.async_eval(out.logits)  # the device computes while the host finds out what may come
         sampled = sample_round(requests, proposals, tokens, out.logits, ahead=ahead)
-        device.launch(*sampled.arrays)
+        device.launch(*sampled.arrays, *(x for p in proposals for x in p.beside))
     except BaseException:
         cache.abort()
         raise

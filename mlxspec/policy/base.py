@@ -54,10 +54,16 @@ class Policy(ABC):
     def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
         """What each row submits to the round, by the row's number; rows that submit nothing are absent."""
 
-    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal]:
-        """Drafts of one length (the drafter's own, or the plan's longest) behind tokens that only the device knows (`plan.unread`), for
-        all rows of that round in its order; empty where somebody must see those tokens first."""
-        return {}
+    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
+        """`propose` behind tokens that only the device knows (`plan.unread`), with drafts that nobody needs to see; None where the host
+        must read those tokens first."""
+        return None
+
+    def take_back(self) -> None:  # noqa: B027
+        """The round of the last `propose_behind` is dropped."""
+
+    def passed(self) -> None:  # noqa: B027
+        """A round was read of which `took` is not told."""
 
     def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
         """Whether the next round of these rows is plain, so that it may be launched before this one is read. plan: that round, for a policy

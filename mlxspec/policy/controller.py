@@ -9,13 +9,15 @@ The calls of a round are `choose`, `drafted` for each draft that a model made, `
 draft and `spent`. Rounds may be decided late: `choose` and `trim` need no outcome of rounds that have not been read, however many there
 are, because the accounts reserve their worst cases. Such rounds are told to `spent` in their order, each with its own decision.
 
+A model's draft may be verified without having been read: then the round need not wait for it, and nothing of it is cut (`looks`).
+
 Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from mlxspec.policy.acceptance import PROBED, Offer
@@ -30,6 +32,7 @@ PROBE_SHARE = 0.3  # of what the account can pay: a probe that shows nothing lea
 STARVED = 100  # times the time between two probes
 PROBE_COST = 1.5  # plain rounds: most that a probe may cost, catch-up included
 SHARED_DEPTHS = (3, 16, 32, 63)  # lengths that drafts of several rows are cut to: few shapes of rounds
+WAIT = 0.1  # plain rounds that waiting for a draft is taken to cost, until it has been measured
 SHARED_CATCH_UP = 8.0  # drafts that share the price of catching up
 
 
@@ -76,6 +79,10 @@ class Controller:
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
         self._num_tokens: dict[str, int] = {}  # by kind, that have come
+        self._wait = WAIT
+        self._spared: dict[
+            tuple[str, str], float
+        ] = {}  # by kind and drafter: tokens that cutting a draft gains
 
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
         """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
@@ -138,6 +145,26 @@ class Controller:
                 width = wider
             choices.append(choice)
         return choices
+
+    def looks(self, rows: Sequence[PolicyRow], choices: Sequence[Choice]) -> bool:
+        """Whether models' drafts are read before they are verified: to cut them, where that gains more than waiting costs, or because
+        nobody knows yet what they take."""
+        if any(c.model is not None and self.costs.is_guess(c.model) for c in choices):
+            return True
+        spared = (self._spared.get((r.kind, c.model or ""), 0.0) for r, c in zip(rows, choices, strict=True))
+        return sum(spared) > self.waiting(rows)
+
+    def waiting(self, rows: Sequence[PolicyRow]) -> float:
+        """Tokens that these rows do without where a round waits for the one before it."""
+        plain = self.curve(rows).seconds(len(rows))
+        return sum(self._rate(row, plain, len(rows)) for row in rows) * self._wait * plain
+
+    def affords(self, rows: Sequence[PolicyRow], choices: Sequence[Choice]) -> bool:
+        """Whether the accounts can pay for the worst case of these choices, beside what is reserved."""
+        curve, num_rows = self.curve(rows), len(rows)
+        plain, width = curve.seconds(num_rows), num_rows + sum(c.depth for c in choices if not c.probe)
+        worst = curve.seconds(width) - plain + sum(c.price for c in choices)
+        return worst <= self._available(rows, curve, plain)
 
     def would_draft(self, row: PolicyRow, name: str) -> bool:
         """Whether a model drafter is expected to gain for a row that decodes alone and has time to lose."""
@@ -219,12 +246,13 @@ class Controller:
     # --- with drafts at hand
 
     def drafted(self, row: PolicyRow, draft: Offer, num_rows: int, choice: Choice) -> None:
-        """A model drafter has drafted for a row, as was chosen."""
-        name, table = draft.drafter, self.costs.accepted(row.kind, draft.drafter)
-        which, cells = table.cells(draft, 0, draft.length)
-        rates = [table.rates[which][cell] for cell in cells]
-        if rates:
-            table.drafted(sum(rates) / len(rates), probe=choice.probe)
+        """A model drafter has drafted for a row, as was chosen, and the draft has been read."""
+        self.asked(row, draft.drafter, num_rows, choice)
+        self.read(row, draft, num_rows, choice)
+
+    def asked(self, row: PolicyRow, name: str, num_rows: int, choice: Choice) -> None:
+        """A model drafter drafts for a row, as was chosen."""
+        table = self.costs.accepted(row.kind, name)
         table.asked_at = self._num_tokens.get(row.kind, 0)
         if choice.probe:  # ever more rarely, until time earns each probe
             plain = self.costs.curve(row.bucket, num_rows, row.kind).seconds(num_rows)
@@ -233,10 +261,32 @@ class Controller:
         else:
             table.gap = PROBED
 
+    def read(self, row: PolicyRow, draft: Offer, num_rows: int, choice: Choice) -> None:
+        """What a model has drafted is known, at once or with the round that verified it."""
+        name, table = draft.drafter, self.costs.accepted(row.kind, draft.drafter)
+        which, cells = table.cells(draft, 0, draft.length)
+        rates = [table.rates[which][cell] for cell in cells]
+        if rates:
+            table.drafted(sum(rates) / len(rates), probe=choice.probe)
+        if not choice.probe and draft.confidences is not None:
+            curve, reach, key = (
+                self.costs.curve(row.bucket, num_rows, row.kind),
+                self.reaches(row, draft),
+                (row.kind, name),
+            )
+            rate, spared = (
+                PRUDENCE * self._rate(row, curve.seconds(num_rows), num_rows),
+                self._spared.get(key, 0.0),
+            )
+            num = _in_turn(reach, draft.length, curve, num_rows, num_rows, rate, inf)
+            longer = curve.seconds(num_rows + draft.length) - curve.seconds(num_rows + num)
+            self._spared[key] = spared + 2.0 * FADE * (max(0.0, rate * longer - sum(reach[num:])) - spared)
+
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
     ) -> Decision:
-        """How many tokens of each row's draft to verify; reserves the round's worst case."""
+        """How many tokens of each row's draft to verify; reserves the round's worst case. A model's draft without confidences has not been
+        read: all of it is verified, and nothing of a probe."""
         if all(c is PLAIN for c in choices):
             for row in rows:
                 row.is_drafting = False
@@ -247,7 +297,9 @@ class Controller:
         widths, width = [], num_rows
         for row, draft, choice in zip(rows, drafts, choices, strict=True):
             num = choice.depth if choice.offer is not None else 0
-            if draft is not None and choice.model is not None:
+            if draft is not None and choice.model is not None and draft.confidences is None:
+                num = 0 if choice.probe else draft.length
+            elif draft is not None and choice.model is not None:
                 rate = PRUDENCE * self._rate(row, plain, num_rows)
                 num = _in_turn(self.reaches(row, draft), draft.length, curve, num_rows, width, rate, left)
             left -= curve.seconds(width + num) - curve.seconds(width)
@@ -287,8 +339,10 @@ class Controller:
         """The plain round behind drafts took so much longer than one that runs ahead."""
         curve = self.curve(rows, num_rows)
         curve.pause += 2.0 * FADE * (seconds - curve.pause)
+        share = seconds / curve.seconds(num_rows)
+        self._wait += 2.0 * FADE * (share - self._wait)
         for row in rows:
-            row.account.settle(0.0, -seconds / curve.seconds(num_rows))
+            row.account.settle(0.0, -share)
 
 
 def dearest(rows: Sequence[PolicyRow]) -> str:

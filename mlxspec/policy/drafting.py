@@ -106,10 +106,21 @@ class Drafting:
             won |= policy.propose(plan.of(rows))
         return won
 
-    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal]:
-        """Drafts behind a round that has not been read, see `Policy.propose_behind`; empty for rows of several policies."""
+    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
+        """Drafts behind a round that has not been read, see `Policy.propose_behind`; None for rows of several policies."""
         found = self._by_policy(plan.rooms)
-        return found[0][0].propose_behind(plan) if len(found) == 1 else {}
+        return found[0][0].propose_behind(plan) if len(found) == 1 else None
+
+    def take_back(self) -> None:
+        """Nobody reads the round that was launched last, behind an unread one."""
+        self.chain.take_back()
+        if self.auto is not None:
+            self.auto.take_back()
+
+    def passed(self) -> None:
+        """A round was read of which nothing is learned."""
+        if self.auto is not None:
+            self.auto.passed()
 
     def plain(self, rows: Sequence[int], plan: Callable[[], RoundPlan]) -> bool:
         """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one. plan: that round."""

@@ -31,18 +31,18 @@ class Fixed(Policy):
                 won |= self.chain.ask(drafter, asks, plan)
         return won
 
-    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal]:
+    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
         orders = {tuple(self.chain.drafters_of(r)) for r in plan.rows}
         if len(orders) != 1 or not all(r.is_blind for r in plan.rows):
-            return {}
+            return None
         drafters = orders.pop()
         limits = {min(plan.longest, self.chain.limit(d, r)) for r in plan.rows for d in drafters}
         if len(drafters) != 1 or len(limits) != 1 or not 1 <= min(limits) <= min(plan.rooms.values()):
-            return {}
+            return None
         asks = [plan.ask(r, min(limits)) for r in plan.rows]
         won = self.chain.ask(drafters[0], asks, plan)
         if 0 < len(won) < len(asks):
             # a draft was wrong, or empty: all rows are drafted for once their tokens are known
             self.chain.take_back(drafters[0])
-            return {}
-        return won
+            return None
+        return won or None

@@ -349,6 +349,7 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
     """A refusal takes microseconds, and the first drafts replace a guess."""
     made, seen, asked = engine(), [], []
     assert made.drafting.auto is not None
+    made.drafting.auto.control.costs.guess_draft("mtp", DraftCost(step=0.001))
     monkeypatch.setattr(
         made.drafting.auto.control.costs, "refine_draft", lambda name, *args: seen.append(name)
     )

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import simulate_device
+from planting import catches
 from simulate_device import Build, End, Machine, Shape, Wait, record, replay
 
 WARM = simulate_device.WARM
@@ -38,12 +39,19 @@ def test_weights_take_their_bytes() -> None:
     assert replay(rounds(Build(1, 1, 1e9), 0, End(0)), slow).seconds == 1.0 + 1.0 + 2.0
 
 
-@pytest.mark.parametrize(("drafts", "waits"), [("plain", 0), ("mtp", 0), ("dflash", 0)])
-def test_rounds_of_a_fixed_depth_never_wait(drafts: str, waits: int) -> None:
-    found = replay(
-        record(Shape("qwen3.5-0.8b", 4), drafts, "greedy", depth=3, policy="fixed"), Machine(400.0)
-    )
-    assert (found.waits, found.drafted) == (waits, 0 if drafts == "plain" else 3)
+@catches(
+    "every round of a model's drafts waits for the one before it",
+    "mlxspec.policy.auto:Auto.propose_behind",
+    lambda right: lambda self, plan: None,
+    case="auto-mtp",
+)
+@pytest.mark.parametrize("drafts", ["plain", "mtp", "dflash"])
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_rounds_of_models_never_wait(policy: str, drafts: str) -> None:
+    events = record(Shape("qwen3.5-0.8b", 4), drafts, "greedy", depth=3, policy=policy)
+    found = replay(events, Machine(400.0))
+    assert found.waits == 0
+    assert found.drafted == (0 if drafts == "plain" else 3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,316 @@
+"""Rounds under policy auto are launched behind unread ones: nothing is waited for while a model drafts, a lookup waits for one round. What
+is learned, paid and said is that of rounds that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from planting import catches
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters import chain
+from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.dflash import DFlashDrafter
+from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine.engine import Engine, Result
+from mlxspec.policy import account
+from mlxspec.policy.acceptance import Acceptance, Offer
+from mlxspec.policy.auto import Auto
+from mlxspec.policy.controller import Choice, Controller, PolicyRow
+from mlxspec.policy.costs import CostModel, DraftCost
+from tests import tiny_models
+from tests.engine.equality import prompts
+
+CHEAP = {1: 1.0, 2: 1.02, 4: 1.05, 8: 1.2, 17: 1.6}  # seconds by width
+PROMPTS = prompts(6, 3)
+MODELS = ("mtp", "eagle3", "dflash")
+
+
+def drafter(name: str) -> Drafter:
+    target = tiny_models.target()
+    if name == "mtp":
+        return Mtp(tiny_models.mtp_head(), target.max_context)
+    if name == "eagle3":
+        return Eagle3(tiny_models.eagle3(), target.max_context)
+    if name == "dflash":
+        return DFlashDrafter(tiny_models.dflash(window=None), target.max_context)
+    return NgramSimple(3, 12)
+
+
+def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **config: Any) -> Engine:
+    """A round takes what the costs say, whatever this machine takes."""
+    spec = SpecConfig(drafters=names, policy="auto", n_max=3)
+    made = Engine(tiny_models.target(), tiny_models.tokenizer(), drafters=[*map(drafter, names)], spec=spec)
+    costs = CostModel({0: widths}, {name: DraftCost(step=step) for name in names if name in MODELS})
+    costs.refine_draft = lambda *_: None  # type: ignore[method-assign]
+    made.follow(costs)
+    policy = made.drafting.auto
+    assert policy is not None
+    spent = policy.control.spent
+
+    def by_costs(parts: Any, num_rows: int, seconds: float, decision: Any = None) -> None:
+        curve = policy.control.curve([row for row, _ in parts], num_rows)
+        curve.refine = lambda *_: None  # type: ignore[method-assign]
+        taken = curve.seconds(num_rows + sum(decision.widths if decision else ()))
+        spent(parts, num_rows, taken + (3 * step if decision and decision.worst else 0.0), decision)
+
+    policy.control.spent = by_costs  # type: ignore[method-assign]
+    return made
+
+
+def asked(number: int, max_tokens: int = 40, **more: Any) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=0.8 * (number % 2), seed=number, **{"ignore_eos": True, **more}
+    )
+
+
+def plain(number: int, params: SamplingParams) -> tuple[int, ...]:
+    return Engine(tiny_models.target(), tiny_models.tokenizer()).generate(PROMPTS[number], params).tokens
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many drafts of models were read before they were verified, call by call."""
+    found: list[int] = []
+    real = chain.submitted_on_host
+
+    def seen(drafts: Any, states: Any) -> Any:
+        lazy = sum(d.length > 0 and not isinstance(d.tokens, list) for d in drafts)
+        found.extend([lazy] * (lazy > 0))
+        return real(drafts, states)
+
+    monkeypatch.setattr(chain, "submitted_on_host", seen)
+    return found
+
+
+@catches(
+    "every round of a model's drafts waits for the one before it",
+    "mlxspec.policy.auto:Auto.propose_behind",
+    lambda right: lambda self, plan: None,
+)
+@catches(
+    "drafts are read before they are verified, to cut them",
+    "mlxspec.policy.controller:Controller.looks",
+    lambda right: lambda self, rows, choices: True,
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_while_a_model_drafts_nothing_is_waited_for(
+    name: str, looked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for granted in ("FIRST", "CREDIT"):  # what drafts may lose is not what is tested
+        monkeypatch.setattr(account, granted, account.CAP)
+    own = engine(name)
+    for number in (2, 3):
+        stats = own.generate(PROMPTS[number], asked(number)).stats
+        assert stats.num_drafted > 20
+    assert not looked
+    # the last ones, where a draft has no room
+    assert own.stats.num_synchronised <= 8 < own.stats.num_rounds / 2
+
+
+@pytest.mark.parametrize(
+    "names", [("mtp",), ("dflash",), ("ngram-simple", "mtp"), ("eagle3", "mtp")], ids="+".join
+)
+def test_texts_are_those_of_plain_decoding(names: tuple[str, ...]) -> None:
+    own = engine(*names)
+    for number in (0, 3):
+        assert own.generate(PROMPTS[number], asked(number)).tokens == plain(number, asked(number)), number
+    numbers = range(2, 6)
+    params = [asked(n, 24 + 5 * n) for n in numbers]
+    results = own.generate([PROMPTS[n] for n in numbers], params)
+    for number, wanted, got in zip(numbers, params, results, strict=True):
+        assert got.tokens == plain(number, wanted), f"row {number} of four"
+        assert not got.stats.notices
+
+
+def _told_at_once(right: Callable[..., Any]) -> Callable[..., Any]:
+    """What was drafted behind a round is compared with that round's own tokens."""
+
+    def ask(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:
+        found = right(self, plan, rows, *args, **options)
+        for row in rows:
+            row.waiting += row.coming
+            row.coming = []
+        return found
+
+    return ask
+
+
+@catches(
+    "a draft is judged by the text of the round in front of it",
+    "mlxspec.policy.auto:Auto._ask_models",
+    _told_at_once,
+)
+def test_a_draft_is_judged_by_the_text_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the controller learns of each draft is what was accepted of it."""
+    learned: list[int] = []
+    own, real = engine("mtp"), Acceptance.count
+
+    def count(self: Acceptance, which: int, cells: Any, matched: int) -> None:
+        assert which == 0  # by the confidences that were read with the round
+        learned.append(matched)
+        real(self, which, cells, matched)
+
+    monkeypatch.setattr(Acceptance, "count", count)
+    stats = own.generate(PROMPTS[3], asked(3, 60)).stats
+    assert own.stats.num_synchronised < own.stats.num_rounds / 2
+    # the answer's end may leave the last draft unjudged
+    assert sum(learned) <= stats.num_accepted <= sum(learned) + 3
+    assert stats.drafters["mtp"].num_judged >= stats.drafters["mtp"].num_rounds - 1
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
+def test_rows_that_come_and_go_while_rounds_overlap(seed: int) -> None:
+    own, rng = engine("ngram-simple", "mtp"), np.random.default_rng(seed)
+    order = [int(n) for n in rng.permutation([*range(6), *range(6)])]
+    requests, cancelled = [], 0
+    while order or not own.is_idle:
+        if order and rng.random() < 0.25:
+            number = order.pop()
+            requests.append((number, own.submit(PROMPTS[number], asked(number))))
+        own.step()
+        running = [r for _, r in requests if r.finish_reason is None]
+        if running and rng.random() < 0.04:
+            cancelled += own.cancel(running[int(rng.integers(len(running)))].number)
+    for number, request in requests:
+        tokens = tuple(request.history[len(request.prompt) :])
+        assert plain(number, asked(number))[: len(tokens)] == tokens, f"seed {seed}"
+        assert len(tokens) == 40 or request.finish_reason == "cancelled"
+    assert own.stats.num_synchronised < own.stats.num_rounds
+    assert own.nbytes == 0
+
+
+def test_an_answer_that_ends_inside_a_round_drops_the_next() -> None:
+    own = engine("mtp")
+    for number in (1, 4):
+        text = (
+            Engine(tiny_models.target(), tiny_models.tokenizer())
+            .generate(PROMPTS[number], asked(number))
+            .text
+        )
+        stopped = asked(number, stop=(text[25:28],))
+        assert own.generate(PROMPTS[number], stopped).tokens == plain(number, stopped)
+    policy = own.drafting.auto
+    assert own.stats.num_unread > 0
+    assert policy is not None
+    assert not policy._rows
+
+
+def test_where_nobody_drafts_any_more_rounds_are_plain_and_rest() -> None:
+    """The round behind the last draft runs ahead as well, and is committed as a plain one."""
+    own = engine("mtp")
+    request = own.submit(PROMPTS[2], asked(2, 100))
+    while own.stats.num_rounds < 12:
+        own.step()
+    policy = own.drafting.auto
+    assert policy is not None
+    assert own._pipeline.is_open
+    policy.control.costs.drafts["mtp"] = DraftCost(step=9.0)  # dear from here on
+    before = own.stats.num_synchronised
+    for _ in range(3):
+        own.step()
+    assert own._pipeline.next is not None
+    assert not own._pipeline.is_open
+    assert policy._still > 0
+    assert own.stats.num_synchronised == before
+    while not own.is_idle:
+        own.step()
+    assert tuple(Result.of(request).tokens) == plain(2, asked(2, 100))
+
+
+def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
+    own = engine("mtp")
+    requests = [own.submit(PROMPTS[n], asked(n, 60)) for n in (1, 4)]
+    while not own._pipeline.is_open or own.stats.num_rounds < 8:
+        own.step()
+    policy, head = own.drafting.auto, own.chain.drafters["mtp"]
+    own.cancel(requests[0].number)
+    assert policy is not None
+    assert not own._pipeline.is_open
+    (row,) = policy._rows.values()
+    assert row.queued["mtp"] == len(head._rows[requests[1].number].tokens)  # type: ignore[attr-defined]
+    assert (row.coming, row.ran, row.account.reserved) == ([], None, 0.0)
+    while not own.is_idle:
+        own.step()
+    assert tuple(Result.of(requests[1]).tokens) == plain(4, asked(4, 60))
+
+
+# ---- what the controller decides
+
+
+def _row(balance: float = 8.0) -> PolicyRow:
+    row = PolicyRow("greedy", 0)
+    row.account.balance = balance
+    return row
+
+
+def test_drafts_are_read_first_where_cutting_them_gains_more_than_waiting_costs() -> None:
+    control = Controller(CostModel({0: {1: 1.0, 2: 2.0}}, {"mtp": DraftCost(step=0.1)}))
+    row, choice = _row(), Choice(model="mtp", depth=3)
+    assert not control.looks([row], [choice])
+    for _ in range(40):  # each token costs a plain round, and hardly any is accepted
+        control.read(row, Offer("mtp", 3, [0.05] * 3), 1, choice)
+    assert control.looks([row], [choice])
+    for _ in range(80):
+        control.paused([row], 1, 5.0)
+    assert not control.looks([row], [choice])
+
+
+def test_a_drafter_whose_costs_are_guessed_is_watched() -> None:
+    costs = CostModel({0: CHEAP}, {})
+    costs.guess_draft("mtp", DraftCost(step=0.1))
+    assert Controller(costs).looks([_row()], [Choice(model="mtp", depth=3)])
+
+
+@catches(
+    "what is reserved for an unread round is spent once more",
+    "mlxspec.policy.controller:Controller.affords",
+    lambda right: lambda self, rows, choices: True,
+)
+def test_a_round_behind_an_unread_one_is_paid_beside_its_worst_case() -> None:
+    control = Controller(CostModel({0: {1: 1.0, 2: 2.0}}, {"mtp": DraftCost(step=0.1)}))
+    row, choice = _row(4.0), Choice(model="mtp", depth=3, price=0.3)
+    assert control.affords([row], [choice])
+    row.account.reserve(2.0)
+    assert not control.affords([row], [choice])
+
+
+def test_no_account_is_ever_overdrawn_while_two_rounds_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that is never right, and that the controller takes for good each time anew."""
+    own = engine("mtp", widths={1: 1.0, 2: 1.2, 4: 1.5, 8: 2.5}, step=0.1)
+    policy = own.drafting.auto
+    assert policy is not None
+    balances: list[float] = []
+    monkeypatch.setattr(Acceptance, "count", lambda *_: None)
+    monkeypatch.setattr(Acceptance, "drafted", lambda *_, **__: None)
+    submit = Auto._submit
+
+    def seen(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:
+        found = submit(self, plan, rows, *args, **options)
+        balances.extend(r.account.available for r in rows)
+        return found
+
+    monkeypatch.setattr(Auto, "_submit", seen)
+    own.generate(PROMPTS[1], SamplingParams(max_tokens=80, temperature=5.0, seed=1, ignore_eos=True))
+    assert len(balances) > 20
+    assert min(balances) >= -1e-9
+
+
+@catches("lookups begin a round late for ever", "mlxspec.policy.auto:LATE", lambda right: 0.0)
+def test_where_lookups_have_begun_too_late_rounds_wait_for_the_text() -> None:
+    """A row that repeats itself now and then: a model drafts in between, and a lookup drafts nearly as often as where all rounds wait."""
+    text = [7, 8, 9, 10, 11, 12, 13, 14]
+    prompt = [t for i in range(8) for t in (*text, 20 + i, 30 + 2 * i, 50 + i)]
+    looked_up = []
+    for waits in (False, True):
+        own = engine("ngram-simple", "mtp")
+        own._pipeline._overlaps = not waits
+        stats = own.generate(prompt, SamplingParams(max_tokens=150, ignore_eos=True)).stats
+        looked_up.append(stats.drafters["ngram-simple"].num_rounds)
+        assert (own.stats.num_synchronised < own.stats.num_rounds) != waits
+    assert looked_up[0] >= 0.7 * looked_up[1] > 5
