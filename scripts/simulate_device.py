@@ -289,6 +289,8 @@ def record(shape: Shape, drafts: str, sampling: str, *, depth: int, policy: str)
         engine = shape.engine(drafts)
         costs = {name: DraftCost(step=0.02) for name in engine.chain.drafters}
         engine.follow(CostModel({0: CURVE}, costs))
+        if engine.drafting.auto is not None:
+            engine.drafting.auto.runs_ahead = True  # as on a GPU
         spec = SpecConfig(drafters=tuple(engine.chain.drafters), policy=policy, n_max=depth)  # type: ignore[arg-type]
         params = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1, **SAMPLING[sampling])
         engine.submit(list(range(1, PROMPT + 1)), params, spec=spec)

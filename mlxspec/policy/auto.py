@@ -25,6 +25,7 @@ from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.model_based import QUEUE_AT_MOST, ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
+from mlxspec.platform import device
 from mlxspec.platform.host import numbers
 from mlxspec.policy.acceptance import PROBED, Offer
 from mlxspec.policy.base import Policy
@@ -108,12 +109,14 @@ class AutoRow(PolicyRow):
 
 
 class Auto(Policy):
-    """Drafts as a controller chooses. log: gets a line a row and round, if set."""
+    """Drafts as a controller chooses. log: gets a line a row and round, if set. runs_ahead: drafted rounds are launched behind unread ones.
+    Only on a GPU: without one, host and model share the cores, so that hides nothing, and each pair of widths in a row compiles."""
 
     def __init__(self, chain: Chain, control: Controller) -> None:
         super().__init__(chain)
         self.control = control
         self.log: Callable[[str], None] | None = None
+        self.runs_ahead = device.has_gpu()
         self._rows: dict[int, AutoRow] = {}
         self._launch, self._next = _Launch(), _Launch()  # the round that is read next, and the one behind it
         self._drafting = 0.0  # seconds of this round so far
@@ -211,12 +214,15 @@ class Auto(Policy):
         choices = self._choose(plan, rows, found)
         self._better(plan, rows, choices)
         self._rest_or_wake(choices)
-        looks = not all(map(_may_be_blind, states, choices)) or self.control.looks(rows, choices)
+        blind = self.runs_ahead and all(map(_may_be_blind, states, choices))
+        looks = not blind or self.control.looks(rows, choices)
         out, self._launch = self._submit(plan, rows, choices, found, looks=looks)
         self._next, self._drafting = _Launch(), time.perf_counter() - started
         return out
 
     def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
+        if not self.runs_ahead:
+            return None
         states, rows = plan.rows, [self._rows[s.row] for s in plan.rows]
         found = self._look_up(states, plan)
         for row in rows:

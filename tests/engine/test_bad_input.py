@@ -70,6 +70,9 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "logits_processors"): lambda v: v in ([], ()),
     (SamplingParams, "sampler"): lambda v: v is None,
     (SpecConfig, "drafters"): lambda v: v in ((), {"a": 1}),
+    (SpecConfig, "predicted"): lambda v: (
+        isinstance(v, str) or (isinstance(v, (list, tuple)) and all(type(t) is int and t >= 0 for t in v))
+    ),
     (EngineConfig, "memory_budget"): lambda v: v is None,
     (EngineConfig, "prefill_chunk"): lambda v: v is None,
     (EngineConfig, "prefix_budget"): lambda v: v is None or v == 0,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import read_wheel
+from planting import catches
 
 from mlxspec.kernels import attention
-from tests.planting import catches
 
 FEW_LEFT_OUT = {
     "96 and 64": "values of another size: no model here",

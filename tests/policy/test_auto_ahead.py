@@ -51,6 +51,7 @@ def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **
     made.follow(costs)
     policy = made.drafting.auto
     assert policy is not None
+    policy.runs_ahead = True  # as on a GPU
     spent = policy.control.spent
 
     def by_costs(parts: Any, num_rows: int, seconds: float, decision: Any = None) -> None:
