@@ -32,10 +32,6 @@ _ABSENT = {  # kinds of libclang's tree
     "ASM_STMT": "assembler",
 }  # fmt: skip
 _DECLARED = {"VAR_DECL", "PARM_DECL", "FIELD_DECL", "FUNCTION_DECL", "CXX_METHOD", "FUNCTION_TEMPLATE"}
-# Metal casts between its two types of 16 bits; clang 18 does not.
-_BETWEEN_HALVES = re.compile(
-    r"static_cast from .*'(?:_Float16|__bf16)'.* to .*'(?:_Float16|__bf16)'.* is not allowed"
-)
 _VECTOR = re.compile(r"(?<![\w:])((?:float|half|bfloat|int|uint|ushort|uchar|ulong|long)[234])(?=\()")
 _SHARED = re.compile(r"(?m)^(\s*)threadgroup(?=\s+[\w:<>, ]+?\s\w+\s*(?:\[|;))")
 
@@ -60,11 +56,7 @@ def refusals(text: str, *, standard: str = STANDARDS[0], tree: bool = True) -> t
 
     text = _spelled(text)
     unit = Index.create().parse(_FILE, args=[*_FLAGS, f"-std={standard}"], unsaved_files=[(_FILE, text)])
-    said = [
-        f"line {d.location.line}: {d.spelling}"
-        for d in unit.diagnostics
-        if d.severity >= d.Warning and not _BETWEEN_HALVES.search(d.spelling)
-    ]
+    said = [f"line {d.location.line}: {d.spelling}" for d in unit.diagnostics if d.severity >= d.Warning]
     if said or not tree:
         return tuple(said)
     return tuple(dict.fromkeys(_Reading(unit, text).complaints()))
