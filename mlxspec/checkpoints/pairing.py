@@ -25,7 +25,7 @@ from mlxspec.loading.ranges import Repository
 from mlxspec.loading.safetensors import STORED
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.unpacking import unpack
-from mlxspec.loading.weights import Weights
+from mlxspec.loading.weights import Weights, is_bare_head
 from mlxspec.models.assemble_drafter import (
     assemble_assistant_lazily,
     assemble_dflash_lazily,
@@ -98,7 +98,11 @@ def _looked_at(plan: Plan, repo: str, note: str = "") -> DrafterOffer:
     where = ranges.look(repo)
     config = ranges.read_json(where, "config.json")
     held = ranges.headers(where, _weight_files(where))
-    entries = {name: entry for _, tensors in held.values() for name, entry in tensors.items()}
+    entries = {
+        ("mtp." if is_bare_head(tensors) else "") + name: entry
+        for _, tensors in held.values()
+        for name, entry in tensors.items()
+    }
     kind = kind_by(entries.keys(), config)
     if kind == "model":
         raise ConfigError(

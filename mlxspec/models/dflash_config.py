@@ -150,9 +150,7 @@ class DFlashConfig:
             raise ModelError("config.json: conv_group_size must divide hidden_size.")
         if self.top_k > self.text.vocab_size:
             raise ModelError("config.json: selector_top_k is more than the vocabulary has.")
-        if (
-            self.draft_vocab is not None and self.kind == "DFlash2"
-        ):  # nobody's has one: its selector counts the target's tokens
+        if self.draft_vocab is not None and self.kind == "DFlash2":  # its selector counts the target's tokens
             raise ModelError("config.json: draft_vocab_size of a DFlash2 drafter is not supported.")
         if self.draft_vocab is not None and not self.has_head:
             raise ModelError(

@@ -5,9 +5,10 @@
 rate: the row's tokens a second. Plain decoding gains 0. A round whose worst case the rows' accounts cannot pay is not run (account.py). A
 drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe.
 
-The calls of a round are `choose`, `drafted` for each draft that a model made, `trim`, and when the round has been read `learn` for each
-draft and `spent`. Rounds may be decided late: `choose` and `trim` need no outcome of rounds that have not been read, however many there
-are, because the accounts reserve their worst cases. Such rounds are told to `spent` in their order, each with its own decision.
+The calls of a round are `choose`, `asked` for each draft that a model makes and `read` once that draft is known (`drafted` is both),
+`trim`, and when the round has been read `learn` for each draft and `spent`. Rounds may be decided late: `choose` and `trim` need no outcome
+of rounds that have not been read, however many there are, because the accounts reserve their worst cases. Such rounds are told to `spent`
+in their order, each with its own decision.
 
 A model's draft may be verified without having been read: then the round need not wait for it, and nothing of it is cut (`looks`).
 
@@ -82,7 +83,7 @@ class Controller:
         self._wait = WAIT
         self._spared: dict[
             tuple[str, str], float
-        ] = {}  # by kind and drafter: tokens that cutting a draft gains
+        ] = {}  # by kind and drafter, tokens that cutting a draft gains
 
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
         """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
@@ -269,18 +270,13 @@ class Controller:
         if rates:
             table.drafted(sum(rates) / len(rates), probe=choice.probe)
         if not choice.probe and draft.confidences is not None:
-            curve, reach, key = (
-                self.costs.curve(row.bucket, num_rows, row.kind),
-                self.reaches(row, draft),
-                (row.kind, name),
-            )
-            rate, spared = (
-                PRUDENCE * self._rate(row, curve.seconds(num_rows), num_rows),
-                self._spared.get(key, 0.0),
-            )
+            curve, reach = self.costs.curve(row.bucket, num_rows, row.kind), self.reaches(row, draft)
+            rate = PRUDENCE * self._rate(row, curve.seconds(num_rows), num_rows)
             num = _in_turn(reach, draft.length, curve, num_rows, num_rows, rate, inf)
             longer = curve.seconds(num_rows + draft.length) - curve.seconds(num_rows + num)
-            self._spared[key] = spared + 2.0 * FADE * (max(0.0, rate * longer - sum(reach[num:])) - spared)
+            spared = self._spared.get((row.kind, name), 0.0)
+            spared += 2.0 * FADE * (max(0.0, rate * longer - sum(reach[num:])) - spared)
+            self._spared[row.kind, name] = spared
 
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]

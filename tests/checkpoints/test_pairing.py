@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from hub_machine import Machine, Ran
 from hub_server import COMMIT
@@ -52,6 +53,7 @@ def hub(machine: Machine, tmp_path: Path) -> Machine:
         WRONG: wrong,
         RIGHT: demo_folder("dflash"),
         OTHER: demo_folder("eagle3"),
+        "owner/gemma": demo_folder("gemma"),
     }
     machine.hub.cards[CONVERSION] = {"base_model": ORIGINAL}
     return machine
@@ -339,3 +341,28 @@ def test_what_is_removed_is_of_that_repository_where_a_copy_has_the_same_commit(
     for i, name in enumerate(names):
         assert hub.run("rm", name, "--yes").code == 0
         assert [folder_of(hub, n).exists() for n in names] == [j > i for j in range(len(names))]
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_head_that_lies_alone_is_a_drafter(hub: Machine, tmp_path: Path, bare: bool) -> None:
+    """As mlx-community publishes MTP heads: names without a prefix; and with one."""
+    head = tmp_path / "head"
+    head.mkdir()
+    tensors = mx.load(str(demo_folder("target") / "model.safetensors"))
+    own = {k: v for k, v in tensors.items() if ".mtp." in f".{k}"}
+    assert own
+    named = {k.rpartition("mtp.")[2]: v for k, v in own.items()}
+    mx.save_safetensors(
+        str(head / "model.safetensors"), {("" if bare else "mtp.") + k: v for k, v in named.items()}
+    )
+    config = json.loads((demo_folder("target") / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_5_mtp"}))
+    hub.hub.repos["owner/head"] = head
+    ran = hub.run("pull", CONVERSION, "--drafter", "owner/head")
+    assert ran.code == 0, ran
+    assert "an MTP head" in ran.err
+    answer = hub.run("generate", "--model", CONVERSION, "-p", "hi", "--max-tokens", "4")
+    assert answer.code == 0, answer
+    refused = hub.run("pull", "owner/gemma", "--drafter", "owner/head")
+    assert refused.code == 2
+    assert "owner/head does not draft for owner/gemma" in refused.err

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -109,7 +110,8 @@ def _in_one_sentence() -> Iterator[None]:
     except MlxspecError:
         raise
     except Exception as error:
-        what = printable(error).rstrip(".") or type(error).__name__
+        what = textwrap.shorten(printable(error, 4096), 160, placeholder=" and more").rstrip(".")
+        what = what or type(error).__name__
         raise ModelError(f"{MADE_BY} cannot load this model: {what}.") from error
 
 
