@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -211,7 +211,8 @@ def play(made: Case, engine: Engine | None = None) -> Counter[str]:
         ]
         if isinstance(block, equality.Nudged):
             block.learn([[*p, *plain.tokens] for p, plain in zip(prompts, wanted, strict=True)])
-        results = _answers(engine, made, prompts, [asks[r] for r in going])
+        specs = [_predicting(made, (turn, r), plain.tokens) for r, plain in zip(going, wanted, strict=True)]
+        results = _answers(engine, made, prompts, [asks[r] for r in going], specs)
         kept = []
         for row, prompt, plain, got in zip(going, prompts, wanted, results, strict=True):
             what = f"{made}, turn {turn}, row {row}"
@@ -246,8 +247,27 @@ def _may_differ(made: Case, ask: Ask) -> bool:
     return made.spec.acceptance == "rejection" and ask.params.temperature > 0
 
 
+def _predicting(made: Case, place: tuple[int, int], answer: Sequence[int]) -> SpecConfig:
+    """Every third request brings along the answer, the answer with an insertion or without two of its tokens, or something else."""
+    rng = np.random.default_rng([made.number, *place])
+    if not made.spec.drafters or rng.random() > 1 / 3:
+        return made.spec
+    at, text = int(rng.integers(0, len(answer) + 1)), list(answer)
+    edits = [
+        text,
+        [*text[:at], 7, 7, *text[at:]],
+        [*text[:at], *text[at + 2 :]],
+        rng.integers(0, 90, 30).tolist(),
+    ]
+    return replace(made.spec, predicted=tuple(edits[int(rng.integers(4))]))
+
+
 def _answers(
-    engine: Engine, made: Case, prompts: Sequence[Sequence[int]], asks: Sequence[Ask]
+    engine: Engine,
+    made: Case,
+    prompts: Sequence[Sequence[int]],
+    asks: Sequence[Ask],
+    specs: Sequence[SpecConfig],
 ) -> list[Result]:
     """Rows together, or each a step or two behind the one before; those to be cancelled are after three more steps. In every third case
     rows rest now and then, as those of clients that do not read."""
@@ -259,8 +279,8 @@ def _answers(
             engine.rest(frozenset(r.number for r in requests if rng.random() < 0.2))
         engine.step()
 
-    for prompt, ask in zip(prompts, asks, strict=True):
-        requests.append(engine.submit(prompt, ask.params, spec=made.spec))
+    for prompt, ask, spec in zip(prompts, asks, specs, strict=True):
+        requests.append(engine.submit(prompt, ask.params, spec=spec))
         for _ in range(2 * made.is_staggered):
             step()
     for _ in range(3):
