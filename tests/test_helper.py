@@ -110,6 +110,22 @@ def test_a_call_that_does_not_end_is_ended_and_replaced(program: helper.Program,
     assert pid_of(program) != before
 
 
+def test_a_call_that_waits_for_a_processor_is_not_ended(program: helper.Program) -> None:
+    """A helper that is stopped for longer than its limit, as on a machine with too much work, gives its answer all the same."""
+    pid, short = pid_of(program), quick(program)
+    found: list[bytearray] = []
+    os.kill(pid, signal.SIGSTOP)
+    thread = threading.Thread(
+        target=lambda: found.append(helper.run(short, {"what": "size", "size": 3}, b"")[1])
+    )
+    thread.start()
+    time.sleep(3 * short.seconds)
+    os.kill(pid, signal.SIGCONT)
+    thread.join(LONG)
+    assert found == [b"xxx"]
+    assert pid_of(program) == pid
+
+
 @LINUX
 def test_memory_is_bounded(program: helper.Program) -> None:
     before = pid_of(program)

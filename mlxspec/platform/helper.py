@@ -19,15 +19,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlxspec.errors import HelperError, MemoryBudgetError
-from mlxspec.platform.helper_child import LENGTHS, send
+from mlxspec.platform.helper_child import ENDED_LATE, LENGTHS, send
 
 MOST_PROCESSES = 4
 _START_SECONDS = 60.0  # for Python and the imports of a program
+_WAITED_SECONDS = 10.0  # of a call, by the clock, for a processor that others use: a limit by the clock alone refuses honest data there
 _LONGEST_HEAD = 1 << 16  # bytes
 _LOOK_SECONDS = 0.01  # between two looks at a helper's memory
 _HOLDS_LIMITS = sys.platform == "linux"  # macOS accepts a limit of the address space and does not hold it
@@ -37,8 +38,8 @@ _VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TZ", "
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """What a helper runs. file: Python with a function `run(ask, body)` that returns JSON's values and bytes; it is loaded without its
-    package. what: the subject of sentences about it. seconds: of a call, by the clock. memory: bytes beyond what its imports take. most:
-    bytes that it returns. once: the process ends after a call, because it leaves much in memory."""
+    package. what: the subject of sentences about it. seconds: of a call, of processor time. memory: bytes beyond what its imports take.
+    most: bytes that it returns. once: the process ends after a call, because it leaves much in memory."""
 
     file: Path
     what: str
@@ -116,7 +117,8 @@ class _Worker:
         while program.file not in self.programs:
             if self._loading is None:
                 self.begin(program)
-            _Call(self._line, program.what, _START_SECONDS, lambda: False).answer(0)
+            loads = replace(program, seconds=_START_SECONDS)
+            _Call(self._line, self._process, loads, lambda: False).answer(0)
             self.programs |= {self._loading} if self._loading else set()
             self._loading = None
             self._base = _footprint(self.pid)
@@ -126,10 +128,11 @@ class _Worker:
             "program": str(program.file),
             "ask": ask,
             "seconds": program.seconds,
+            "clock": program.seconds + _WAITED_SECONDS,
             "memory": program.memory,
         }
         most = self._base + program.memory
-        call = _Call(self._line, program.what, program.seconds, lambda: _footprint(self.pid) > most)
+        call = _Call(self._line, self._process, program, lambda: _footprint(self.pid) > most)
         try:
             call.send(head, body)
             said, out = call.answer(program.most)
@@ -155,13 +158,20 @@ class _Worker:
 class _Call:
     """One exchange over a line, within its time. is_over: whether the helper takes too much memory."""
 
-    def __init__(self, line: socket.socket, what: str, seconds: float, is_over: Callable[[], bool]) -> None:
-        self._line, self._what, self._seconds, self._is_over = line, what, seconds, is_over
-        self._until = time.monotonic() + seconds
+    def __init__(
+        self,
+        line: socket.socket,
+        process: subprocess.Popen[bytes],
+        program: Program,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._line, self._process, self._is_over = line, process, is_over
+        self._what, self._seconds = program.what, program.seconds
+        self._until = time.monotonic() + program.seconds + _WAITED_SECONDS
 
     def send(self, said: Mapping[str, Any], body: bytes) -> None:
         """Raises HelperError."""
-        self._line.settimeout(self._seconds)
+        self._line.settimeout(self._until - time.monotonic())
         try:
             send(self._line, said, body)
         except TimeoutError as error:
@@ -208,6 +218,9 @@ class _Call:
         return HelperError(f"{self._what} takes more than {self._seconds:g} seconds and was ended.")
 
     def _gone(self) -> HelperError:
+        with suppress(subprocess.TimeoutExpired):
+            if -self._process.wait(1.0) in ENDED_LATE:
+                return self._late()
         return HelperError(f"{self._what} cannot go on: its helper process has ended.")
 
 

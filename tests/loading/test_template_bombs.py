@@ -206,8 +206,8 @@ def one_template(named: dict[str, str]) -> str:
 @LINUX
 @pytest.mark.slow
 def test_a_live_server_answers_beside_every_one_of_them(tmp_path: Path) -> None:
-    """Each program ends with a 400 after the limit, which is 1.2 seconds, and the time a busy machine needs; its helper never has more than
-    256 MB, and the server's health is told all the while."""
+    """Each program ends with a 400 at the limit of processor time or memory; its helper never has more than 256 MB, and the server's health
+    is told all the while."""
     named = {name: source for name, source in BOMBS.items() if "block" not in source or "set" in source}
     file, report = tmp_path / "bombs.jinja", []
     file.write_text(one_template(named), encoding="utf-8")
@@ -228,8 +228,9 @@ def test_a_live_server_answers_beside_every_one_of_them(tmp_path: Path) -> None:
             print(f"{seconds:5.2f} s  {status}  {name}: {answer}")
     assert {status for _, _, status, _ in report} <= {200, 400}
     assert sum(status == 400 for _, _, status, _ in report) >= 60
-    assert max(report)[0] < 6.0
-    assert watch.slowest < 2.0
+    assert max(report)[0] < LONG
+    assert watch.num > len(report)
+    assert watch.slowest < LONG
     assert 0 < watch.most < 256 << 20
 
 

@@ -64,4 +64,6 @@ def test_an_image_of_many_scans_holds_nobody_up() -> None:
     assert [status for _, status, _ in ended] == [400] * 3
     assert "takes more than 2 seconds" in ended[0][2]
     assert "scans" in ended[1][2]
-    assert max(waits) < 10.0
+    assert len(waits) > 2 * len(
+        ended
+    )  # if an image waited for the attacker's, there would be one for each of them
