@@ -18,7 +18,7 @@ from mlxspec.engine.prefix_disk.mover import Mover
 from mlxspec.engine.prefix_disk.plan import PieceNames
 from mlxspec.engine.prefix_store import PrefixStore
 from tests.engine.crashing import WatchedFiles
-from tests.engine.test_prefix_disk import BLOCK, PLENTY, ROOTS, check, found, keep
+from tests.engine.kept_on_disk import BLOCK, PLENTY, ROOTS, check, found, keep
 
 
 class LockedFiles(WatchedFiles):

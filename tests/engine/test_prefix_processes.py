@@ -14,7 +14,7 @@ import pytest
 from mlxspec.engine.prefix_store import PrefixStore
 from tests.engine.crashing import bytes_in
 from tests.engine.folder_user import text
-from tests.engine.test_prefix_disk import PLENTY, check, disk, found, keep
+from tests.engine.kept_on_disk import PLENTY, check, disk, found, keep
 
 pytestmark = pytest.mark.slow
 LIMIT = 12_000
