@@ -60,6 +60,9 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
     command = import_module(f"mlxspec.cli.{args.command}")  # one of options.COMMANDS
+    if os.environ.get(RANK_VARIABLE, "0") == "0":
+        for said in args.notes:
+            terminal.note(said)
     if args.command not in ANSWERING:
         return int(command.run(args))
     from mlxspec.cli import ranks

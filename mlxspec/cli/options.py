@@ -7,24 +7,25 @@ given is not passed on. Knows flags and argparse; knows no terminal.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlxspec import __version__
-from mlxspec.cli import checkpoint_options
+from mlxspec.cli import checkpoint_options, other_programs
 from mlxspec.cli.parser import (
     CommandParser,
     aliases_of,
     declare,
+    flags,
     near,
     refuse,
     size,
-    spelled,
     text_or_file,
 )
 from mlxspec.config import (
@@ -87,6 +88,10 @@ _SPEC = {
     "p_min": "--draft-p-min",
     "ngram_n": "--ngram-n",
     "ngram_m": "--ngram-m",
+    "ngram_min_hits": "--ngram-min-hits",
+    "ngram_mod_n": "--ngram-mod-n",
+    "ngram_dynamic": "--ngram-dynamic",
+    "ngram_static": "--ngram-static",
     "acceptance": "--acceptance",
     "draft_vocab": "--draft-vocab",
     "draft_bits": "--draft-bits",
@@ -119,7 +124,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         name: commands.add_parser(name, help=what, description=f"{what[:1].upper()}{what[1:]}.")
         for name, what in COMMANDS.items()
     }
-    first = next((a for a in arguments if not a.startswith("-")), None)
+    first, notes = next((a for a in arguments if not a.startswith("-")), None), list[str]()
     if first is not None and arguments[0] != first and arguments[0] not in ("-h", "--help", "--version"):
         raise ConfigError(f"The command comes before {arguments[0]}; there are: {', '.join(COMMANDS)}.")
     if first is not None and first not in COMMANDS:
@@ -128,7 +133,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         builder(first)(parsers[first])
         parsers[first].epilog = aliases_of(parsers[first])
         place = arguments.index(first) + 1
-        given = spelled(arguments[place:], parsers[first])
+        given, notes = in_own_words(first, parsers[first], arguments[place:])
         from mlxspec.cli.settings import arguments_from_file
 
         arguments = [
@@ -137,11 +142,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             *given,
         ]
     args, extra = parser.parse_known_args(arguments)
+    args.notes = notes
     if args.command is None:
         raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
     if extra:
         refuse(extra[0], args.command, parsers[args.command])
     return args
+
+
+def in_own_words(command: str, parser: argparse.ArgumentParser, given: Sequence[str]) -> other_programs.Said:
+    """Arguments of a command, those of other programs in ours. Raises ConfigError."""
+    takes = {s for action in parser._actions if action.nargs != 0 for s in action.option_strings}
+    return other_programs.translated(given, flags(parser), takes, command)
 
 
 def parser_of(command: str) -> CommandParser:
@@ -189,6 +201,19 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
         ("--chat-template", str, "FILE", "a chat template that counts instead of the model's own"),
+        (
+            "--thinking",
+            ("on", "off"),
+            "on|off",
+            "what the chat template is told of thinking (default: nothing)",
+        ),
+        ("--preserve-thinking", bool, "", "keep the thinking of earlier turns in the prompt"),
+        (
+            "--chat-template-args",
+            list,
+            "JSON",
+            "an object of variables of the chat template; may be given again",
+        ),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
         (
             "--exact",
@@ -249,6 +274,15 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--draft-kv-bits", int, "B", "the same as --kv-bits for drafters' own keys and values (default 16)"),
         ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
         ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
+        ("--ngram-min-hits", int, "N", "ngram-map-*: how often they must have stood before (default 1)"),
+        (
+            "--ngram-mod-n",
+            int,
+            "N",
+            f"ngram-mod: tokens that must repeat (default {SpecConfig.ngram_mod_n})",
+        ),
+        ("--ngram-dynamic", str, "FILE", "ngram-cache: counts of llama.cpp's lookup files, of this machine"),
+        ("--ngram-static", str, "FILE", "ngram-cache: the same, of a large text"),
     )
 
 
@@ -335,6 +369,7 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """What these options say of an engine before any model is looked at. Raises ConfigError."""
+    template_variables(args)
     for flag in ("--model", "--draft-model", "--adapter", "--chat-template"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
             raise ConfigError(f"{flag} must not be empty.")
@@ -353,11 +388,44 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
 
 
+def template_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """What chat templates are told where a request says nothing. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for text in args.chat_template_args or ():
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"--chat-template-args must be a JSON object, not {shown(text)}.") from error
+        if not isinstance(given, dict):
+            raise ConfigError(f"--chat-template-args must be a JSON object, not {shown(text)}.")
+        found |= given
+    if args.thinking is not None:
+        found["enable_thinking"] = args.thinking == "on"
+    if args.preserve_thinking:
+        found["preserve_thinking"] = True
+    return found
+
+
+def _tell_template(engine: Engine, variables: Mapping[str, Any]) -> list[str]:
+    """Variables that hold for every conversation; returns notices. Raises ConfigError."""
+    template = None if engine.tokenizer is None else engine.tokenizer.template
+    if variables and template is None:
+        raise ConfigError(
+            f"{engine.name} has no chat template, which --thinking and --chat-template-args are for."
+        )
+    if template is None:
+        return []
+    template.defaults = variables
+    unread = [name for name in variables if name not in template.source]
+    return [f"The chat template of {engine.name} does not read {', '.join(unread)}."] if unread else []
+
+
 def load_engine(
     args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None, quiet: bool = False
 ) -> Engine:
     """The engine these options ask for. quiet: notices are not told. Raises MlxspecError subclasses."""
     config, asked = engine_config(args), args.draft if draft is None else draft
+    variables = template_variables(args)
     from mlxspec.cli.progress_bar import Waiting, shown_progress
     from mlxspec.cli.settings import drafter_of
     from mlxspec.cli.terminal import note, trace
@@ -379,6 +447,7 @@ def load_engine(
             peers=getattr(args, "peers", None),
             engine=args.engine,
         )
+        notices = [*engine.notices, *_tell_template(engine, variables)]
     if quiet:
         return engine
     own = engine.model.max_context
@@ -386,7 +455,7 @@ def load_engine(
         note(
             f"--max-context {config.max_context:,} is more than the model's {own:,} tokens of context, which hold."
         )
-    for notice in engine.notices:
+    for notice in notices:
         note(notice)
     if args.trace and engine.drafting.auto is not None:
         engine.drafting.auto.log = trace

@@ -12,52 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mlxspec.cli import other_programs
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 
 _LONGEST_NUMBER = 40  # characters
 _LARGEST_FILE = 1 << 20  # bytes of a value that is read from a file
-
-
-# What people know from mlx-lm, llama.cpp and Ollama, and what it is called here. Understood wherever a command has the flag.
-ALIASES = {
-    "-m": "--model",
-    "-n": "--max-tokens",
-    "--n-predict": "--max-tokens",
-    "--predict": "--max-tokens",
-    "--temperature": "--temp",
-    "--repeat-penalty": "--repetition-penalty",
-    "-s": "--seed",
-    "-c": "--max-context",
-    "--ctx-size": "--max-context",
-    "--max-kv-size": "--max-context",
-    "-md": "--draft-model",
-    "--model-draft": "--draft-model",
-    "--spec-draft-model": "--draft-model",
-    "--spec-type": "--draft",
-    "--draft-n": "--draft-max",
-    "--spec-draft-n-max": "--draft-max",
-    "--num-draft-tokens": "--draft-max",
-    "--draft-n-min": "--draft-min",
-    "--spec-draft-n-min": "--draft-min",
-    "--spec-draft-p-min": "--draft-p-min",
-    "--system-prompt": "--system",
-    "--adapter-path": "--adapter",
-    "--chat-template-file": "--chat-template",
-    "--verbose": "--stats",
-}
-
-# Flags of those programs that have no counterpart here, and why none is needed.
-_ELSEWHERE = {
-    "--stream": "answers always stream",
-    "--no-stream": "answers always stream; --json prints them whole",
-    "--threads": "MLX chooses the number of threads",
-    "--n-gpu-layers": "every layer runs on the device that MLX finds",
-    "--gpu-layers": "every layer runs on the device that MLX finds",
-    "--trust-remote-code": "code of a model is never run",
-    "--flash-attn": "MLX's fused attention is always used",
-    "--batch-size": "`mlxspec serve` has --max-rows and --prefill-chunk",
-}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -74,6 +34,11 @@ class CommandParser(argparse.ArgumentParser):
             raise ConfigError(
                 f"{missing[1]} needs a value (one that begins with a dash is written {last}=VALUE)."
             )
+        grown = re.match(r"argument (\S+): ignored explicit argument '(.*)'", message)
+        if grown and grown[1].startswith("-h"):
+            raise ConfigError(f"There is no option -h{grown[2]}.")
+        if grown:
+            raise ConfigError(f"{grown[1]} takes no value.")
         raise ConfigError(f"{message[:1].upper()}{message[1:]}.")
 
 
@@ -100,26 +65,16 @@ def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
         group.add_argument(*flags, **settings)
 
 
-def spelled(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Arguments with aliases spelled as this command's own flags. A value that begins with a dash stands behind `=`, so none is touched."""
-    known = flags(parser)
-    out = []
-    for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        own = ALIASES.get(flag)
-        out.append(f"{own}{equals}{value}" if own in known and flag not in known else argument)
-    return out
-
-
 def aliases_of(parser: argparse.ArgumentParser) -> str:
     """Lines for --help, empty where there are none."""
     known = flags(parser)
     found: dict[str, list[str]] = {}
-    for alias, own in ALIASES.items():
-        if own in known and alias not in known:
-            found.setdefault(own, []).append(alias)
+    for flag, meanings in other_programs.table().items():
+        for meant in meanings[:1]:
+            if meant.fate == "same" and meant.target in known and flag not in known:
+                found.setdefault(meant.target, []).append(flag)
     lines = [f"  {own:<21} {', '.join(others)}" for own, others in found.items()]
-    return "\n".join(["also understood, as in mlx-lm, llama.cpp and Ollama:", *lines]) if lines else ""
+    return "\n".join(["also understood, as in llama.cpp, mlx-lm, Ollama and vLLM:", *lines]) if lines else ""
 
 
 def flags(parser: argparse.ArgumentParser) -> list[str]:
@@ -142,13 +97,9 @@ def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoRetur
             f"{shown(extra)} belongs to no option; `mlxspec {command} --help` lists the options."
         )
     flag = extra.split("=", 1)[0]
-    reason = _ELSEWHERE.get(flag.replace("_", "-"))
-    reason = reason and f"{reason}."
     known = flags(parser)
-    aliases = [alias for alias, own in ALIASES.items() if own in known]
-    tip = (
-        reason or near(flag, known) or near(flag, aliases) or f"`mlxspec {command} --help` lists the options."
-    )
+    aliases = [alias for alias, own in other_programs.aliases().items() if own in known]
+    tip = near(flag, known) or near(flag, aliases) or f"`mlxspec {command} --help` lists the options."
     raise ConfigError(f"There is no option {flag}; {tip}")
 
 

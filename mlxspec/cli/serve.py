@@ -42,6 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "address to listen on; all but 127.0.0.1 (the default) need a key",
             "127.0.0.1",
         ),
+        (
+            "--alias",
+            str,
+            "NAME",
+            "what clients call the model, where there is one; of several by commas the first",
+        ),
         ("--port", int, "N", "port to listen on, 0 for any that is free (default 8080)", 8080),
         ("--api-key", str, "KEY", key),
         (
@@ -118,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         )
     watch = _watch(args)
     makers = _makers(args, spec)
-    models = dict(_named(given) for given in args.model or [options.DEMO])
+    models = dict(_named(given, args) for given in args.model or [options.DEMO])
 
     def tell(url: str, loaded: Loaded) -> None:
         _tell(url, loaded, config.api_key is not None)
@@ -155,12 +161,12 @@ def _watch(args: argparse.Namespace) -> Watch | None:
 def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[], Engine]]:
     """Served names and how to load what they name."""
     makers: dict[str, Callable[[], Engine]] = {}
-    for flag in ("--revision", "--adapter", "--chat-template"):
+    for flag in ("--revision", "--adapter", "--chat-template", "--alias"):
         value = getattr(args, flag[2:].replace("-", "_"))
         if value is not None and len(args.model or ()) > 1:
             raise ConfigError(f"{flag} is of one model, and several were given.")
     for given in args.model or [options.DEMO]:
-        name, model = _named(given)
+        name, model = _named(given, args)
         if name in makers:
             raise ConfigError(f"Two models are called {name}; --model NAME=MODEL gives them names.")
         own = argparse.Namespace(**{**vars(args), "model": model})
@@ -169,9 +175,17 @@ def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[]
     return makers
 
 
-def _named(given: str) -> tuple[str, str]:
-    """`NAME=MODEL`, or a model that is called after itself: a folder after its last part."""
+def _named(given: str, args: argparse.Namespace) -> tuple[str, str]:
+    """`NAME=MODEL`, or a model that is called by --alias or after itself: a folder after its last part."""
     name, equals, model = given.partition("=")
+    if args.alias is not None:
+        name, equals, model = (
+            args.alias.split(",")[0].strip(),
+            "=",
+            model if equals and "/" not in name else given,
+        )
+        if not name:
+            raise ConfigError("--alias must not be empty.")
     if equals and name and model and "/" not in name:
         return name, model
     if not given:

@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxspec.cli.parser import ALIASES, flags, near
+from mlxspec.cli.other_programs import aliases
+from mlxspec.cli.parser import flags, near
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 
@@ -67,7 +68,7 @@ def arguments_from_file(
     found: dict[str, list[str]] = {}
     for where, table, is_own in layers:
         for key, value in table.items():
-            flag = ALIASES.get(f"--{key}", f"--{key}").replace("_", "-")
+            flag = aliases().get(f"--{key}", f"--{key}").replace("_", "-")
             action = known.get(flag)
             never = flag in ("--help", "--preset", "--prompt")
             if action is None or never:

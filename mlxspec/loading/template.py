@@ -33,8 +33,9 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names that transformers knows
 class ChatTemplate:
     """A model's template, or its named ones, of which `tool_use` is for conversations with tools. `render` is pure.
 
-    source: all of its text. spellings: of the vocabulary's control tokens, which messages
-    may spell without writing one; the text that is rendered holds marks there, which the tokenizer reads (spelled_tokens.py).
+    source: all of its text. defaults: variables that hold where a call of `render` gives no others. spellings: of the vocabulary's control
+    tokens, which messages may spell without writing one; the text that is rendered holds marks there, which the tokenizer reads
+    (spelled_tokens.py).
     """
 
     def __init__(self, source: str | Mapping[str, str], special: Mapping[str, str]) -> None:
@@ -43,6 +44,7 @@ class ChatTemplate:
         self._texts = {name: named[name] for name in (_DEFAULT, _WITH_TOOLS) if name in named}
         self.source = "\n".join(self._texts.values())
         self._special = dict(special)
+        self.defaults: Mapping[str, Any] = {}
         self.spellings = Spellings(())
 
     def prepare(self) -> None:
@@ -121,6 +123,7 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             **self._special,
+            **self._defaults_beside(options),
             **options,
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -129,6 +132,12 @@ class ChatTemplate:
         return with_marks(
             self._run({"source": self._texts[_WITH_TOOLS if with_tools else _DEFAULT], "values": values})
         )
+
+    def _defaults_beside(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Who asks for an effort asks for thinking, so a default against it does not hold there."""
+        if options.get("reasoning_effort") in (None, "none"):
+            return self.defaults
+        return {name: value for name, value in self.defaults.items() if name != "enable_thinking"}
 
     def _run(self, asked: Mapping[str, Any], program: helper.Program | None = None) -> str:
         if len(asked["source"]) > LONGEST:

@@ -76,7 +76,7 @@ def test_schemas_out_of_files(run: Run, model: Path, tmp_path: Path) -> None:
     [
         ("chta", "did you mean chat?"),
         ("Chat", "did you mean chat?"),
-        ("generate x --stream", "answers always stream"),
+        ("generate x --no-stream", "answers always stream"),
         ("generate x --top_p 0.5", "did you mean --top-p?"),
         ("generate x --max_tokens=5", "did you mean --max-tokens?"),
         ("generate x --tempreature 1", "did you mean --temperature?"),
@@ -87,7 +87,7 @@ def test_schemas_out_of_files(run: Run, model: Path, tmp_path: Path) -> None:
         ("generate x --policy atuo", "did you mean auto?"),
         ("bench --workloads edt", "did you mean edit?"),
         ("serve --limit max_bdy=3", "did you mean max_body?"),
-        ("serve --trust-remote-code", "code of a model is never run"),
+        ("serve --samplers top_k", "the order of samplers is fixed"),
         ("pull a/b --froce", "did you mean --force?"),
     ],
 )
