@@ -3,7 +3,8 @@
 
     scripts/bench_policy [--temperatures 0,0.8] [--tokens 96] [--pairs 5] [--json FILE]           the demo model, 30 prompts
     scripts/bench_policy --model FOLDER [--tokens 32,96] [--temperatures 0] [...]                 a real model, 24 prompts
-    scripts/bench_policy --host                                    CPU microseconds of the policy alone, in a plain and a drafted round
+    scripts/bench_policy --host                                    CPU time of the policy alone, in a plain and a drafted round, and of
+                                                                   choosing a drafted token
 
 Prompts are in bench_policy.json: for the demo model 30 questions of five kinds (code, edits, questions, lists, prose), answered up to the
 model's own end; for a folder (Gemma 3 270M from scripts/real_model) 24 texts of six kinds (numbers, code, prose, JSON, copies, questions)
@@ -31,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = Path(__file__).with_suffix(".json")
-HOST_ROUNDS = 20_000
+HOST_ROUNDS, HOST_TURNS = 20_000, 100
 WARM_UP = "what does len do?"
 FEW_ACCEPTED = 0.25  # tokens a round: drafting does not pay below
 
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         for kind in policy_host.KINDS:
             print(f"a {kind} round: {policy_host.microseconds(kind, HOST_ROUNDS):.1f} us of CPU time")
+        for asked, share in policy_host.shares_of_a_step(HOST_TURNS).items():
+            print(f"choosing a drafted token, {asked}: {share:.3f} of the building of a plain step")
         return 0
     with tempfile.TemporaryDirectory(prefix="mlxspec-bench-") as folder:
         if options.fresh:

@@ -1,14 +1,17 @@
-"""What policy auto costs the host in a round: microseconds of the policy alone, on a clock of this process's CPU time.
+"""What the policy and a draft's choices cost the host, on a clock of this process's CPU time: microseconds that policy `auto` takes in a
+round, and how long it takes to build the choice of one drafted token, beside the building of a plain step.
 
-A real engine's `Drafting` over drafters that answer at once, without a model and without rounds: the calls are those of engine/round.py
-and engine/pipeline.py. What the chain and its drafters do in `ask_all` is left out, and so is telling drafters the text.
+Of the policy: a real engine's `Drafting` over drafters that answer at once, without a model and without rounds; the calls are those of
+engine/round.py and engine/pipeline.py. What the chain and its drafters do in `ask_all` is left out, and so is telling drafters the text.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -35,6 +38,13 @@ WIDTHS = {
 }  # seconds by width, as on a machine where drafting pays
 WARM_UP = 500  # rounds
 KINDS = ("plain", "drafted")
+LARGE, LAYERS = 248_320, 24  # of Qwen3.5
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k 20, top-p 0.95": {"temperature": 1.0, "top_k": 20, "top_p": 0.95},
+    "top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
+    "temperature": {"temperature": 0.7},
+}
 
 
 class _Head(ModelDrafter):
@@ -126,3 +136,31 @@ def _apart(work: Callable[..., object], seconds: list[float]) -> Callable[..., o
             seconds[0] += time.thread_time() - started
 
     return timed
+
+
+def shares_of_a_step(num_turns: int) -> dict[str, float]:
+    """By what is asked: seconds of building the choice of one drafted token and its confidence, over those of building a plain step of 24
+    layers. Medians of turns, each a step and the choices behind it, another one first each time. As on Metal: kernels are stubs
+    (tests/models/metal_graph.py), and nothing is evaluated."""
+    import pytest
+
+    from tests.models import deep
+    from tests.models.metal_graph import as_on_metal, blank
+
+    seconds: dict[str, list[float]] = {name: [] for name in ("", *SAMPLING)}
+    with as_on_metal(pytest.MonkeyPatch()):
+        model, logits = deep.ours(LAYERS), blank((1, LARGE), mx.bfloat16)
+        rows = {name: RowSampler(SamplingParams(**asked), [1], LARGE) for name, asked in SAMPLING.items()}
+        for turn in range(num_turns + 1):
+            cache = deep.filled(model, 300)
+            began = time.thread_time()
+            deep.forward(model, cache, [1], certain=True)
+            took = {"": time.thread_time() - began}
+            for i in range(len(rows)):
+                name = list(rows)[(turn + i) % len(rows)]
+                began = time.thread_time()
+                BatchSampler([rows[name]], LARGE).draft(logits, [0], [300 + turn])
+                took[name] = time.thread_time() - began
+            for name, one in took.items():
+                seconds[name] += [one] * (turn > 0)  # the first compiles
+    return {name: statistics.median(seconds[name]) / statistics.median(seconds[""]) for name in rows}

@@ -28,7 +28,7 @@ from mlxspec.models.reads import Reads, reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
-from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, Drawn, confidence
+from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, Drawn
 
 
 class DFlashDrafter(BehindUnread):
@@ -165,14 +165,15 @@ class DFlashDrafter(BehindUnread):
         positions = _positions([len(a.history) + d for a, d in each], places, unread)
         logits = self._scored(logits, [a.row for a, _ in each], positions)
         drawn = sampler.draft(logits, [owners[a.row] for a, _ in each], positions, ids)
-        sure = confidence(logits)
         # the tokens only: their confidences are read where a limit on them is set
         device.start(drawn.tokens, num_launches=OF_A_DRAW)
         found, start = {}, 0
         for ask in active:
             end = start + ask.limit
             scores = None if drawn.scores is None or not ask.sampler.keeps_drafts else drawn.scores[start:end]
-            found[ask.row] = Draft(ask.limit, drawn.tokens[start:end], sure[start:end], scores=scores)
+            found[ask.row] = Draft(
+                ask.limit, drawn.tokens[start:end], drawn.confidence[start:end], scores=scores
+            )
             start = end
         return found
 
@@ -201,7 +202,7 @@ class DFlashDrafter(BehindUnread):
             scored = self._scored(followed, [a.row for a in rows], positions)
             drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions, self._model.ids)
             sure = self._model.sureness(seen, before)
-            sure = confidence(scored) if sure is None else sure
+            sure = drawn.confidence if sure is None else sure
             for i, ask in enumerate(rows):
                 drafted[ask.row].append((drawn, i, sure))
             device.start(drawn.tokens, num_launches=OF_A_DRAW)

@@ -24,7 +24,7 @@ from mlxspec.models.image_rows import ImageInput, RowPiece, SeenImages, image_in
 from mlxspec.models.reads import Reads
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
-from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, confidence
+from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler
 
 QUEUE_AT_MOST = (
     512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
@@ -338,8 +338,7 @@ class ModelDrafter(Drafter):
             first = [len(a.history) + depth for a in active]
             positions: Positions = first if shift is None else Shifted(first, *shift)
             ids = self.ids
-            chosen, scores = sampler.draft(logits, [owners[a.row] for a in active], positions, ids)
-            sureness = confidence(logits)
+            chosen, scores, sureness = sampler.draft(logits, [owners[a.row] for a in active], positions, ids)
             for i, ask in enumerate(active):
                 tokens[ask.row].append(chosen[i : i + 1])
                 sure[ask.row].append(sureness[i : i + 1])

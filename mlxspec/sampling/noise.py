@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 
 class NoiseStream(IntEnum):
@@ -42,7 +41,12 @@ def gumbel(
     seeds: Sequence[int], positions: Positions, vocab_size: int, stream: NoiseStream = NoiseStream.TARGET
 ) -> mx.array:
     """(N, V) float32, row i for seeds[i] and position i (the index, in prompt and answer together, of the token to be drawn)."""
-    return _compiled_gumbel(keys_of(seeds, positions, [stream] * len(seeds)), vocab_size)
+    return gumbel_of(keys_of(seeds, positions, [stream] * len(seeds)), vocab_size)
+
+
+def gumbel_of(keys: mx.array, vocab_size: int) -> mx.array:
+    """(N, V) float32, of these keys (N, 2)."""
+    return _compiled_gumbel(keys, vocab_size)
 
 
 def _gumbel(keys: mx.array, vocab_size: int) -> mx.array:
@@ -63,56 +67,45 @@ def _noisiest(scores: mx.array, keys: mx.array) -> mx.array:
 _compiled_gumbel, _compiled_noisiest = mx.compile(_gumbel), mx.compile(_noisiest)
 
 
-def keys_of(seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream]) -> mx.array:
-    """(N, 2) uint32, of each position with its stream. Where only the device knows the positions, it picks from the keys of all that are
-    possible."""
+def keys_of(seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream | None]) -> mx.array:
+    """(N, 2) uint32, of each position with its stream; None: it draws nothing, and any key will do. Where only the device knows the
+    positions, it picks from the keys of all that are possible."""
     words, places = _words_at(seeds, positions, streams)
-    keys = _halves(words)
+    keys = mx.array(words, mx.uint32)
     return keys if places is None else keys[places]
 
 
 def _words_at(
-    seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream]
-) -> tuple[NDArray[np.uint64], mx.array | None]:
-    """64 random bits of all positions that are possible, and which of them are meant, (N,); None: those, in order."""
-    if not isinstance(positions, Shifted):
-        return _words(seeds, positions, streams), None
-    first, by, most = positions
-    shifts = range(most + 1)
-    words = _words(
-        [s for s in seeds for _ in shifts],
-        [p + i for p in first for i in shifts],
-        [s for s in streams for _ in shifts],
-    )
-    return words, mx.arange(len(first)) * (most + 1) + by
-
-
-def _halves(words: NDArray[np.uint64]) -> mx.array:
-    return mx.array(
-        np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
-    )
+    seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream | None]
+) -> tuple[list[tuple[int, int]], mx.array | None]:
+    """Random words of all positions that are possible, and which of them are meant, (N,); None: those, in order."""
+    first, by, most = positions if isinstance(positions, Shifted) else (positions, None, 0)
+    if len(seeds) != len(first):
+        raise ValueError(f"{len(seeds)} seeds for {len(first)} positions")
+    known = zip(seeds, first, streams, strict=True)
+    words = [_words(seed, p + i, stream or 0) for seed, p, stream in known for i in range(most + 1)]
+    if by is not None and len(first) > 1:
+        by = by + mx.array([i * (most + 1) for i in range(len(first))], mx.int32)
+    return words, by
 
 
 def uniform(seeds: Sequence[int], positions: Positions, stream: NoiseStream) -> mx.array:
     """(N,) float32 in [0, 1), in steps of 2^-24."""
     words, places = _words_at(seeds, positions, [stream] * len(seeds))
-    drawn = mx.array((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24))
+    drawn = mx.array([(high >> 8) * 2.0**-24 for high, _ in words], mx.float32)
     return drawn if places is None else drawn[places]
 
 
-def _words(
-    seeds: Sequence[int], positions: Sequence[int], streams: Sequence[NoiseStream]
-) -> NDArray[np.uint64]:
-    """(N,) 64 random bits."""
-    if len(seeds) != len(positions):
-        raise ValueError(f"{len(seeds)} seeds for {len(positions)} positions")
-    seed = np.asarray([(s & _WORD) ^ stream for s, stream in zip(seeds, streams, strict=True)], np.uint64)
-    return _mix(_mix(seed) ^ np.asarray(positions, np.uint64))
+@lru_cache(1 << 14)  # a position is asked for by each draft that reaches it, and by the target
+def _words(seed: int, position: int, stream: int) -> tuple[int, int]:
+    """Two random words of 32 bits."""
+    mixed = _mix(_mix((seed & _WORD) ^ stream) ^ position)
+    return mixed >> 32, mixed & 0xFFFFFFFF
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(x: int) -> int:
     """SplitMix64's finalizer (Steele, Lea, Flood 2014): neighbouring inputs give unrelated outputs."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x + 0x9E3779B97F4A7C15) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)

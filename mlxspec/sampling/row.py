@@ -15,13 +15,21 @@ from mlxspec.cache.attention import copied
 from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.constraints import Constraints
+from mlxspec.sampling.noise import NoiseStream
+
+_STREAMS: dict[DraftSampling, NoiseStream | None] = {
+    "argmax": None,
+    "shared": NoiseStream.TARGET,
+    "independent": NoiseStream.DRAFT,
+}
 
 
 class RowSampler:
     """One request's parameters, seed, token counts and constraints.
 
-    `observe` is told of every token of the answer, in order; the prompt is given at the start. drafts_by: how drafters choose for it;
-    keeps_drafts: whether the distributions they chose from are wanted. constraints: told of tokens by whoever owns them.
+    `observe` is told of every token of the answer, in order; the prompt is given at the start. drafts_by: how drafters choose for it.
+    draft_stream: the noise that they choose with, None for their likeliest token; stream: that of the target. keeps_drafts: whether the
+    distributions that drafts were drawn from are wanted. constraints: told of tokens by whoever owns them.
     """
 
     def __init__(
@@ -39,8 +47,9 @@ class RowSampler:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.is_greedy = params.temperature == 0.0
         self.is_plain = not (params.has_penalties or params.logit_bias or params.has_hooks)
-        self.drafts_by = drafts_by
-        self.keeps_drafts = keeps_drafts and not self.is_greedy
+        self.stream = None if self.is_greedy else NoiseStream.TARGET
+        self.draft_stream = None if self.is_greedy else _STREAMS[drafts_by]
+        self.keeps_drafts = keeps_drafts and self.draft_stream is not None
         self.constraints = constraints
         self._vocab_size = vocab_size
         self.prompt_seen: mx.array | None = None

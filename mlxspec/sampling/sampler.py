@@ -11,32 +11,28 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.config import DraftSampling
 from mlxspec.sampling import survivors
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_at, positions_of
-from mlxspec.sampling.noise import NoiseStream, Positions, gumbel, keys_of, noisiest
+from mlxspec.sampling.noise import NoiseStream, Positions, gumbel_of, keys_of, noisiest
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.scores import DraftedBefore, processed, scored, spread, truncated
+from mlxspec.sampling.truncate import confidence
 
 # arrays (n, V) of float32 that sampling n positions holds at once, where nothing is fused: for penalties, for masks, for drawing, and
 # beside that for top-p and for rejection; and what of penalties and masks is left when those begin
 _PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED, _LEFT = 7, 3, 4, 8, 5, 2
 
-# the noise that drafters draw with, by the row's way of drafting; none for its likeliest token
-_STREAMS: dict[DraftSampling, NoiseStream | None] = {
-    "argmax": None,
-    "shared": NoiseStream.TARGET,
-    "independent": NoiseStream.DRAFT,
-}
 OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
 
 
 class Drawn(NamedTuple):
-    """What a drafter drew: tokens (N,), and the scores (N, V) it drew them from, None where nobody wants them."""
+    """What a drafter drew: tokens (N,), the scores (N, V) it drew them from, None where nobody wants them, and the confidence (N,) of its
+    logits behind penalties and bias."""
 
     tokens: mx.array
     scores: mx.array | None
+    confidence: mx.array
 
 
 class BatchSampler:
@@ -134,21 +130,18 @@ class BatchSampler:
         scores: mx.array,
         owners: Sequence[int],
         positions: Positions,
-        stream: NoiseStream = NoiseStream.TARGET,
+        streams: Sequence[NoiseStream | None] | None = None,
         ids: mx.array | None = None,
     ) -> mx.array:
-        """Tokens (N,) drawn from `scores`, with the noise of `stream`; the likeliest ones for greedy rows. ids (R,): scores are (N, R), of
-        these tokens, each of which has the noise that it has among all."""
-        used = [self.rows[o] for o in owners]
-        seeds = [r.seed for r in used]
-        if ids is None and not any(r.is_greedy for r in used):
-            return noisiest(scores, keys_of(seeds, positions, [stream] * len(used))).view(mx.int32)
-        noise = gumbel(seeds, positions, self.vocab_size, stream)
+        """Tokens (N,) drawn from `scores`. streams: the noise of each position, None for its likeliest token; None: the target's
+        everywhere. ids (R,): scores are (N, R), of these tokens, each of which has the noise that it has among all."""
+        keys, noisy = self._noise(owners, positions, streams)
+        if ids is None and noisy is None:
+            return noisiest(scores, keys).view(mx.int32)
+        noise = gumbel_of(keys, self.vocab_size)
         if ids is not None:
             noise = noise[:, ids]
-        if any(r.is_greedy for r in used):
-            noise = mx.where(_column([r.is_greedy for r in used]), 0.0, noise)
-        return _likeliest(scores + noise, ids)
+        return _likeliest(scores + (noise if noisy is None else mx.where(noisy, noise, 0.0)), ids)
 
     def draft(
         self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
@@ -159,43 +152,37 @@ class BatchSampler:
         noise, the penalties and the bias that it has among all V, and scores are (N, V) in any case: so this is what `spread` logits give.
         """
         used = [self.rows[o] for o in owners]
-        ways = {r.drafts_by for r in used if not r.is_greedy}
-        if ways <= {"argmax"}:
-            return Drawn(_likeliest(processed(self.rows, logits, owners, ids=ids), ids), None)
-        keeps = any(r.keeps_drafts and r.drafts_by != "argmax" for r in used)
-        width = logits.shape[1]
+        streams = [r.draft_stream for r in used]
+        given = processed(self.rows, logits, owners, ids=ids)
+        if streams.count(None) == len(streams):
+            return Drawn(_likeliest(given, ids), None, confidence(given))
+        keeps, width = any(r.keeps_drafts for r in used), logits.shape[1]
         if not keeps and all(survivors.has_survivors(r.params, width) for r in used):
-            given = processed(self.rows, logits, owners, ids=ids)
-            streams = [_STREAMS[r.drafts_by] for r in used]
-            return Drawn(self._drawn_of_survivors(given, owners, positions, streams, ids), None)
-        scores = self.scores(logits, owners, ids=ids)
-        tokens = _likeliest(scores, ids)
-        for way, stream in _STREAMS.items():
-            if way in ways and stream is not None:
-                drawn = self.choose(scores, owners, positions, stream, ids)
-                mine = mx.array([r.drafts_by == way for r in used])
-                tokens = drawn if len(ways) == 1 else mx.where(mine, drawn, tokens)
-        if not keeps:
-            return Drawn(tokens, None)
-        return Drawn(tokens, scores if ids is None else spread(scores, ids, self.vocab_size))
+            keys, noisy = self._noise(owners, positions, streams)
+            asked = self._cuts(owners, given)
+            tokens, sure = survivors.draft(given, asked, keys, noisy, self.vocab_size, ids)
+            return Drawn(tokens, None, sure)
+        scores = truncated(self.rows, given, owners)
+        tokens = self.choose(scores, owners, positions, streams, ids)
+        kept = None if not keeps else scores if ids is None else spread(scores, ids, self.vocab_size)
+        return Drawn(tokens, kept, confidence(given))
 
-    def _drawn_of_survivors(
-        self,
-        logits: mx.array,
-        owners: Sequence[int],
-        positions: Positions,
-        streams: Sequence[NoiseStream | None] | None = None,
-        ids: mx.array | None = None,
-    ) -> mx.array:
-        """Tokens (N,): what `choose` draws from `truncated` logits. streams: the noise of each position, None for its likeliest token;
-        None for the target's everywhere."""
+    def _drawn_of_survivors(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:
+        """Tokens (N,): what `choose` draws from `truncated` logits."""
+        keys, noisy = self._noise(owners, positions)
+        return survivors.draw(logits, self._cuts(owners, logits), keys, noisy, self.vocab_size)
+
+    def _cuts(self, owners: Sequence[int], logits: mx.array) -> survivors.Cuts:
+        return survivors.cuts([self.rows[o].params for o in owners], logits.shape[1])
+
+    def _noise(
+        self, owners: Sequence[int], positions: Positions, streams: Sequence[NoiseStream | None] | None = None
+    ) -> tuple[mx.array, mx.array | None]:
+        """Keys (N, 2) of the positions' noise, and which positions have any, (N, 1) bool; None: all."""
         used = [self.rows[o] for o in owners]
-        streams = streams or [NoiseStream.TARGET] * len(used)
-        streams = [None if r.is_greedy else s for r, s in zip(used, streams, strict=True)]
-        keys = keys_of([r.seed for r in used], positions, [s or NoiseStream.TARGET for s in streams])
-        noisy = _column([s is not None for s in streams]) if None in streams else None
-        asked = survivors.cuts([r.params for r in used], logits.shape[1])
-        return survivors.draw(logits, asked, keys, noisy, self.vocab_size, ids)
+        streams = [r.stream for r in used] if streams is None else streams
+        keys = keys_of([r.seed for r in used], positions, streams)
+        return keys, mx.array([[s is not None] for s in streams]) if None in streams else None
 
     @property
     def needs_drafts(self) -> bool:
@@ -204,26 +191,6 @@ class BatchSampler:
 
     def _is_greedy(self, owners: Sequence[int]) -> bool:
         return all(self.rows[o].is_greedy for o in set(owners))
-
-
-def confidence(logits: mx.array) -> mx.array:
-    """(N, V) of any float dtype -> (N,) float32: the probability of the most likely token.
-
-    The difference is taken in float32: logits of 16 bits are spaced up to 6 % apart near 10.
-    """
-    return _compiled_confidence(logits)
-
-
-def _confidence(logits: mx.array) -> mx.array:
-    logits = logits.astype(mx.float32)
-    return mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
-
-
-_compiled_confidence = mx.compile(_confidence)
-
-
-def _column(values: Sequence[bool]) -> mx.array:
-    return mx.array(list(values))[:, None]
 
 
 def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:

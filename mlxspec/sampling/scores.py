@@ -61,9 +61,8 @@ def processed(
     masks: what may come at each position. ids (R,): logits are (N, R), of these tokens; drafts and masks are of all tokens, so they do not
     go with it.
     """
-    used = Positioned(rows, owners)
-    if not all(r.is_plain for r in used.rows):
-        logits = _penalize(logits.astype(mx.float32), used, drafts, ids)
+    if not all(rows[o].is_plain for o in owners):
+        logits = _penalize(logits.astype(mx.float32), Positioned(rows, owners), drafts, ids)
     if masks is not None and any(m is not None for m in masks):
         logits = mx.where(allowed(masks, logits.shape[1]), logits, -mx.inf)
     return logits

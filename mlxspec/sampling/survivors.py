@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlxspec.config import SamplingParams
-from mlxspec.sampling.truncate import ONE, highest, ranked_floor, room, share_of, weights
+from mlxspec.sampling.truncate import ONE, confidence_of, highest, ranked_floor, room, share_of, weights
 
 COLDEST = 1e-6  # a temperature as good as greedy; float32 logits over much less would be infinite
 
@@ -50,20 +51,34 @@ def cuts(params: Sequence[SamplingParams], vocab_size: int) -> Cuts:
     """Of positions that all have survivors."""
     if all(p is params[0] for p in params):
         params = params[:1]
-    greedy = [p.temperature == 0.0 for p in params]
-    k = [1 if g else p.top_k for p, g in zip(params, greedy, strict=True)]
-    warm = [1.0 if g else max(p.temperature, COLDEST) for p, g in zip(params, greedy, strict=True)]
-    share = [ONE + 1 if g else share_of(p.top_p) for p, g in zip(params, greedy, strict=True)]
-    least = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
+    return _cuts(tuple((p.top_k, p.temperature, p.top_p, p.min_p) for p in params), vocab_size)
+
+
+@lru_cache(64)  # a round asks for the same again
+def _cuts(params: tuple[tuple[int, float, float, float], ...], vocab_size: int) -> Cuts:
+    k, warm, share, least = zip(*map(_of_position, params), strict=True)
     return Cuts(
-        k=mx.array([[value] for value in k], mx.int32),
-        temperature=mx.array([[value] for value in warm], mx.float32),
-        share=mx.array([[value] for value in share], mx.int64),
-        least=mx.array([[value] for value in least], mx.float32),
+        k=_column(k, mx.int32),
+        temperature=_column(warm, mx.float32),
+        share=_column(share, mx.int64),
+        least=_column(least, mx.float32),
         width=min(_rounded(room(max(k))), vocab_size),
         shares=any(s <= ONE for s in share),
         leasts=any(math.isfinite(value) for value in least),
     )
+
+
+def _of_position(asked: tuple[int, float, float, float]) -> tuple[int, float, int, float]:
+    """From top_k, temperature, top_p and min_p to a position's numbers in `Cuts`."""
+    top_k, temperature, top_p, min_p = asked
+    least = math.log(min_p) if min_p > 0.0 else -math.inf
+    if temperature == 0.0:
+        return 1, 1.0, ONE + 1, least
+    return top_k, max(temperature, COLDEST), share_of(top_p), least
+
+
+def _column(values: Sequence[float], dtype: mx.Dtype) -> mx.array:
+    return mx.array([[value] for value in values], dtype)
 
 
 def _rounded(width: int) -> int:
@@ -106,14 +121,26 @@ def draw(
     keys: mx.array,
     is_noisy: mx.array | None,
     vocab_size: int,
-    ids: mx.array | None = None,
 ) -> mx.array:
     """Tokens (N,) int32 for logits (N, V), as the argmax of the survivors' scores and noise.
 
     keys (N, 2) uint32: of each position's noise. is_noisy (N or 1, 1) bool: where it is drawn; elsewhere the likeliest token is taken; None
-    for drawn everywhere. ids (R,) int32: logits are (N, R), of these tokens; noise is that of the whole vocabulary in any case.
+    for drawn everywhere.
     """
-    return _compiled_draw(logits, keys, is_noisy, ids, vocab_size, *asked)
+    return _compiled_draw(logits, keys, is_noisy, None, vocab_size, *asked)
+
+
+def draft(
+    logits: mx.array,
+    asked: Cuts,
+    keys: mx.array,
+    is_noisy: mx.array | None,
+    vocab_size: int,
+    ids: mx.array | None,
+) -> tuple[mx.array, mx.array]:
+    """`draw`, and the confidence (N,) of the logits. ids (R,) int32: logits are (N, R), of these tokens; noise is that of the whole
+    vocabulary in any case."""
+    return _compiled_draft(logits, keys, is_noisy, ids, vocab_size, *asked)
 
 
 def _draw(
@@ -137,4 +164,8 @@ def _draw(
     return mx.take_along_axis(ids, best, axis=1)[:, 0]
 
 
-_compiled_find, _compiled_draw = mx.compile(_find), mx.compile(_draw)
+def _draft(logits: mx.array, *given: Any) -> tuple[mx.array, mx.array]:
+    return _draw(logits, *given), confidence_of(logits)
+
+
+_compiled_find, _compiled_draw, _compiled_draft = mx.compile(_find), mx.compile(_draw), mx.compile(_draft)

@@ -20,8 +20,9 @@ from mlxspec.sampling.acceptance import DraftOutline, Limits, submit_for_match, 
 from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
 from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.sampler import BatchSampler, confidence, spread
+from mlxspec.sampling.sampler import BatchSampler, spread
 from mlxspec.sampling.scores import DraftedBefore
+from mlxspec.sampling.truncate import confidence
 from tests.drafted import drafted
 from tests.sampling.test_sampler import probabilities
 
@@ -120,7 +121,7 @@ class Simulation:
             if not len(alive):
                 break
             here = rows[alive]
-            positions = here * STRIDE + self.length[here]
+            positions = (here * STRIDE + self.length[here]).tolist()
             chosen = self._choose(here, positions, i, alive, tokens, scores, own, lengths, start)
             self.text[here, np.minimum(self.length[here], LENGTH + 7)] = chosen
             self.length[here] += 1
@@ -141,9 +142,10 @@ class Simulation:
             return chosen
         some, chosen = alive[drafted], chosen.copy()
         seeds = [self.row.seed] * len(drafted)
-        fresh = positions[drafted]
+        places = [positions[n] for n in drafted]
+        fresh = places
         if self.setting.fault is Fault.ONE_UNIFORM:
-            fresh = here[drafted] * STRIDE + start[some]
+            fresh = (here[drafted] * STRIDE + start[some]).tolist()
         at = mx.array(tokens[some, i].astype(np.int32))
         # certain drafts as logits, so that both kinds go in one call
         q = np.where(own[some][:, None], np.asarray(scores[i])[some], -np.inf)
@@ -153,7 +155,7 @@ class Simulation:
             mx.array(q),
             at,
             uniform(seeds, fresh, NoiseStream.ACCEPT),
-            gumbel(seeds, positions[drafted], VOCAB),
+            gumbel(seeds, places, VOCAB),
         )
         chosen[drafted] = np.asarray(decided)
         return chosen
@@ -174,10 +176,10 @@ class Simulation:
         zeros, listed = [0] * len(rows), mx.array(np.asarray(s.listed, np.int32))
         for i in range(depth):
             logits = self.draft[mx.array(before)]
-            positions = rows * STRIDE + self.length[rows] + i
+            positions = (rows * STRIDE + self.length[rows] + i).tolist()
             if s.listed:
                 of_some = logits[:, listed]
-                drawn, q = self.sampler.draft(of_some, zeros, positions, listed)
+                drawn, q, _ = self.sampler.draft(of_some, zeros, positions, listed)
                 if s.fault is Fault.WHOLE_SCORES:
                     q = self.sampler.scores(logits, zeros)
                 logits = spread(of_some, listed, VOCAB)
@@ -186,7 +188,11 @@ class Simulation:
             else:
                 q = self.sampler.scores(logits, zeros, counts)
                 argmax = s.drafts_by == "argmax"
-                drawn = mx.argmax(q, axis=-1) if argmax else self.sampler.choose(q, zeros, positions, way)
+                drawn = (
+                    mx.argmax(q, axis=-1)
+                    if argmax
+                    else self.sampler.choose(q, zeros, positions, [way] * len(rows))
+                )
                 tops.append(np.asarray(confidence(logits)))
             before = np.asarray(drawn)
             tokens[:, i] = before

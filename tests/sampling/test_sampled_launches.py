@@ -13,7 +13,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.sampling import noise, rejection, survivors
 from mlxspec.sampling.round import RoundRow, sample
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.sampler import BatchSampler, confidence
+from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.truncate import room
 from tests.models.metal_graph import as_on_metal, blank, launches
 
@@ -30,14 +30,14 @@ def check_kernels(
     with as_on_metal(monkeypatch):
         one, four = (blank((num, VOCAB), mx.bfloat16) for num in (1, 4))
         draft = sampler.draft(one, [0], [10])
-        assert launches([draft.tokens, confidence(one)]).total() <= drafted
+        assert launches([draft.tokens, draft.confidence]).total() <= drafted
         assert launches([sampler.sample(four, [0] * 4, range(10, 14))]).total() <= verified
 
 
 @catches(
     "survivors are found step by step, not in a compiled function",
-    "mlxspec.sampling.survivors:_compiled_draw",
-    lambda right: survivors._draw,
+    "mlxspec.sampling.survivors:_compiled_draft",
+    lambda right: survivors._draft,
 )
 @pytest.mark.parametrize(
     "asked",
@@ -85,7 +85,7 @@ def test_rejection_takes_few_kernels(asked: dict[str, Any], monkeypatch: pytest.
         one, four = (blank((num, VOCAB), mx.bfloat16) for num in (1, 4))
         draft = BatchSampler([row], VOCAB).draft(one, [0], [10])
         assert draft.scores is not None
-        assert launches([draft.tokens, draft.scores, confidence(one)]).total() <= 25
+        assert launches([draft.tokens, draft.scores, draft.confidence]).total() <= 25
         drafted = RoundRow(
             sampler=row,
             length=10,

@@ -15,7 +15,8 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.noise import NoiseStream, Shifted, gumbel
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.sampler import BatchSampler, confidence
+from mlxspec.sampling.sampler import BatchSampler
+from mlxspec.sampling.truncate import confidence
 from tests.drafted import drafted
 
 VOCAB = 16

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import bench_policy
+import policy_host
 import pytest
 from bench_policy import Cell, report
 
@@ -71,3 +72,9 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (0.8, 1),
     ]
     assert all(len(c["ratios"]) == 1 and c["same"] for c in found["cells"])
+
+
+def test_choosing_a_drafted_token_is_timed_beside_a_plain_step() -> None:
+    found = policy_host.shares_of_a_step(1)
+    assert list(found) == list(policy_host.SAMPLING)
+    assert all(share > 0.0 for share in found.values())
