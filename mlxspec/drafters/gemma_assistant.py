@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Heard, Needs
@@ -90,6 +91,10 @@ class GemmaAssistant(ModelDrafter):
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self._newest.values())
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        return (self._assistant,)
 
     @property
     def weight_bytes(self) -> int:

@@ -351,7 +351,7 @@ class DFlash(nn.Module):
         seen = hidden.astype(self.dtype)
         if self.config.confidence_sees_markov:
             seen = mx.concatenate([seen, self.markov_head.markov_w1(before).astype(self.dtype)], axis=-1)
-        return mx.sigmoid(self.confidence_head.proj(seen)[:, 0].astype(mx.float32))
+        return mx.sigmoid(project(self.confidence_head.proj, seen)[:, 0].astype(mx.float32))
 
 
 def _seen(row: int, width: int, cache: ModelCache) -> mx.array | None:

@@ -29,7 +29,7 @@ from mlxspec.models.gemma4_config import TEXT_KEYS, gemma4_config
 from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, unknown_keys
 from mlxspec.models.gemma_layers import GemmaDecoderLayer
-from mlxspec.models.layers import FusedLinear, rms_norm
+from mlxspec.models.layers import FusedLinear, project, rms_norm
 from mlxspec.models.runners import Runners
 from mlxspec.platform.host import numbers
 
@@ -215,10 +215,10 @@ class Gemma4Assistant(nn.Module):
     def _head(self, x: mx.array) -> mx.array:
         """(B, H) -> (B, V). Tokens of clusters that are not looked at are one unit below the least likely of those that are."""
         if "masked_embedding" not in self:
-            return self.model.embed_tokens.as_linear(x)
+            return project(self.model.embed_tokens, x)
         k, masked = self._config.num_chosen, self.masked_embedding
         clusters = masked.token_ordering.reshape(self._config.num_centroids, -1)
-        chosen = mx.argpartition(masked.centroids(x), kth=-k, axis=-1)[:, -k:]
+        chosen = mx.argpartition(project(masked.centroids, x), kth=-k, axis=-1)[:, -k:]
         ids = clusters[chosen].reshape(x.shape[0], -1)  # (B, k * V / C)
         scores = (self.model.embed_tokens(ids) @ x[..., None])[..., 0]
         rest = scores.min(axis=-1, keepdims=True) - 1.0

@@ -178,15 +178,16 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
     weight = quantized_weight(part)
     if weight is not None:
-        return qmv_rows(x, weight, exact=_adds_alike)
+        out = qmv_rows(x, weight, exact=_adds_alike)
+        return out + part.bias if "bias" in part else out
     if type(part) is nn.Embedding and not device.has_gpu() and part.weight.dtype == x.dtype == mx.float32:
         return product_in_place(x, part.weight)
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
 def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
-    """What `qmv_rows` multiplies with where `project` is given this module: the weight of a quantized one without a bias."""
-    if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "bias" in part:
+    """What `qmv_rows` multiplies with where `project` is given this module: the weight of a quantized one."""
+    if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
         return None
     return QuantizedWeight(
         part.weight, part.scales, part.get("biases"), part.group_size, part.bits, part.mode
