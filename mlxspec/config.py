@@ -31,16 +31,14 @@ READ_AT_LOAD = (  # of SpecConfig: what drafters are made with; ngram_m limits a
     "ngram_n",
     "ngram_m",
     "ngram_min_hits",
-    "ngram_mod_n",
-    "ngram_dynamic",
-    "ngram_static",
     "draft_vocab",
     "draft_bits",
     "draft_kv_bits",
 )
 BY_REQUEST = ("forced", "predicted")  # drafters that a request brings along; any list of drafters has them
+ALWAYS_THERE = (*BY_REQUEST, "suffix")  # without being loaded
 DRAFTER_NAMES = (  # those that come with mlxspec
-    *BY_REQUEST,
+    *ALWAYS_THERE,
     "mtp",
     "eagle3",
     "dflash",
@@ -48,9 +46,8 @@ DRAFTER_NAMES = (  # those that come with mlxspec
     "ngram-simple",
     "ngram-map-k",
     "ngram-map-k4v",
-    "ngram-mod",
-    "ngram-cache",
 )
+OTHER_NAMES = dict.fromkeys(("ngram-mod", "ngram-cache"), ("suffix", "ngram-simple"))  # llama.cpp's
 
 
 def check_number(name: str, value: object, low: float, high: float, *, integer: bool = False) -> None:
@@ -85,6 +82,17 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
     if any(not isinstance(item, str) or not item for item in found):
         raise ConfigError(f"{name} must be non-empty strings, not {shown(value)}.")
     return tuple(str(item) for item in found)
+
+
+def drafter_names(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Drafters by the names that they bear, each once. Raises ConfigError for what is no name, and for one that is given twice."""
+    names = _strings("drafters", given)
+    for name in names:
+        if not DRAFTER_NAME.fullmatch(name):
+            raise ConfigError(f"A drafter's name is letters, digits and dashes, not {shown(name)}.")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"A drafter is named twice in {', '.join(names)}.")
+    return tuple(dict.fromkeys(own for name in names for own in OTHER_NAMES.get(name, (name,))))
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -234,11 +242,13 @@ class SpecConfig:
     decoding. `n_max`, `n_min`, `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it
     ends before the first token whose probability under the drafter is below p_min; a draft shorter than n_min is
     dropped. n_max holds for drafters that run a model, p_min and n_min for those that know probabilities (models,
-    ngram-map-k4v, ngram-cache). n-gram lookup has lengths of its own: `ngram_n` tokens must repeat (`ngram_mod_n`
-    for ngram-mod, 1 to 4 for ngram-cache), then up to `ngram_m` are drafted. `ngram_min_hits`: how often they
-    must have stood before (ngram-map-*). `ngram_dynamic`, `ngram_static`: files of counts for ngram-cache, read
-    when the model is loaded. What a grammar forces is drafted before anything else wherever there are drafters at all; the name for
-    that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names they bear.
+    ngram-map-k4v, suffix). n-gram lookup has lengths of its own: `ngram_n` tokens must repeat, then up to `ngram_m`
+    are drafted. `ngram_min_hits`: how often they must have stood before (ngram-map-*). ngram-mod and ngram-cache
+    are other names for suffix and ngram-simple together. What a grammar forces is drafted before anything else
+    wherever there are drafters at all; the name for that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names
+    they bear.
+
+    owner: whose earlier texts `suffix` drafts from, and adds to when an answer has ended. Owners never see each other's.
 
     predicted: what the answer will probably be, as text or as token ids: a file that is to be returned with a change, say. It is drafted
     from before other drafters are asked, and found again behind what differs. It never changes the text.
@@ -269,10 +279,8 @@ class SpecConfig:
     ngram_n: int = 3  # with ngram_m 16 the best of those tried on held-out edits: docs/demo.md
     ngram_m: int = 16
     ngram_min_hits: int = 1
-    ngram_mod_n: int = 24
-    ngram_dynamic: str | Path | None = None
-    ngram_static: str | Path | None = None
     predicted: str | tuple[int, ...] = ()
+    owner: str = ""
     draft_vocab: int | None = None
     draft_bits: int = 4
     draft_kv_bits: int = 16
@@ -288,14 +296,11 @@ class SpecConfig:
             _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
         if self.acceptance == "rejection":
             self._check_rejection()
-        object.__setattr__(self, "drafters", _strings("drafters", self.drafters))
-        for name in self.drafters:
-            if not DRAFTER_NAME.fullmatch(name):
-                raise ConfigError(f"A drafter's name is letters, digits and dashes, not {shown(name)}.")
+        object.__setattr__(self, "drafters", drafter_names(self.drafters))
+        if not isinstance(self.owner, str):
+            raise ConfigError(f"owner must be a string, not {shown(self.owner)}.")
         if not isinstance(self.predicted, str):
             self._check_predicted()
-        if len(set(self.drafters)) != len(self.drafters):
-            raise ConfigError(f"A drafter is named twice in {', '.join(self.drafters)}.")
         if self.n_max is not None:
             check_number("n_max", self.n_max, 0, MAX_DRAFT, integer=True)
         check_number("n_min", self.n_min, 0, MAX_DRAFT, integer=True)
@@ -303,22 +308,17 @@ class SpecConfig:
         check_number("ngram_n", self.ngram_n, 1, 64, integer=True)
         check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
         check_number("ngram_min_hits", self.ngram_min_hits, 1, 1024, integer=True)
-        check_number("ngram_mod_n", self.ngram_mod_n, 1, 64, integer=True)
         if self.draft_vocab is not None:
             check_number("draft_vocab", self.draft_vocab, 0, MAX_CONTEXT, integer=True)
         check_number("draft_bits", self.draft_bits, 4, 16, integer=True)
         if self.draft_bits not in DRAFT_BITS:
             raise ConfigError(f"draft_bits must be one of 4, 8, 16, not {self.draft_bits}.")
         check_kv_bits("draft_kv_bits", self.draft_kv_bits)
-        for name in ("ngram_dynamic", "ngram_static"):
-            path = getattr(self, name)
-            if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
-                raise ConfigError(f"{name} must be a file's path, not {shown(path)}.")
         # only drafters that know probabilities drop short drafts
         longest = dict.fromkeys(("mtp", "eagle3", "draft-model"), ("n_max", self.model_depth))
         if self.n_max is not None:  # else a block drafter drafts whole blocks
             longest["dflash"] = "n_max", self.n_max
-        longest |= dict.fromkeys(("ngram-map-k4v", "ngram-cache"), ("ngram_m", self.ngram_m))
+        longest["ngram-map-k4v"] = "ngram_m", self.ngram_m
         limits = [longest.get(name, ("", MAX_DRAFT)) for name in self.drafters]
         if limits and all(limit < self.n_min for _, limit in limits):
             name, limit = max(limits, key=lambda found: found[1])
@@ -371,6 +371,9 @@ class EngineConfig:
     draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
     and runs what stands again. The text is the same.
 
+    `past_texts`: bytes of memory, within the budget, for texts that the drafter suffix has heard; 0 keeps none.
+    `past_texts_disk`: bytes of files that keep them beyond the end of the process, in `texts` in the cache folder; None or 0: no files.
+
     `kv_bits`: layers that attend to the whole context keep keys and values in 8 or 4 bits, one scale and one bias for 64 numbers of a head;
     16 keeps them as they are computed. Sliding windows and recurrent states stay as they are. The text is then that of plain decoding with
     the same kv_bits.
@@ -387,6 +390,8 @@ class EngineConfig:
     prefix_disk: int | None = None
     prefix_dir: str | Path | None = None
     prefix_states: PrefixStates = "float32"
+    past_texts: int = 64 << 20
+    past_texts_disk: int | None = None
     max_context: int | None = None
     kv_bits: int = 16
     rollback: str = "tape"
@@ -410,6 +415,9 @@ class EngineConfig:
         if self.prefix_budget is not None:
             check_number("prefix_budget", self.prefix_budget, 0, MAX_BYTES, integer=True)
         self._check_disk()
+        check_number("past_texts", self.past_texts, 0, MAX_BYTES, integer=True)
+        if self.past_texts_disk is not None:
+            check_number("past_texts_disk", self.past_texts_disk, 0, MAX_BYTES, integer=True)
         if self.prefill_chunk is not None:
             check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
         if self.max_context is not None:

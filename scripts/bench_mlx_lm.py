@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
     options = parser.parse_args()
-    config = EngineConfig(prefix_budget=0)  # mlx-lm reads the prompt each time
+    config = EngineConfig(prefix_budget=0, past_texts=0)  # mlx-lm reads the prompt each time
     engines = {"adapted": load(options.folder, dtype=options.dtype, engine="mlx-lm", config=config)}
     if ModelFolder(options.folder).config().get("model_type") in ARCHITECTURES:
         engines["own"] = load(options.folder, dtype=options.dtype, draft="off", images=False, config=config)

@@ -44,8 +44,6 @@ DRAFTERS = (
     "ngram-simple",
     "ngram-map-k",
     "ngram-map-k4v",
-    "ngram-mod",
-    "ngram-cache",
 )
 MODEL_DEPTH, LOOKUP_DEPTH = 8, 16
 LEAST = 0.75  # share of distinct 4-grams of an answer; what comes when it falls below is a loop and left out

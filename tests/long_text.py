@@ -28,9 +28,7 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Drafter
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine
@@ -64,7 +62,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 def lookups() -> list[Drafter]:
-    return [NgramSimple(3, 12), NgramMapK(8, 12), NgramMapK4v(8, 12), NgramMod(12, 12), NgramCache(8)]
+    return [NgramSimple(3, 12), NgramMapK(8, 12), NgramMapK4v(8, 12)]
 
 
 def engine_behind(

@@ -211,7 +211,7 @@ def with_lookups(engine: Engine, wanted: bool) -> Engine:
     if not wanted:
         return engine
     has = engine.chain.drafters
-    more = [make_ngram_drafter(n, engine.spec, engine.model.vocab_size) for n in _LOOKUPS if n not in has]
+    more = [make_ngram_drafter(n, engine.spec) for n in _LOOKUPS if n not in has]
     return Engine(
         engine.model,
         engine.tokenizer,

@@ -1,4 +1,5 @@
-"""`mlxspec cache`: what the prefix store on disk holds, and how to clear it. Knows options, the question and the answer."""
+"""`mlxspec cache`: what is kept on disk of earlier texts (the prefix store, and the texts themselves), and how to clear it. Knows options,
+the question and the answer."""
 
 from __future__ import annotations
 
@@ -16,24 +17,27 @@ from mlxspec.errors import ConfigError
 def run(args: argparse.Namespace) -> int:
     """One line a model, or one JSON object; or clear it. Returns 1 where the answer is no."""
     from mlxspec.engine.prefix_disk.folder import PieceFolder, default_folder
+    from mlxspec.engine.text_files import texts_size
 
     if args.prefix_dir == "":
         raise ConfigError("--prefix-dir must not be empty.")
     path = default_folder() if args.prefix_dir is None else Path(args.prefix_dir).expanduser().absolute()
-    if not path.exists():
+    texts = texts_size() if args.prefix_dir is None else 0
+    if not path.exists() and not (args.clear and texts):
         if args.json:
-            terminal.say(json.dumps({"folder": str(path), "bytes": 0, "models": []}) + "\n")
+            terminal.say(json.dumps({"folder": str(path), "bytes": 0, "models": [], "texts": texts}) + "\n")
         else:
             terminal.say(f"There is no prefix store in {path}; --prefix-disk of chat and serve makes one.\n")
+            _say_texts(texts)
         return 0
     folder = PieceFolder(path, None)
     try:
-        return _clear(folder, args) if args.clear else _list(folder, args)
+        return _clear(folder, texts, args) if args.clear else _list(folder, texts, args)
     finally:
         folder.close()
 
 
-def _list(folder, args: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]  # a PieceFolder
+def _list(folder, texts: int, args: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]  # a PieceFolder
     from mlxspec.engine.prefix_disk.folder import summary
     from mlxspec.loading.progress import amount
 
@@ -43,9 +47,11 @@ def _list(folder, args: argparse.Namespace) -> int:  # type: ignore[no-untyped-d
             {"model": m.model, "states": m.num_states, "bytes": m.nbytes, "used": m.used} for m in found
         ]
         terminal.say(
-            json.dumps({"folder": str(folder.path), "bytes": folder.nbytes, "models": models}) + "\n"
+            json.dumps({"folder": str(folder.path), "bytes": folder.nbytes, "models": models, "texts": texts})
+            + "\n"
         )
         return 0
+    _say_texts(texts)
     if not found:
         terminal.say(f"The prefix store in {folder.path} is empty.\n")
         return 0
@@ -55,15 +61,29 @@ def _list(folder, args: argparse.Namespace) -> int:  # type: ignore[no-untyped-d
     return 0
 
 
-def _clear(folder, args: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]  # a PieceFolder
+def _clear(folder, texts: int, args: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]  # a PieceFolder
+    from mlxspec.engine.text_files import clear_texts
     from mlxspec.loading.progress import amount
 
     what = f"the prefix store in {folder.path}, {amount(folder.nbytes)}"
+    what += f", and earlier texts, {amount(texts)}" if texts else ""
     if not confirmed("Clearing", "Clear", what, yes=args.yes):
         return 1
     num, nbytes = folder.clear()
+    if texts:
+        more, freed = clear_texts()
+        num, nbytes = num + more, nbytes + freed
     terminal.say(f"Removed {num} files: {amount(nbytes)} freed.\n")
     return 0
+
+
+def _say_texts(nbytes: int) -> None:
+    from mlxspec.loading.progress import amount
+
+    if nbytes:
+        terminal.note(
+            f"Texts for the drafter suffix: {amount(nbytes)}. `mlxspec cache --clear` removes them too."
+        )
 
 
 def _ago(used: int) -> str:

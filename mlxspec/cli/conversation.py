@@ -16,7 +16,7 @@ from mlxspec.cli.images import Picture, content, read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
 from mlxspec.cli.stats_line import Finished, finished
-from mlxspec.config import MAX_CONTEXT, SamplingParams
+from mlxspec.config import ALWAYS_THERE, MAX_CONTEXT, SamplingParams
 from mlxspec.engine.image_prompt import PromptWithImages, split_images
 from mlxspec.errors import ConfigError
 from mlxspec.events import TokensEvent
@@ -136,7 +136,7 @@ class Conversation:
         else:
             chosen = tuple(n.strip() for n in names.split(","))
         spec = replace(self.spec, drafters=chosen)
-        missing = [n for n in chosen if n not in there]
+        missing = [n for n in spec.drafters if n not in (*there, *ALWAYS_THERE)]
         if missing:
             loaded = ", ".join(there) or "none"
             raise ConfigError(

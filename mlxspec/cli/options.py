@@ -33,6 +33,7 @@ from mlxspec.config import (
     DRAFTER_NAMES,
     FIXED_DEPTH,
     MAX_CONTEXT,
+    OTHER_NAMES,
     ROLLBACKS,
     Acceptance,
     EngineConfig,
@@ -89,9 +90,6 @@ _SPEC = {
     "ngram_n": "--ngram-n",
     "ngram_m": "--ngram-m",
     "ngram_min_hits": "--ngram-min-hits",
-    "ngram_mod_n": "--ngram-mod-n",
-    "ngram_dynamic": "--ngram-dynamic",
-    "ngram_static": "--ngram-static",
     "acceptance": "--acceptance",
     "draft_vocab": "--draft-vocab",
     "draft_bits": "--draft-bits",
@@ -107,6 +105,7 @@ _ENGINE = {
     "prefix_disk": "--prefix-disk",
     "prefix_dir": "--prefix-dir",
     "prefix_states": "--prefix-states",
+    "past_texts_disk": "--past-texts-disk",
 }
 _SERVER = {"host": "--host", "port": "--port", "idle_unload": "--idle-unload"}
 _FLAGS = {**SAMPLING, **_SPEC, **_ENGINE, **_SERVER}
@@ -275,14 +274,6 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
         ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
         ("--ngram-min-hits", int, "N", "ngram-map-*: how often they must have stood before (default 1)"),
-        (
-            "--ngram-mod-n",
-            int,
-            "N",
-            f"ngram-mod: tokens that must repeat (default {SpecConfig.ngram_mod_n})",
-        ),
-        ("--ngram-dynamic", str, "FILE", "ngram-cache: counts of llama.cpp's lookup files, of this machine"),
-        ("--ngram-static", str, "FILE", "ngram-cache: the same, of a large text"),
     )
 
 
@@ -297,6 +288,12 @@ def add_prefix_disk(parser: argparse._ActionsContainer) -> None:
             "a private folder for these files (default: prefix in the cache folder)",
         ),
         ("--prefix-states", get_args(PrefixStates), "FORM", _PREFIX_STATES),
+        (
+            "--past-texts-disk",
+            size,
+            "SIZE",
+            "keep texts in files of at most SIZE bytes, for the drafter suffix",
+        ),
     )
 
 
@@ -378,13 +375,19 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ConfigError(f"There is no folder {shown(args.model)}; {tip}")
     listed = args.draft.split(",") if isinstance(args.draft, str) else ()
     for name in () if args.draft in ("off", "auto") else listed:
-        known = (*DRAFTER_NAMES, "off", "auto")
+        known = (*DRAFTER_NAMES, *OTHER_NAMES, "off", "auto")
         if name.strip() not in known and (tip := near(name.strip(), known)):
             raise ConfigError(
                 f"There is no drafter {name.strip()!r}; {tip} All are: {', '.join(DRAFTER_NAMES)}."
             )
     with named_by_flags():
         sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
+        if args.command in (
+            "bench",
+            "tune",
+            "demo",
+        ):  # prompts are asked again, and must not be drafted from their own answers
+            sizes["past_texts"] = 0
         return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
 
 

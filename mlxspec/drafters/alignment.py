@@ -44,6 +44,11 @@ class Alignment:
         self.agreed = 0
         self._left, self._since = 0, 0  # the last place that was right, and tokens of the answer since
 
+    def start(self, place: int, said: Sequence[int]) -> None:
+        """The answer is at this place, behind these tokens of it, which stand there."""
+        self._said.extend(said)
+        self.place, self.agreed, self._left, self._since = place, len(said), place, 0
+
     @property
     def nbytes(self) -> int:
         """About how many bytes this holds."""

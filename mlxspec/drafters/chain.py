@@ -29,6 +29,8 @@ from mlxspec.drafters.plan import RoundPlan
 from mlxspec.drafters.predicted import Predicted
 from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
+from mlxspec.drafters.suffix import Suffix
+from mlxspec.drafters.text_index import TextIndex
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.acceptance import NOTHING, Submission
 from mlxspec.sampling.row import RowSampler
@@ -51,19 +53,21 @@ class Proposal:
 
 class Chain:
     """Drafters by name. Each row's own list says in which order they are asked for it; what is forced comes before all of them, then what
-    its request predicted.
+    its request predicted, then what was said before.
 
     streams: what the target shows to them, of which each is given its own columns. may_fail: a drafter that fails costs its rows that
     drafter only. Not among ranks: it may have failed on this one alone.
     """
 
-    def __init__(self, drafters: Iterable[Drafter], hidden_size: int = 0) -> None:
-        """hidden_size: the target's; needed where a drafter needs layers. Drafters that mlxspec did not write are put into their guards.
-        Raises ConfigError for one that cannot be."""
+    def __init__(
+        self, drafters: Iterable[Drafter], hidden_size: int = 0, texts: TextIndex | None = None
+    ) -> None:
+        """hidden_size: the target's; needed where a drafter needs layers. texts: earlier ones, for `suffix`. Drafters that mlxspec did not
+        write are put into their guards. Raises ConfigError for one that cannot be."""
         self.drafters = {d.name: d for d in map(guarded, drafters)}
         self.streams = Streams.of(self.drafters.values(), hidden_size)
         self.may_fail = True
-        self._forced, self._predicted = Forced(), Predicted()
+        self._forced, self._predicted, self._suffix = Forced(), Predicted(), Suffix(texts)
         self._rows: dict[int, ChainRow] = {}
 
     @property
@@ -83,6 +87,8 @@ class Chain:
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
         if state.predicted:
             self._predicted.expect(row, state.predicted, num_prompt)
+        if Suffix.name in spec.drafters:
+            self._suffix.expect(row, spec.owner, num_prompt)
         for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         if seen is not None:
@@ -183,6 +189,7 @@ class Chain:
         """The row is gone."""
         self._rows.pop(row, None)
         self._predicted.close(row)
+        self._suffix.close(row)
         for drafter in self.drafters.values():
             with suppress(Exception):  # the row is gone either way
                 drafter.close(row)
@@ -297,6 +304,7 @@ class Chain:
         if state.queue is None:
             brought: list[Drafter] = [self._forced] if state.sampler.constraints is not None else []
             brought += [self._predicted] if state.predicted else []
+            brought += [self._suffix] if Suffix.name in state.spec.drafters else []
             named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]
             queue = brought + named if state.spec.drafters else []
             state.queue = tuple(d for d in queue if d.name not in state.ended)

@@ -53,7 +53,7 @@ class DrafterBuilder:
     def drafter(self, name: str) -> Drafter:
         """Without its weights. Raises ConfigError and ModelError."""
         if name.startswith("ngram-"):
-            return make_ngram_drafter(name, self.spec, self.target.model.vocab_size)
+            return make_ngram_drafter(name, self.spec)
         if self.target.made_by and name != "draft-model":
             raise ModelError(
                 f"The drafter {name} reads what a model that runs by mlx-lm's code does not show."

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, SpecConfig, shown
+from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.guarded import guarded
 from mlxspec.errors import ConfigError, ModelError
@@ -24,7 +24,7 @@ def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
         name = getattr(drafter, "name", None)
         if not isinstance(name, str) or not DRAFTER_NAME.fullmatch(name) or name in ("off", "auto"):
             raise ConfigError(f"A drafter needs a `name` of letters, digits and dashes, not {shown(name)}.")
-        if name in DRAFTER_NAMES or name in found:
+        if name in (*DRAFTER_NAMES, *OTHER_NAMES, *found):
             raise ConfigError(f"There is a drafter {name} already; give yours another name.")
         found[name] = guarded(drafter)
     return found
@@ -70,7 +70,7 @@ def drafters_that_draft(
         beside_head = (
             () if kind is None or (head and DRAFTS_AS[kind] in ("mtp", "draft-model")) else (DRAFTS_AS[kind],)
         )
-        return (*own, "ngram-simple", *head, *beside_head)
+        return (*own, "suffix", "ngram-simple", *head, *beside_head)
     if "mtp" in asked and target.unsupported_head is not None and beside is None:
         raise ModelError(
             f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."

@@ -28,6 +28,7 @@ from mlxspec.cache.rollback import rollback
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.api import EngineApi, Prompt, Result
 from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.ending import Ending
@@ -48,6 +49,7 @@ from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.rows import Rows
 from mlxspec.engine.schedule import Queue, Shares, makes_room
 from mlxspec.engine.stats import EngineStats
+from mlxspec.engine.text_files import open_texts
 from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
@@ -65,9 +67,7 @@ from mlxspec.policy.costs import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
 
-_FEATURE_SHARE = (
-    32  # one part in so many of the memory budget, at most, is for rows of images that no request has
-)
+_SHARE = 32  # one part in so many of the memory budget, at most, is for rows of images that no request has, another for earlier texts
 _FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the disk
 
 
@@ -110,7 +110,12 @@ class Engine(EngineApi):
         self.config = config or EngineConfig()
         if self.config.kv_bits != EngineConfig.kv_bits:
             check_kv_bits(model.make_cache(0).layers, self.config.kv_bits, "This model", "kv_bits")
-        self.chain = Chain(drafters, model.hidden_size)
+        budget = self.config.memory_budget or default_budget()
+        most = budget // _SHARE
+        # ranks must draft alike, whatever memory each of them has
+        room = max(0, budget - bytes_of(model)) // _SHARE if peers is None else 0
+        self.texts = open_texts(min(self.config.past_texts, room), self.config.past_texts_disk, tokenizer)
+        self.chain = Chain(drafters, model.hidden_size, self.texts)
         _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)
         self.health: DrafterHealth | None = None
@@ -118,7 +123,6 @@ class Engine(EngineApi):
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
         self.vision, self.no_images = vision, no_images
-        most = (self.config.memory_budget or default_budget()) // _FEATURE_SHARE
         self.features = None if vision is None else ImageFeatures(vision.tower, min(FEATURE_BYTES, most))
         self.factory = RequestFactory(
             tokenizer,
@@ -144,9 +148,10 @@ class Engine(EngineApi):
         self._unread: frozenset[int] = frozenset()  # requests whose clients do not read, as callers say
         self._resting: frozenset[int] = frozenset()  # likewise, as this step goes by
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
-        images = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
+        held = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
+        held += self.texts.budget if "suffix" in self.spec.drafters else 0
         tower = None if vision is None else vision.tower
-        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, images, tower)
+        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, held, tower)
         disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR, tower=tower)
         self.group.agree(self, model, widest)
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
@@ -229,6 +234,7 @@ class Engine(EngineApi):
             self.cancel(request.number)
         self._model, self.chain, self._rows.cache = None, Chain(()), None
         self.factory.features = self.features = None
+        self.texts = TextIndex(0)
         self.drafting = Drafting(self.chain)
         self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
         self.prefix.close()

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
-from mlxspec.config import BY_REQUEST, EngineConfig, SpecConfig, shown
+from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_building import DrafterBuilder, read_tokenizer, towers_of
@@ -113,7 +113,7 @@ def load(
         beside, pair_notices = _paired(folder, peers)
     started = time.perf_counter()  # whatever had to be downloaded is here
     together = LoadTogether(peers)
-    together.compare_files([f.path for f in (folder, beside) if f is not None], spec)
+    together.compare_files([f.path for f in (folder, beside) if f is not None])
 
     # modules without weights: the model, its tokenizer, its drafters
     with device.private_kernels():
@@ -148,7 +148,7 @@ def load(
             notices=[*target.notices, *pair_notices],
         )
         made = [
-            own[name] if name in own else builder.drafter(name) for name in names if name not in BY_REQUEST
+            own[name] if name in own else builder.drafter(name) for name in names if name not in ALWAYS_THERE
         ]
 
         # weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mlxspec.config import BY_REQUEST, READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
+from mlxspec.config import ALWAYS_THERE, READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
 from mlxspec.engine.api import Prompt
 from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages, row_images
 from mlxspec.engine.request import Request
@@ -166,7 +166,7 @@ class RequestFactory:
 
     def _check_drafters(self, spec: SpecConfig) -> None:
         for name in spec.drafters:
-            if name not in BY_REQUEST and name not in self._drafters:
+            if name not in ALWAYS_THERE and name not in self._drafters:
                 there = ", ".join(self._drafters) or "none"
                 raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
         for name in READ_AT_LOAD:

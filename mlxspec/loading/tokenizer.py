@@ -6,6 +6,7 @@ tags of models that spell them with common tokens. The `tokenizers` library does
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
@@ -186,6 +187,11 @@ class Tokenizer:
     def added_tokens(self) -> dict[int, bool]:
         """Ids that were added to the vocabulary as they are spelled, and whether they are special."""
         return {i: bool(t.special) for i, t in self._inner.get_added_tokens_decoder().items()}
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides which ids a text has: 64 hexadecimal digits."""
+        return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
 
     def decoder_state(self) -> bytes:
         """How tokens become text, as JSON; b"{}" where they are text already."""

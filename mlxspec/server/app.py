@@ -47,7 +47,7 @@ from mlxspec.server.prompt_watch import PromptWatch
 from mlxspec.server.request_parsing import Job
 from mlxspec.server.responses_api import ResponsesWriter, resolved, responses_request
 from mlxspec.server.routes import ROUTES, RouteForm
-from mlxspec.server.security import App, Guard, error_response
+from mlxspec.server.security import App, Guard, error_response, owner_of
 from mlxspec.server.settings import ServerConfig
 from mlxspec.server.stored_responses import StoredResponse, StoredResponses
 
@@ -164,7 +164,8 @@ class Server:
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._prepare(asked, partial(self._job, asked, make, loaded))
             writer = write(loaded.name, asked.body, job)
-            run = JobRun(job, loaded.worker, asked.client)
+            spec = replace(job.spec, owner=owner_of(asked.request.headers))
+            run = JobRun(replace(job, spec=spec), loaded.worker, asked.client)
             await run.start()  # what the engine refuses is an answer of its own, before any stream opens
             try:
                 if asked.body.get("stream"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.config import BY_REQUEST, SamplingParams, SpecConfig
+from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
 from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.spelled_tokens import unmarked
@@ -294,8 +294,8 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
         return engine.spec.drafters
     names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else tuple(draft)
     there = tuple(engine.chain.drafters)
-    for name in names:
-        if name not in (*there, *BY_REQUEST):
+    for name in drafter_names(names):
+        if name not in (*there, *ALWAYS_THERE):
             loaded = ", ".join(there) or "none"
             raise BadField("draft", f"The drafter {name[:60]!r} is not loaded; loaded are: {loaded}.")
     return names

@@ -79,3 +79,16 @@ def test_doctor_says_place_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(tmp_path / "prefix") in found.found
     assert found.status == "ok"
     assert " 0 files" not in found.found
+
+
+def test_texts_are_listed_and_cleared_too(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    args = ("chat", "-p", PROMPT, "--max-tokens", "30", "--past-texts-disk", "1M")
+    first, again = run(*args), run(*args)
+    assert first.code == again.code == 0, (first, again)
+    (file,) = (tmp_path / "texts").glob("*.tokens")
+    assert json.loads(run("cache", "--json").out)["texts"] == file.stat().st_size
+    refused(run("cache", "--clear"), "--yes")
+    assert "Removed 1 files" in run("cache", "--clear", "--yes").out
+    assert not file.exists()
+    assert json.loads(run("cache", "--json").out)["texts"] == 0

@@ -100,7 +100,7 @@ def test_commands(run: Run, engine: Engine, model: Path) -> None:
     assert ran.out.splitlines()[:2] == answers(engine, ["one"]) + answers(engine, ["two"])
     assert len(ran.out.splitlines()) == 3
     for words in (
-        "Drafting: ngram-simple, mtp.", "Drafting: off.", "forgotten", "nothing drafted", "2 answers (2 cut at the token limit)",
+        "Drafting: suffix, ngram-simple, mtp.", "Drafting: off.", "forgotten", "nothing drafted", "2 answers (2 cut at the token limit)",
         "System prompt: be",
         "There is no system prompt.", "no command /nonsense", "/stats  ",
     ):  # fmt: skip

@@ -47,7 +47,7 @@ def test_a_sound_machine_is_called_sound(run: Run) -> None:
     code, findings = found(run)
     assert code == 0
     assert findings.keys() >= NAMES
-    assert "the same with drafting (ngram-simple, mtp)" in findings["same text"]["found"]
+    assert "the same with drafting (suffix, ngram-simple, mtp)" in findings["same text"]["found"]
     assert str(Path("cache")) in findings["cache folder"]["found"]
     ran = run("doctor")
     assert ran.code == 0

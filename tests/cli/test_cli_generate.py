@@ -174,7 +174,7 @@ def test_json_is_one_object_a_prompt(run: Run, model: Path, plain: str) -> None:
     assert second["prompt"] == "x"
     assert len(first["tokens"]) == first["stats"]["num_generated"] == 40
     assert first["stats"]["num_accepted"] <= first["stats"]["num_drafted"]
-    assert set(first["stats"]["drafters"]) <= {"ngram-simple", "mtp"}
+    assert set(first["stats"]["drafters"]) <= {"suffix", "ngram-simple", "mtp"}
     assert {"backend", "blas", "peak_memory_bytes", "notices"} <= set(first["device"])
 
 

@@ -146,3 +146,10 @@ def test_help_names_every_drafter(capsys: pytest.CaptureFixture[str]) -> None:
 def test_errors_of_options_are_ours() -> None:
     with pytest.raises(ConfigError):
         options.parse(["generate", "--temp", "hot"])
+
+
+def test_measurements_draft_from_no_earlier_answers() -> None:
+    """They ask each prompt several times."""
+    for command in ("bench", "tune", "demo"):
+        assert options.engine_config(options.parse([command])).past_texts == 0
+    assert options.engine_config(options.parse(["chat"])).past_texts == EngineConfig.past_texts

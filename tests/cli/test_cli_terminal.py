@@ -61,7 +61,7 @@ def test_a_conversation(start: Start, tmp_path: Path) -> None:
     header = chat.wait_for(ready)
     for words in (
         "model     demo · ",
-        "drafting  ngram-simple, mtp",
+        "drafting  suffix, ngram-simple, mtp",
         "context   2,048 tokens",
         "--model names another",
     ):

@@ -99,7 +99,7 @@ def test_verdicts() -> None:
     whole.whole = True
     assert "--draft-max 3 --draft-vocab 0, 1.50x" in tune.verdict(whole, plain)
     assert tune.table([whole])[0][0] == "mtp, whole vocabulary"
-    rows = tune.table([score("mtp", 1.5, depth=3), score("ngram-mod")])
+    rows = tune.table([score("mtp", 1.5, depth=3), score("ngram-map-k")])
     assert rows[0][:4] == ["mtp", "3", "150.0", "1.50x (1.50x to 1.50x)"]
     assert rows[1][3:5] == ["-", "nothing drafted"]
 

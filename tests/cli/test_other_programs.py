@@ -78,11 +78,11 @@ def test_what_values_become() -> None:
     assert (args["max_tokens"], args["max_context"], args["seed"]) == (MAX_CONTEXT, None, None)
     assert (args["max_rows"], args["kv_bits"], args["draft_kv_bits"]) == (3, 8, 4)
     assert (args["prefix_budget"], args["draft"]) == (64 << 20, "mtp,draft-model,ngram-mod")
-    assert (args["ngram_static"], args["ngram_dynamic"], args["idle_unload"]) == ("a", "b", 60.0)
+    assert args["idle_unload"] == 60.0
     assert (args["no_images"], args["alias"]) == (True, "x,y")
     assert args["allowed_origins"] == ["http://a", "http://b"]
-    assert (args["ngram_mod_n"], args["ngram_min_hits"], args["stop"]) == (5, 2, ["one", "two"])
-    assert len(args["notes"]) == 1  # type: ignore[arg-type]
+    assert (args["ngram_min_hits"], args["stop"]) == (2, ["one", "two"])
+    assert len(args["notes"]) == 4  # type: ignore[arg-type]  # the draft model, and three that are not needed
     assert parsed("serve --keepalive 1h30m")["idle_unload"] == 5400.0
     assert parsed("serve --keepalive=-1")["idle_unload"] is None
     assert parsed("serve --no-cache-prompt")["prefix_budget"] == 0

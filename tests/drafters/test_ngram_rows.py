@@ -11,14 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.drafters import ngram_mod
 from mlxspec.drafters.base import Ask, Drafter
 from mlxspec.drafters.chain import Chain
-from mlxspec.drafters.ngram_cache import CacheRow, NgramCache
 from mlxspec.drafters.ngram_map import MapK4vRow, MapKRow, NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import ModRow, NgramMod
 from mlxspec.drafters.ngram_rows import Follower, NgramDrafter, NgramRow
-from mlxspec.drafters.ngram_table import NgramTable
 from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.engine.engine import Engine
 from mlxspec.policy.drafting import Drafting
@@ -26,22 +22,15 @@ from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
 
-LEARNED = NgramTable.of([[0, 1, 2, 0, 1, 2, 0, 1, 1, 0, 1, 2, 2, 2] * 4])
 ROWS: dict[str, Callable[[], NgramRow]] = {
     "map-k": lambda: MapKRow(2, 6, 1),
     "map-k hits": lambda: MapKRow(1, 8, 3),
     "map-k4v": lambda: MapK4vRow(2, 6, 1),
     "map-k4v hits": lambda: MapK4vRow(1, 8, 2),
-    "mod": lambda: ModRow(2, 6),
-    "mod of one": lambda: ModRow(1, 9),
-    "cache": lambda: CacheRow(6, None, None),
-    "cache levels": lambda: CacheRow(6, LEARNED, LEARNED),
 }
 DRAFTERS: dict[str, Callable[[], NgramDrafter]] = {
     "ngram-map-k": lambda: NgramMapK(2, 6),
     "ngram-map-k4v": lambda: NgramMapK4v(2, 6),
-    "ngram-mod": lambda: NgramMod(3, 6),
-    "ngram-cache": lambda: NgramCache(6),
 }
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 # tokens that come, then a draft of at most so many tokens, of which a share comes and one token more
@@ -49,14 +38,6 @@ OPERATIONS = st.lists(
     st.tuples(TOKENS, st.integers(1, 9), st.floats(0, 1), st.integers(0, 2)),
     max_size=20,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _short_rests() -> Any:
-    """Rests of ngram-mod short enough to end within a test."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ngram_mod, "REST", 3)
-        yield
 
 
 def certain(value: Any) -> Any:
@@ -204,7 +185,7 @@ NAMES = ("ngram-simple", *DRAFTERS)
 
 def test_drafters_are_made_by_name() -> None:
     spec = SpecConfig(drafters=NAMES)
-    assert tuple(make_ngram_drafter(name, spec, 96).name for name in NAMES) == NAMES
+    assert tuple(make_ngram_drafter(name, spec).name for name in NAMES) == NAMES
 
 
 @pytest.mark.parametrize(
@@ -213,12 +194,12 @@ def test_drafters_are_made_by_name() -> None:
 def test_text_is_that_of_plain_decoding(params: SamplingParams) -> None:
     """Real rounds: every drafter proposes, learns what stood, and the text does not change."""
     model = tiny_models.target()
-    spec = SpecConfig(drafters=NAMES, ngram_n=2, ngram_m=6, ngram_mod_n=2)
+    spec = SpecConfig(drafters=NAMES, ngram_n=2, ngram_m=6)
     prompts = [[3, 4, 5, 6, 3, 4, 5, 6, 3, 4], [9, 9, 9, 8, 9, 9, 9], [1, 2]]
     plain = Engine(model).generate(prompts, params)
     for names in [*((name,) for name in NAMES), NAMES]:
         own = replace(spec, drafters=names)
-        drafters = [make_ngram_drafter(name, own, tiny_models.VOCAB) for name in names]
+        drafters = [make_ngram_drafter(name, own) for name in names]
         results = Engine(model, drafters=drafters, spec=own).generate(prompts, params)
         assert [r.tokens for r in results] == [r.tokens for r in plain], names
         assert not any(r.stats.notices for r in results)

@@ -23,9 +23,7 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.request import Request
@@ -36,7 +34,7 @@ from tests.engine import equality
 BLOCKS = ("DFlash", "DFlash2", "DSpark")
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MODELS = ("mtp", "eagle3", "dflash", "draft-model")
-DRAFTERS = (*MODELS, "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "forced")
+DRAFTERS = (*MODELS, "ngram-simple", "ngram-map-k", "ngram-map-k4v", "forced")
 TARGETS = ("hybrid", "qwen3-moe")
 SCHEMA = {
     "type": "object",
@@ -182,8 +180,6 @@ def drafting_engine(target: str, form: str, rollback: str, block: str) -> Engine
         NgramSimple(2, 12),
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
-        NgramMod(4, 8),
-        NgramCache(8),
     ]
     return _engine(target, drafters, form, rollback=rollback, prefix_budget=4 << 20)
 

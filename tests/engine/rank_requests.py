@@ -25,9 +25,7 @@ from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.ranks.follow import follow
@@ -63,8 +61,6 @@ def divided_engine(key: Key, peers: Peers) -> Engine:
         NgramSimple(2, 12),
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
-        NgramMod(4, 8),
-        NgramCache(8),
     ]
     settings = EngineConfig(rollback=rollback, prefix_budget=4 << 20)
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=settings, peers=peers)

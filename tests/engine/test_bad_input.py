@@ -77,12 +77,13 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (EngineConfig, "prefill_chunk"): lambda v: v is None,
     (EngineConfig, "prefix_budget"): lambda v: v is None or v == 0,
     (EngineConfig, "prefix_disk"): lambda v: v is None or v == 0,
+    (EngineConfig, "past_texts"): lambda v: type(v) is int and v == 0,
+    (EngineConfig, "past_texts_disk"): lambda v: v is None or (type(v) is int and v == 0),
     (EngineConfig, "prefix_dir"): lambda v: v is None,
     (SpecConfig, "policy"): lambda v: v is None,
     (SpecConfig, "n_max"): lambda v: v is None,
     (SpecConfig, "draft_sampling"): lambda v: v is None,
-    (SpecConfig, "ngram_dynamic"): lambda v: v in (None, "12"),
-    (SpecConfig, "ngram_static"): lambda v: v in (None, "12"),
+    (SpecConfig, "owner"): lambda v: isinstance(v, str),
     (SpecConfig, "draft_vocab"): lambda v: v is None or (type(v) is int and v == 0),
     (EngineConfig, "max_context"): lambda v: v is None,
     (EngineConfig, "num_states"): lambda v: v is None,
@@ -119,7 +120,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="n_min"):
         SpecConfig(drafters=("mtp",), n_max=3, n_min=4)
     with pytest.raises(ConfigError, match="n_min"):
-        SpecConfig(drafters=("mtp", "draft-model", "ngram-cache"), n_max=3, ngram_m=4, n_min=5)
+        SpecConfig(drafters=("mtp", "draft-model", "ngram-map-k4v"), n_max=3, ngram_m=4, n_min=5)
     SpecConfig(drafters=("mtp", "ngram-simple"), n_max=3, n_min=4)  # n-gram lookup drops no short drafts
     SpecConfig(n_max=3, n_min=4)  # nobody drafts
     with pytest.raises(ConfigError, match="twice"):
@@ -252,7 +253,7 @@ def test_the_tree_of_errors_has_one_root() -> None:
     assert issubclass(ContextOverflowError, MlxspecError)
 
 
-LOADED = SpecConfig(drafters=("ngram-simple",), ngram_n=4, ngram_m=20, ngram_min_hits=2, ngram_mod_n=9)
+LOADED = SpecConfig(drafters=("ngram-simple",), ngram_n=4, ngram_m=20, ngram_min_hits=2)
 
 
 @catches(
@@ -268,9 +269,6 @@ LOADED = SpecConfig(drafters=("ngram-simple",), ngram_n=4, ngram_m=20, ngram_min
         ("ngram_n", 1),
         ("ngram_m", 21),
         ("ngram_min_hits", 3),
-        ("ngram_mod_n", 8),
-        ("ngram_dynamic", "counts.bin"),
-        ("ngram_static", "counts.bin"),
         ("draft_vocab", 512),
         ("draft_bits", 8),
         ("draft_kv_bits", 8),

@@ -21,7 +21,7 @@ from tests.engine.equality import PLAIN, same, spec
 pytestmark = pytest.mark.skipif(
     not (demo.GEMMA / "config.json").is_file(), reason="the Gemma member is not in this checkout"
 )
-NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 DRAFTERS = [
     ("ngram-simple",),
     ("ngram-simple", "draft-model"),

@@ -22,9 +22,7 @@ from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.probe import probe
@@ -35,7 +33,7 @@ from tests.engine.equality import PLAIN, prompts, same, spec
 from tests.tiny_models import FORMS
 
 MODELS = ("mtp", "eagle3", "dflash", "draft-model")
-NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 DRAFTERS = [*((name,) for name in (*MODELS, *NGRAMS, "own")), (*NGRAMS, "own", *MODELS)]
 POLICIES: dict[str, dict] = {
     "fixed": {},
@@ -110,8 +108,6 @@ def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: boo
         NgramSimple(3, 12),
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
-        NgramMod(4, 8),
-        NgramCache(8),
         block,
         own,
     ]

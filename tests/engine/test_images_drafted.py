@@ -15,9 +15,7 @@ from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
@@ -28,7 +26,7 @@ from tests import tiny_models
 from tests.engine import equality, images
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
-NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 DRAFTERS = (*NGRAMS, "mtp", "eagle3", "dflash", "draft-model")
 
 
@@ -42,8 +40,6 @@ def drafters(form: str = "float32"):
         NgramSimple(2, 12),
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
-        NgramMod(4, 8),
-        NgramCache(8),
     ]
 
 
@@ -221,9 +217,7 @@ def test_a_prompt_that_begins_or_ends_with_an_image_is_drafted_for() -> None:
             assert list(result.tokens) == wanted, name
 
 
-@pytest.mark.parametrize(
-    "drafter", [NgramSimple(2, 12), NgramMapK(2, 8, 1), NgramMapK4v(2, 8, 1), NgramMod(4, 8), NgramCache(8)]
-)
+@pytest.mark.parametrize("drafter", [NgramSimple(2, 12), NgramMapK(2, 8, 1), NgramMapK4v(2, 8, 1)])
 def test_lookups_neither_match_nor_propose_images(drafter) -> None:  # type: ignore[no-untyped-def]
     """What followed the words the first time is an image; and what stands between two of the same images is found by its words alone."""
     one, words, others = images.image(2, 3, 1), images.text(8, 1), images.text(8, 2)

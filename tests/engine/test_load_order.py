@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.config import EngineConfig
 from mlxspec.engine.load import load
 from mlxspec.errors import (
     ConfigError,
@@ -170,8 +170,6 @@ def test_a_budget_counts_the_drafters_weights_before_they_are_read(tmp_path: Pat
 
 def test_options_that_nothing_can_serve_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     folder = copied(tmp_path / "model")
-    spec = SpecConfig(ngram_static=str(tmp_path / "none.bin"))
-    refused(ConfigError, "none.bin", folder, draft="ngram-cache", spec=spec)
     refused(ConfigError, "needs one", folder, draft="draft-model")
 
 

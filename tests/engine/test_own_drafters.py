@@ -23,7 +23,12 @@ class Named(Repeat):
 
 @pytest.mark.slow
 def test_own_drafters_come_first_or_where_they_are_named() -> None:
-    assert mlxspec.load("demo", drafters=[Repeat()]).spec.drafters == ("repeat", "ngram-simple", "mtp")
+    assert mlxspec.load("demo", drafters=[Repeat()]).spec.drafters == (
+        "repeat",
+        "suffix",
+        "ngram-simple",
+        "mtp",
+    )
     engine = mlxspec.load("demo", drafters=[Repeat()], draft="mtp,repeat")
     assert engine.spec.drafters == ("mtp", "repeat")
     plain = mlxspec.load("demo", draft="off").generate("import os\n")

@@ -9,9 +9,7 @@ import pytest
 from test_gemma_assistant import make_assistant
 
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
-from mlxspec.drafters.ngram_cache import NgramCache
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_mod import NgramMod
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from tests.engine.test_images_drafted import NGRAMS, Case
@@ -24,8 +22,6 @@ def drafting(form: str, **config) -> tuple[Engine, tuple[str, ...]]:  # type: ig
         NgramSimple(2, 12),
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
-        NgramMod(4, 8),
-        NgramCache(8),
     ]
     found = engine(form, [*lookups, draft_model(form)], **config)
     if form == "gemma3":  # for which no assistant is published

@@ -59,7 +59,7 @@ def test_published_layouts(zoo: Zoo, kind: str, dtype: mx.Dtype, dialect: str, t
     target, drafter = target_of(zoo, dialect), write(tmp_path / "drafter", kind, dtype=dtype)
     plain = mlxspec.load(str(target), draft="off").generate(PROMPTS, ANSWER)
     made = mlxspec.load(str(target), draft_model=str(drafter), spec=FIXED)
-    assert made.spec.drafters == ("ngram-simple", "dflash")
+    assert made.spec.drafters == ("suffix", "ngram-simple", "dflash")
     assert any(f"drafter is a {kind} drafter: it drafts up to" in n for n in made.notices)
     drafted = made.generate(PROMPTS, ANSWER)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]

@@ -138,7 +138,7 @@ def test_a_head_of_its_own(zoo: Zoo, lender: str, tmp_path: Path) -> None:
     else:
         other = zoo.folder("tied", "hub")
     plain = mlxspec.load(str(target))
-    assert plain.spec.drafters == ("ngram-simple",)
+    assert plain.spec.drafters == ("suffix", "ngram-simple")
     assert "its folder lacks" in plain.notices[-1]
     assert "--graft-mtp" in plain.notices[-1]
     engine = mlxspec.load(str(target), draft="mtp", draft_model=str(other), spec=FIXED)
@@ -148,6 +148,7 @@ def test_a_head_of_its_own(zoo: Zoo, lender: str, tmp_path: Path) -> None:
     assert got.stats.drafters["mtp"].num_drafted > 0
     if lender == "split":
         assert mlxspec.load(str(target), draft_model=str(other), spec=FIXED).spec.drafters == (
+            "suffix",
             "ngram-simple",
             "mtp",
         )
@@ -183,9 +184,9 @@ def test_a_draft_model_that_is_named_drafts_beside_a_head(zoo: Zoo, tmp_path: Pa
     target = zoo_with_head(zoo, tmp_path)
     small = add_tokenizer(Path(shutil.copytree(zoo.folder("tied", "mlx"), tmp_path / "small")), tiny.VOCAB)
     plain = mlxspec.load(str(target), spec=FIXED)
-    assert plain.spec.drafters == ("ngram-simple", "mtp")
+    assert plain.spec.drafters == ("suffix", "ngram-simple", "mtp")
     named = mlxspec.load(str(target), draft_model=str(small), spec=FIXED)
-    assert named.spec.drafters == ("ngram-simple", "draft-model")
+    assert named.spec.drafters == ("suffix", "ngram-simple", "draft-model")
     assert "--draft mtp,draft-model uses both" in named.notices[-1]
     result = named.generate([1, 2, 3, 4], WINDOW_AND_MORE)
     assert result.stats.drafters["draft-model"].num_drafted > 0
@@ -238,7 +239,7 @@ def test_a_small_qwen3_drafts_for_one_with_experts(
     target, draft = map(str, folders.values())
     plain = mlxspec.load(target, draft="off").generate(["aA1" * 9, "b"], WINDOW_AND_MORE)
     engine = mlxspec.load(target, draft_model=draft, spec=FIXED)
-    assert engine.spec.drafters == ("ngram-simple", "draft-model")
+    assert engine.spec.drafters == ("suffix", "ngram-simple", "draft-model")
     assert engine.notices == ()
     drafted = engine.generate(["aA1" * 9, "b"], WINDOW_AND_MORE)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]

@@ -1,5 +1,5 @@
 """Traces say what drafting would have done: rounds replayed from them are as many as the engine's own, for drafters that look at the text
-alone (`ngram-mod` forgets after failures, so what it says depends on what was verified)."""
+alone."""
 
 from __future__ import annotations
 

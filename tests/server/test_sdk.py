@@ -224,7 +224,7 @@ def test_errors_are_those_the_sdk_knows(client: Any) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"extra_body": {"draft": "ngram-mod"}}, "draft"),
+        ({"extra_body": {"draft": "ngram-map-k"}}, "draft"),
         ({"extra_body": {"ngram_static": "x"}}, "ngram_static"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": ""}]}]},

@@ -10,10 +10,9 @@ from typing import Any
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlxspec.config import SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import kept_costs, shared_costs
-from mlxspec.engine.ranks.peers import Peers, digest_of, files_of
+from mlxspec.engine.ranks.peers import Peers, files_of
 from mlxspec.kernels import launch
 from mlxspec.models.ranks import ALONE, Ranks
 from mlxspec.policy.cost_file import CostFile
@@ -31,13 +30,12 @@ class LoadTogether:
     def ranks(self) -> Ranks:
         return ALONE if self.peers is None else self.peers.ranks
 
-    def compare_files(self, folders: Sequence[Path], spec: SpecConfig) -> None:
+    def compare_files(self, folders: Sequence[Path]) -> None:
         """Every rank reads the same files."""
         if self.peers is None:
             return
         files = {name: digest for path in folders for name, digest in files_of(path).items()}
-        tables = [Path(p) for p in (spec.ngram_dynamic, spec.ngram_static) if p is not None]
-        self.peers.compare("file", files | {path.name: digest_of(path) for path in tables if path.is_file()})
+        self.peers.compare("file", files)
 
     def use_the_same_kernels(self) -> None:
         """Every rank takes rank 0's choices between kernels."""

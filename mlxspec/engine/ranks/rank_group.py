@@ -49,10 +49,11 @@ class RankGroup(ProcessGroup):
     def agree(self, engine: GroupEngine, model: Model, widest: Model | None) -> None:
         peers, config, memory = self.peers, engine.config, engine.memory
         peers.on_end = engine.dismiss
-        if config.prefix_disk:
-            raise ConfigError(
-                "A model that is divided among ranks keeps no files of earlier texts; leave prefix_disk out."
-            )
+        for name in ("prefix_disk", "past_texts_disk"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"A model that is divided among ranks keeps no files of earlier texts; leave {name} out."
+                )
         engine.factory.constraints.clock = LateClock()
         engine.chain.may_fail = False
         sizes = peers.share(model.make_cache(0, kv_bits=config.kv_bits).snapshot_bytes())

@@ -1,0 +1,177 @@
+"""Drafting from everything said before: texts stay the same, owners stay apart, and what was said is drafted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planting import catches
+
+from mlxspec.config import OTHER_NAMES, SamplingParams, SpecConfig, drafter_names
+from mlxspec.drafters import suffix
+from mlxspec.drafters.base import Ask
+from mlxspec.drafters.suffix import COPIED, Suffix
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import ConfigError
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
+from tests.engine import equality
+
+SUFFIX = SpecConfig(drafters=("suffix",), policy="fixed")
+PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+@catches(
+    "nothing is learned",
+    "mlxspec.drafters.suffix:Suffix.close",
+    lambda right: lambda self, row: None,
+)
+def test_a_question_asked_again_is_answered_in_few_rounds() -> None:
+    engine = equality.engine()
+    (prompt,) = equality.prompts(1, 3)
+    first = engine.generate(prompt, PARAMS, spec=SUFFIX)
+    again = engine.generate(prompt, PARAMS, spec=SUFFIX)
+    assert again.tokens == first.tokens
+    assert first.stats.num_drafted == 0
+    assert again.stats.num_rounds < 8
+    assert again.stats.drafters["suffix"].num_accepted > 30
+
+
+@catches(
+    "all owners share their texts",
+    "mlxspec.drafters.suffix:Suffix.expect",
+    lambda right: lambda self, row, owner, num: right(self, row, "", num),
+)
+def test_owners_do_not_meet() -> None:
+    engine = equality.engine()
+    (prompt,) = equality.prompts(1, 3)
+    mine, yours = replace(SUFFIX, owner="mine"), replace(SUFFIX, owner="yours")
+    engine.generate(prompt, PARAMS, spec=mine)
+    for other in (yours, SUFFIX):
+        assert engine.generate(prompt, PARAMS, spec=other).stats.num_drafted == 0
+    assert engine.generate(prompt, PARAMS, spec=mine).stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("rollback", ["tape", "snapshots", "checkpoint"])
+def test_the_text_is_the_same_alone_and_in_ragged_batches(rollback: str) -> None:
+    """Sampled too: other seeds make drafts fail, so every way of going back is taken."""
+    engine, plain = equality.engine(rollback=rollback), equality.engine()
+    prompts = equality.prompts(5, 7)
+    for turn in range(3):
+        params = equality.asked(turn, len(prompts))
+        wanted = plain.generate(prompts, params, spec=SpecConfig())
+        for spec in (SUFFIX, equality.spec("suffix", "ngram-simple", "mtp")):
+            found = engine.generate(prompts, params, spec=spec)
+            alone = engine.generate(prompts[turn], params[turn], spec=spec)
+            for i, (want, got) in enumerate(zip(wanted, found, strict=True)):
+                equality.same(want, got, prompts[i], params[i], rollback, is_alone=False)
+            equality.same(wanted[turn], alone, prompts[turn], params[turn], rollback)
+            assert not any(r.stats.notices for r in (*found, alone) if rollback != "snapshots")
+    drafted, accepted = (
+        sum(getattr(r.stats.drafters["suffix"], name) for r in found if "suffix" in r.stats.drafters)
+        for name in ("num_drafted", "num_accepted")
+    )
+    assert drafted > accepted > 0
+
+
+def test_a_closed_engine_holds_no_texts() -> None:
+    engine = equality.engine()
+    engine.generate([1, 2, 3], PARAMS, spec=SUFFIX)
+    assert engine.texts.nbytes > 0
+    engine.close()
+    assert engine.texts.nbytes == 0
+
+
+def test_a_row_that_has_not_begun_is_forgotten_quietly() -> None:
+    drafter = Suffix()
+    drafter.close(3)
+    drafter.expect(1, "a", 0)
+    assert not drafter.may_draft(1)
+    drafter.close(1)
+    assert drafter.nbytes == 0
+
+
+def test_other_names() -> None:
+    for name in OTHER_NAMES:
+        assert SpecConfig(drafters=(name, "mtp")).drafters == ("suffix", "ngram-simple", "mtp")
+    assert drafter_names("ngram-mod") == ("suffix", "ngram-simple")
+    assert drafter_names(["ngram-simple", "ngram-cache"]) == ("ngram-simple", "suffix")
+    with pytest.raises(ConfigError, match="twice"):
+        drafter_names(["ngram-mod", "ngram-mod"])
+
+
+def test_an_engine_without_room_for_texts_drafts_nothing_from_them() -> None:
+    engine: Engine = equality.engine(past_texts=0)
+    for _ in range(2):
+        assert engine.generate([1, 2, 3], PARAMS, spec=SUFFIX).stats.num_drafted == 0
+
+
+def edited(prompt: list[int], answer: list[int], most: int = 16) -> tuple[int, int]:
+    """Rounds of an answer, and wrong drafted tokens, where nothing was said before."""
+    drafter = Suffix()
+    drafter.expect(0, "", len(prompt))
+    drafter.observe(0, [*prompt, answer[0]], None)
+    sampler = RowSampler(SamplingParams(), prompt, 5000)
+    done, rounds, wrong = 1, 0, 0
+    while done < len(answer):
+        ask = Ask(0, [*prompt, *answer[:done]], most, sampler)
+        (draft,) = drafter.propose([ask], BatchSampler([sampler], 5000))
+        assert draft.length == len(draft.tokens) <= most
+        assert bool(draft.length) == drafter.may_draft(0)
+        pairs = zip(draft.tokens, answer[done : len(answer) - 1], strict=False)
+        matched = next(
+            (i for i, (a, b) in enumerate(pairs) if a != b), min(draft.length, len(answer) - 1 - done)
+        )
+        rounds, wrong = rounds + 1, wrong + draft.length - matched
+        drafter.observe(0, answer[done : done + matched + 1], None)
+        done += matched + 1
+    return rounds, wrong
+
+
+FILE = np.random.default_rng(5).integers(0, 900, 1500).tolist()
+ANSWERS = {
+    "as it is": FILE,
+    "behind a marker": [*range(1000, 1030), *FILE],
+    "an insertion": [*FILE[:700], *range(1000, 1030), *FILE[700:]],
+    "a deletion": [*FILE[:700], *FILE[950:]],
+    "a stretch of it, edited": [*FILE[600:800], 1000, 1001, *FILE[802:1000]],
+    "search and replace": [1000, *FILE[600:660], 1001, *FILE[600:640], 1002, *FILE[641:660], 1003],
+}
+
+
+@catches(
+    "the place is lost at the first mismatch",
+    "mlxspec.drafters.alignment:Alignment._found",
+    lambda right: lambda self: (None, 0),
+    case="deletion",
+)
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_file_in_the_prompt_drafts_its_edit_whatever_the_format(kind: str) -> None:
+    answer = ANSWERS[kind]
+    prompt = [*np.random.default_rng(6).integers(0, 900, 300).tolist(), *FILE, *range(2000, 2030)]
+    rounds, wrong = edited(prompt, answer)
+    new = sum(token >= 900 for token in answer)  # each of them takes a round
+    assert rounds < new + len(answer) / 17 + 2 * COPIED + 12
+    assert wrong < 60
+
+
+def test_an_answer_that_copies_nothing_drafts_nothing() -> None:
+    prompt = [*FILE, *range(2000, 2030)]
+    assert edited(prompt, np.random.default_rng(7).integers(0, 900, 500).tolist()) == (499, 0)
+    assert edited(FILE[:8], [*FILE[:8] * 3, 1]) == (24, 0), "a prompt of less than two blocks"
+
+
+def test_image_tokens_of_a_prompt_are_never_drafted() -> None:
+    with_image = [*FILE[:700], *range(-40, 0), *FILE[700:]]
+    rounds, wrong = edited(with_image, FILE)
+    assert rounds < len(FILE) / 17 + 2 * COPIED + 12
+    assert wrong < 60
+
+
+def test_a_prompt_is_followed_across_pieces_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that goes on elsewhere in a long prompt is followed there."""
+    monkeypatch.setattr(suffix, "BEFORE", 100)
+    monkeypatch.setattr(suffix, "BEHIND", 200)
+    rounds, _ = edited(FILE, [*FILE[:250], *FILE[900:1150], *FILE[100:300]])
+    assert rounds < 3 * COPIED + 700 / 17 + 24

@@ -1,0 +1,191 @@
+"""The index over finished texts: against a search through all of them, its bounds, its owners."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxspec.drafters import text_index
+from mlxspec.drafters.text_index import ANCHORS, CONTEXT, PLACES, STEPS, TextIndex
+from tests.planting import catches
+
+PLENTY = 8 << 20  # bytes
+LONG, SHORT = ANCHORS
+
+
+def agreeing(text: Sequence[int], end: int, tail: Sequence[int]) -> int:
+    """How many tokens before `end` are the last ones of `tail`, CONTEXT at most."""
+    count = 0
+    while count < min(end, len(tail), CONTEXT) and text[end - 1 - count] == tail[-1 - count] >= 0:
+        count += 1
+    return count
+
+
+def searched(texts: Sequence[Sequence[int]], tail: Sequence[int]) -> tuple[int, list[list[int]]]:
+    """The twin: every place of every text is compared. Length of the longest suffix, and what followed it, latest first."""
+    for n in ANCHORS:
+        places = [
+            (agreeing(text, end, tail), text, end)
+            for text in reversed(texts)
+            for end in range(len(text) - 1, n - 1, -1)
+            if agreeing(text, end, tail) >= n
+        ][:PLACES]
+        if places:
+            most = max(length for length, _, _ in places)
+            return most, [list(text[end:]) for length, text, end in places if length == most]
+    return 0, []
+
+
+TOKENS = st.lists(st.sampled_from([0, 1, 2, 0, 1, 2, 0, 1, 2, -1]), min_size=20, max_size=90)
+
+
+@catches(
+    "places are compared by their last token alone",
+    "mlxspec.drafters.text_index:TextSegment.agreeing",
+    lambda right: lambda self, place, tail: SHORT,
+)
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(TOKENS, max_size=5), rest=TOKENS, cut=st.integers(0, 60), whose=st.integers(0, 5))
+def test_finds_what_a_search_finds(texts: list[list[int]], rest: list[int], cut: int, whose: int) -> None:
+    """Of few different tokens, so that links reach far: the twin searches what links can reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_index, "STEPS", 1000)
+        index, stored = TextIndex(PLENTY), []
+        for text in texts:
+            kept = index.add("", text)
+            stored += [kept] if kept else []
+        tail = [*(texts[whose % len(texts)] if texts else [])[: cut + 1], *rest[: cut % 7]]
+        found = index.find("", tail, 12)
+    length, said = searched(stored, tail)
+    if not said:
+        assert found is None
+        return
+    assert found is not None
+    assert found.length == length
+    assert found.tokens == voted(said, found.confidences)
+    assert all(0 < p < 1 for p in found.confidences)
+    assert np.prod(found.confidences) >= 0.25
+
+
+def voted(said: Sequence[Sequence[int]], confidences: Sequence[float]) -> list[int]:
+    """The twin's tokens, as many as there are confidences: what most of those said that had won so far."""
+    tokens: list[int] = []
+    while len(tokens) < len(confidences):
+        left = [s for s in said if list(s[: len(tokens)]) == tokens and len(s) > len(tokens)]
+        counts = Counter(s[len(tokens)] for s in left)
+        tokens.append(counts.most_common(1)[0][0])
+    assert all(t >= 0 for t in tokens)
+    return tokens
+
+
+def random_text(seed: int, length: int = 400, most: int = 900) -> list[int]:
+    return np.random.default_rng(seed).integers(0, most, length).tolist()
+
+
+def test_a_text_said_again_is_drafted_at_once_among_texts_that_end_alike() -> None:
+    """The template's tokens before an answer are those of every conversation, more of them than places are compared."""
+    index, template = TextIndex(PLENTY), list(range(1000, 1009))
+    for i in range(3 * STEPS):
+        index.add("", [*random_text(i, 30), *template, *random_text(100 + i, 40)])
+    found = index.find("", [*random_text(3, 30), *template], 20)
+    assert found is not None
+    assert found.tokens == random_text(103, 40)[:20]
+    assert found.length == 39
+
+
+def test_the_more_agree_the_longer_the_draft() -> None:
+    index, text = TextIndex(PLENTY), random_text(1)
+    index.add("", text)
+    drafted = [len(index.find("", text[100 - n : 100], 63).tokens) for n in (4, 8, 16, 32, 64)]  # type: ignore[union-attr]
+    assert drafted == sorted(set(drafted)), drafted
+    assert drafted[0] < 10 < 40 < drafted[-1]
+
+
+def test_the_frequent_continuation_wins_and_doubt_ends_the_draft() -> None:
+    index, begin = TextIndex(PLENTY), [1, 2, 3, 4, 5]
+    for i, rest in enumerate(([7, 8, 20], [7, 8, 21], [7, 8, 22], [9, 8, 23])):
+        index.add("", [100 + i, *begin, *rest, 30])
+    found = index.find("", [99, *begin], 9)
+    assert found is not None
+    assert found.tokens[:2] == [7, 8]
+    assert len(found.tokens) <= 3
+    assert found.confidences[0] < found.confidences[1]
+
+
+@catches(
+    "all owners share their texts",
+    "mlxspec.drafters.text_index:TextIndex.find",
+    lambda right: lambda self, owner, text, limit: right(self, "a", text, limit),
+)
+def test_owners_never_see_each_others_texts() -> None:
+    index, text = TextIndex(PLENTY), random_text(1)
+    index.add("a", text)
+    assert index.find("b", text[:50], 9) is None
+    assert index.find("", text[:50], 9) is None
+    index.add("b", [*text[:48], 5, 6, 7, 8])
+    assert index.find("b", text[:48], 3).tokens == [5, 6, 7]  # type: ignore[union-attr]
+    assert index.find("a", text[:48], 3).tokens == text[48:51]  # type: ignore[union-attr]
+
+
+def test_a_beginning_is_stored_once() -> None:
+    index, turns = TextIndex(PLENTY), random_text(1, 2000)
+    assert index.add("", turns[:1000]) == turns[:1000]
+    assert index.add("", turns[:1000]) == []
+    again = index.add("", turns)
+    assert again == turns[2000 - len(again) :]
+    assert 1000 <= len(again) <= 1000 + 2 * CONTEXT, "what is new, and a context"
+    assert index.find("", turns[900:1010], 9).tokens == turns[1010:1019]  # type: ignore[union-attr]
+
+
+@catches(
+    "nothing is ever let go of",
+    "mlxspec.drafters.text_index:TextIndex._shrink",
+    lambda right: lambda self, latest: None,
+)
+def test_memory_is_bounded_and_old_texts_of_idle_owners_go_first() -> None:
+    index = TextIndex(4 << 20)
+    first = random_text(0)
+    index.add("idle", first)
+    for i in range(200):
+        index.add("busy", random_text(1 + i, 5000))
+        assert index.nbytes <= 4 << 20
+    assert index.find("idle", first[:100], 9) is None
+    assert index.find("busy", random_text(200, 5000)[:100], 5).tokens == random_text(200, 5000)[100:105]  # type: ignore[union-attr]
+    index.add("busy", random_text(999, 300_000))  # longer than a segment
+    assert index.nbytes <= 4 << 20
+    assert (
+        index.find("busy", random_text(999, 300_000)[-200:-100], 5).tokens
+        == random_text(999, 300_000)[-100:-95]
+    )  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("budget", [0, 100, 10_000])
+def test_nothing_is_kept_where_there_is_no_room(budget: int) -> None:
+    index = TextIndex(budget)
+    assert index.add("", random_text(1)) in ([], random_text(1)[-64:], random_text(1))
+    assert index.nbytes <= budget
+
+
+@catches(
+    "links are followed to the end",
+    "mlxspec.drafters.text_index:STEPS",
+    lambda right: 1 << 30,
+)
+def test_steps_of_a_lookup_do_not_grow_with_the_index() -> None:
+    """The worst text: few different tokens, so that every chain of links is as long as the index."""
+    most = []
+    for num in (20_000, 100_000, 400_000):
+        index, text = TextIndex(64 << 20), np.random.default_rng(num).integers(0, 3, num).tolist()
+        for begin in range(0, num, 10_000):
+            index.add("", text[begin : begin + 10_000])
+        tails = [np.random.default_rng(i).integers(0, 3, 70).tolist() for i in range(50)]
+        steps = [found.steps for t in tails if (found := index.find("", t, 20)) is not None]
+        assert len(steps) > 40
+        most.append(max(steps) / index.num_segments(""))
+    assert max(most) <= 2 * STEPS
+    assert index.num_segments("") <= 8
