@@ -25,6 +25,7 @@ MAX_TOP_LOGPROBS = 20
 Acceptance = Literal["match", "rejection"]
 DraftSampling = Literal["shared", "independent", "argmax"]
 Policy = Literal["fixed", "auto"]
+LoopBreaker = Literal["off", "thinking", "all"]
 PrefixStates = Literal["float32", "half"]
 DRAFTER_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 READ_AT_LOAD = (  # of SpecConfig: what drafters are made with; ngram_m limits a request's drafts as well
@@ -117,6 +118,9 @@ class SamplingParams:
     that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins behind thinking
     that the prompt has opened.
 
+    loop_breaker: what is done about a text that runs in circles. "thinking" closes thinking that does, "all" also ends an answer that does
+    outside it, with finish_reason "length". A notice says so. The text up to there is the same.
+
     logits_processors: callables (tokens (n,), logits (1, V)) -> logits (1, V), as in mlx-lm, in order and before everything above, with
     tokens all that stands before the position. sampler: a callable, log-probabilities (1, V) -> token, that draws in place of temperature,
     top-k, top-p and min-p. Both are called at every position a round verifies, also for drafts that do not stand, so they must depend on
@@ -143,6 +147,7 @@ class SamplingParams:
     lark: str | None = None
     thinking_budget: int | None = None
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    loop_breaker: LoopBreaker = "off"
     logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     sampler: Callable[[Any], Any] | None = None
 
@@ -182,6 +187,7 @@ class SamplingParams:
                 "thinking_tags must be two different strings: what opens and what closes thinking."
             )
         object.__setattr__(self, "thinking_tags", tags)
+        _check_choice("loop_breaker", self.loop_breaker, get_args(LoopBreaker))
         self._check_hooks()
 
     def _check_hooks(self) -> None:

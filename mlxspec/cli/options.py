@@ -37,6 +37,7 @@ from mlxspec.config import (
     ROLLBACKS,
     Acceptance,
     EngineConfig,
+    LoopBreaker,
     Policy,
     PrefixStates,
     SamplingParams,
@@ -82,6 +83,7 @@ SAMPLING = {
     "lark": "--lark",
     "bad_words": "--bad-word",
     "thinking_budget": "--thinking-budget",
+    "loop_breaker": "--loop-breaker",
 }
 _SPEC = {
     "n_max": "--draft-max",
@@ -247,6 +249,12 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
         ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
         ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
         ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
+        (
+            "--loop-breaker",
+            get_args(LoopBreaker),
+            None,
+            "close thinking that runs in circles, or end the answer too",
+        ),
         ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
         (
             "--regex",

@@ -22,6 +22,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 from mlxspec.sampling.logprobs import Logprobs
+from mlxspec.sampling.loops import EVERY, WINDOW, period_of
 from mlxspec.sampling.row import RowSampler
 
 TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
@@ -87,6 +88,7 @@ class Request:
             keeps_drafts=spec.acceptance == "rejection",
             constraints=self.constraints,
         )
+        self._thought = 0  # tokens of the answer that are thinking, as far as loops were looked for
         self.stats = RequestStats(num_prompt=len(self.prompt), seed=self.sampler.seed)
         self.answer = AnswerText(tokenizer.stream() if tokenizer else None, params.stop)
         self.finish_reason: FinishReason | None = None
@@ -229,7 +231,11 @@ class Request:
             drafted = len(text) if len(taken) <= num_accepted else drafted
             if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
-            elif self.num_generated >= self.params.max_tokens or len(self.history) >= self.max_context:
+            elif (
+                self._runs_in_circles()
+                or self.num_generated >= self.params.max_tokens
+                or len(self.history) >= self.max_context
+            ):
                 self.finish_reason = "length"
             if self.finish_reason:
                 break
@@ -238,6 +244,8 @@ class Request:
         if self.constraints is not None:
             self.stats.num_thinking = self.constraints.num_thinking
             self.stats.num_thinking_forced = self.constraints.num_forced
+            if self.constraints.loop and not self.stats.num_loops:
+                self._count_loop(self.constraints.loop, "thinking ran in circles and was closed")
         given = None if logprobs is None else tuple(logprobs[: len(taken)])
         if self.logprobs is not None and given is not None:
             self.logprobs += given
@@ -261,6 +269,23 @@ class Request:
                 logprobs=given,
             )
         ]
+
+    def _runs_in_circles(self) -> bool:
+        """Whether the answer ends since it repeats itself. It depends on the text outside thinking alone."""
+        if self.params.loop_breaker != "all" or self.num_generated % EVERY:
+            return False
+        if self.constraints is not None and self.constraints.is_thinking:
+            self._thought = self.num_generated
+            return False
+        answer = self.history[len(self.prompt) + self._thought :]
+        period = period_of(answer[-WINDOW:])
+        if period is not None:
+            self._count_loop(period, "the answer ran in circles and was ended")
+        return period is not None
+
+    def _count_loop(self, period: int, what: str) -> None:
+        self.stats.num_loops += 1
+        self.stats.notices.append(f"{what}: it repeats every {period} tokens (loop_breaker)")
 
     def count_asked(self, asked: Mapping[str, AskedDrafter]) -> None:
         """At the end: by drafter what the request had of it. Where no policy compares drafts with the text, rounds have."""

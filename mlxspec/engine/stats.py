@@ -51,7 +51,8 @@ class RequestStats:
     that the prefix store had, so that they were not read; num_read: those that were read, fewer than the rest where a request ended before.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
-    thinking tags, where a thinking budget or a grammar watches them; num_thinking_forced: tokens of a closing tag that the budget forced.
+    thinking tags, where a thinking budget, a grammar or a loop breaker watches them; num_thinking_forced: tokens of a closing tag that were
+    forced. num_loops: how often a text that ran in circles was closed or ended.
     """
 
     num_prompt: int = 0
@@ -62,6 +63,7 @@ class RequestStats:
     num_rounds: int = 0
     num_thinking: int = 0
     num_thinking_forced: int = 0
+    num_loops: int = 0
     seed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

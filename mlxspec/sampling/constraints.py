@@ -67,6 +67,16 @@ class Constraints:
         return self._state.thinking.num_tokens
 
     @property
+    def is_thinking(self) -> bool:
+        """Whether thinking is open, or being closed."""
+        return self._state.thinking.phase in ("open", "closing")
+
+    @property
+    def loop(self) -> int | None:
+        """The period of the loop for which thinking was closed."""
+        return self._state.thinking.period
+
+    @property
     def is_finished(self) -> bool:
         """The grammar allows nothing more: the answer is complete."""
         return self._grammar is not None and self._is_grammar_on(self._state) and self._grammar.is_finished
@@ -216,15 +226,18 @@ class ConstraintMaker:
         self, params: SamplingParams, prompt: Sequence[int], compiled: Compiled | None = None
     ) -> Constraints | None:
         """None where nothing is constrained. compiled: of these parameters; None: do it here. Raises as `compile` does."""
-        wanted = params.has_grammar or params.bad_words or params.thinking_budget is not None
-        if not wanted:
+        watches = params.has_grammar or params.thinking_budget is not None
+        breaks_loops = params.loop_breaker != "off" and self._tokenizer is not None
+        if not (watches or breaks_loops or params.bad_words):
             return None
         if self._tokenizer is None:
             raise ConfigError(_NO_TOKENIZER)
         compiled = compiled or self.compile(params)
-        watches = params.has_grammar or params.thinking_budget is not None
+        thinking = self._thinking(params) if watches or breaks_loops else None
+        if thinking is None and compiled.words is None and compiled.grammar is None:
+            return None
         return Constraints(
-            thinking=self._thinking(params) if watches else None,
+            thinking=thinking,
             words=compiled.words,
             grammar=None if compiled.grammar is None else compiled.grammar.copy(self.clock),
             prompt=prompt,
@@ -239,7 +252,10 @@ class ConstraintMaker:
 
     def _thinking(self, params: SamplingParams) -> Thinking | None:
         try:
-            return Thinking(params.thinking_tags, params.thinking_budget, self.vocabulary)
+            breaks_loops = params.loop_breaker != "off"
+            return Thinking(
+                params.thinking_tags, params.thinking_budget, self.vocabulary, breaks_loops=breaks_loops
+            )
         except ConfigError:
             if params.thinking_budget is not None:
                 raise

@@ -22,6 +22,7 @@ _HELP = {
     "accepted_tokens_total": ("counter", "Drafted tokens that were accepted, by drafter."),
     "judged_drafts_total": ("counter", "Drafts whose first token was compared with the text, by drafter."),
     "right_drafts_total": ("counter", "Of those, drafts whose first token was accepted, by drafter."),
+    "loops_total": ("counter", "Texts that ran in circles and were closed or ended (loop_breaker)."),
     "prefill_seconds_total": ("counter", "Seconds until first tokens."),
     "decode_seconds_total": ("counter", "Seconds behind first tokens; answers side by side count each."),
     "log_left_out_total": ("counter", "Lines that the log left out."),
@@ -63,6 +64,7 @@ class Metrics:
         self.add("cached_tokens_total", stats.num_cached)
         self.add("generated_tokens_total", stats.num_generated)
         self.add("rounds_total", stats.num_rounds)
+        self.add("loops_total", stats.num_loops)
         self.add("prefill_seconds_total", stats.prefill_seconds)
         self.add("decode_seconds_total", stats.decode_seconds)
         for drafter, found in stats.drafters.items():

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PLAIN = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "ignore_eos", "thinking_budget", "max_tokens",
+    "ignore_eos", "thinking_budget", "loop_breaker", "max_tokens",
 )  # fmt: skip
 _SEED_BITS = 2**63 - 1
 _AUTO, _NONE = ToolChoice(kind="auto"), ToolChoice(kind="none")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, MAX_DRAFT, Acceptance, Policy
+from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, MAX_DRAFT, Acceptance, LoopBreaker, Policy
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 
@@ -231,6 +231,9 @@ class Generation(t.Fields):
     bad_words: Annotated[t.Many[Word], Field(max_length=1000)] | None = None
     timeout: Annotated[float, t.Range(0, 1_000_000, above=True)] | None = t.optional("seconds")
     thinking_budget: Budget | None = t.optional("tokens after which thinking is closed; -1: never")
+    loop_breaker: Literal[get_args(LoopBreaker)] | None = t.optional(  # type: ignore[valid-type]
+        "what is done about a text that runs in circles: off, thinking (which is closed), all (the answer ends too)"
+    )
     thinking_token_budget: Budget | None = t.optional(same_as="thinking_budget")
     thinking_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
     reasoning_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
