@@ -32,12 +32,21 @@ USE = (
     "docs/commands",
     "docs/python",
     "docs/server",
+    "docs/agents",
     "docs/checkpoints",
 )
 LINES_OF_USE, WORDS_OF_NEVER_SLOWER = 250, 1200
 EXAMPLES = ("metal/rms_rows.metal", "mlxspec/kernels/rms_rows.py")  # files that a page writes as an example
 MEASURING = ("demo", "bench", "tune", "doctor")  # commands that take their time
-ELSEWHERE = ("serve", "pull", "search", "rm", "convert")  # need a network, a repository, or never end
+ELSEWHERE = (
+    "serve",
+    "launch",
+    "run",
+    "pull",
+    "search",
+    "rm",
+    "convert",
+)  # need a network, a repository, or never end
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^    (mlxspec .*)$", re.MULTILINE)
 

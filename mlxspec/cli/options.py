@@ -53,7 +53,9 @@ COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
     "demo": "answer the same prompts with and without drafting, and compare texts and speeds",
+    "run": "fetch a model if it is not here, and hold a conversation",
     "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
+    "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
@@ -134,7 +136,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         builder(first)(parsers[first])
         parsers[first].epilog = aliases_of(parsers[first])
         place = arguments.index(first) + 1
-        given, notes = in_own_words(first, parsers[first], arguments[place:])
+        own, behind = arguments[place:], list[str]()
+        if first == "launch" and "--" in own:  # what follows is another program's
+            own, behind = own[: own.index("--")], list(own[own.index("--") + 1 :])
+        given, notes = in_own_words(first, parsers[first], own)
+        parsers[first].set_defaults(behind=behind)
         from mlxspec.cli.settings import arguments_from_file
 
         arguments = [

@@ -1,7 +1,7 @@
 """The user's config file: options that apply unless the command line sets them.
 
     # ~/.config/mlxspec/config.toml            ($XDG_CONFIG_HOME is honoured, MLXSPEC_CONFIG names another file or, empty, none)
-    model = "mlx-community/Qwen3.5-4B-4bit"    for every command that answers: generate, chat, serve, bench, tune
+    model = "mlx-community/Qwen3.5-4B-4bit"    for every command that answers
 
     [chat]                                     for one command
     system = "Be brief."
@@ -30,7 +30,7 @@ from mlxspec.cli.parser import flags, near
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 
-_ANSWERING = ("generate", "chat", "serve", "bench", "tune")
+_ANSWERING = ("generate", "chat", "run", "serve", "launch", "bench", "tune")
 _LARGEST = 1 << 20  # bytes
 
 

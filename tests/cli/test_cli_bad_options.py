@@ -29,7 +29,9 @@ RIGHT: dict[str, list[str]] = {
     "rm": [REPO],
     "inspect": [NOWHERE],
     "convert": [NOWHERE, "-o", "/there-is-no-folder-here/out"],
+    "run": ["-p", "x", "--model", NOWHERE],
     "serve": ["--model", NOWHERE],
+    "launch": ["claude", "--model", NOWHERE],
     "completion": ["bash"],
 }
 # Values that a text option may have although they look wrong; and flags whose text means something only to a model or a hub.

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.server.serving import Served
 from tests.server.test_clients import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.node]
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "echo the-tool-was-run"
 # The call by name of the tool: Claude Code's, Codex's, opencode's.
 CALLS: dict[str, dict[str, Any]] = {
@@ -87,45 +89,44 @@ def agent_server(
         assert not [line for line in served.lines if "Traceback" in line]
 
 
-def run(command: list[str], folder: Path, **env: str) -> str:
-    """What a program says on its standard output."""
-    home = folder / "home"
-    home.mkdir()
+# What a user may have configured: an address where nobody listens.
+OWN_FILES = {
+    ".claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "ANTHROPIC_MODEL": "other"}}',
+    ".codex/config.toml": 'model = "other"\nmodel_provider = "other"\n'
+    '[model_providers.other]\nname = "other"\nbase_url = "http://127.0.0.1:9/v1"\n',
+    ".config/opencode/opencode.json": '{"model": "other/none"}',
+}
+
+
+def launch(agent: str, program: Path, served: Served, folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The events that an agent prints, run by `mlxspec launch` beside files of the user's own that say otherwise and stay so."""
+    home, work, programs = folder / "home", folder / "work", folder / "programs"
+    for made in (work, programs):
+        made.mkdir()
+    for name, text in OWN_FILES.items():
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text(text)
+    (programs / agent).symlink_to(program)
     nowhere = "http://127.0.0.1:9"
     given = {
-        "PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "CI": "1", "NO_COLOR": "1",
-        "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "NO_PROXY": "127.0.0.1,localhost", **env,
+        "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "TERM": "dumb", "CI": "1", "NO_COLOR": "1",
+        "HTTPS_PROXY": nowhere, "HTTP_PROXY": nowhere, "PYTHONPATH": str(ROOT), "DISABLE_AUTOUPDATER": "1",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
     }  # fmt: skip
-    work = folder / "work"
-    work.mkdir()
+    command = [sys.executable, "-m", "mlxspec", "launch", agent, "--port", str(served.port), "--", *arguments]
     done = subprocess.run(
         command, cwd=work, env=given, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    assert {name: (home / name).read_text() for name in OWN_FILES} == OWN_FILES
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_claude_code(agent_server: Served, tmp_path: Path) -> None:
     install(tmp_path, "@anthropic-ai/claude-code")
     (program,) = tmp_path.glob("node_modules/@anthropic-ai/claude-code-*/claude")
-    said = run(
-        [
-            str(program),
-            "-p",
-            "Say it.",
-            "--output-format",
-            "stream-json",
-            "--verbose",
-            "--allowedTools",
-            "Bash",
-        ],
-        tmp_path,
-        ANTHROPIC_BASE_URL=agent_server.base.removesuffix("/v1"),
-        ANTHROPIC_API_KEY="none",
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        DISABLE_AUTOUPDATER="1",
-    )
-    check_claude_code([json.loads(line) for line in said.splitlines()])
+    asked = ("-p", "Say it.", "--output-format", "stream-json", "--verbose", "--allowedTools", "Bash")
+    check_claude_code(launch("claude", program, agent_server, tmp_path, *asked))
 
 
 def check_claude_code(events: list[dict[str, Any]]) -> None:
@@ -150,17 +151,15 @@ def check_claude_code(events: list[dict[str, Any]]) -> None:
 
 def test_codex(agent_server: Served, tmp_path: Path) -> None:
     install(tmp_path, "@openai/codex")
-    provider = f'{{name="local", base_url="{agent_server.base}", wire_api="responses"}}'
-    said = run(
-        [
-            str(tmp_path / "node_modules/.bin/codex"),
-            *("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
-            *("-m", "demo", "-c", 'model_provider="local"', "-c", f"model_providers.local={provider}"),
-            "Say it.",
-        ],
-        tmp_path,
+    asked = (
+        "exec",
+        "--json",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "Say it.",
     )
-    events = [json.loads(line) for line in said.splitlines()]
+    program = (tmp_path / "node_modules/.bin/codex").resolve()
+    events = launch("codex", program, agent_server, tmp_path, *asked)
     items = [e["item"] for e in events if e["type"] == "item.completed" and e["item"]["type"] != "error"]
     (call, answer), end = items, events[-1]
     assert (call["type"], call["exit_code"]) == ("command_execution", 0)
@@ -175,19 +174,7 @@ def test_opencode(agent_server: Served, tmp_path: Path) -> None:
     install(tmp_path, "opencode-ai")
     # the package's own command needs a script that runs behind an installation
     program = min(tmp_path.glob("node_modules/opencode-linux-*/bin/opencode"), key=lambda p: len(str(p)))
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "local",
-        "options": {"baseURL": agent_server.base},
-        "models": {"demo": {"name": "demo"}},
-    }
-    config = {"provider": {"local": provider}, "model": "local/demo", "small_model": "local/demo"}
-    said = run(
-        [str(program), "run", "--format", "json", "Say it."],
-        tmp_path,
-        OPENCODE_CONFIG_CONTENT=json.dumps({**config, "autoupdate": False}),
-    )
-    events = [json.loads(line) for line in said.splitlines()]
+    events = launch("opencode", program, agent_server, tmp_path, "run", "--format", "json", "Say it.")
     (call,) = (e["part"] for e in events if e["type"] == "tool_use")
     assert (call["tool"], call["state"]["status"]) == ("bash", "completed")
     assert call["state"]["output"] == "the-tool-was-run\n"

@@ -608,6 +608,7 @@ byId("open-connect").addEventListener("click", () => {
   const base = `${api.base}v1`;
   byId("base").textContent = base;
   const shown = [
+    ["Claude Code; codex and opencode too", `${api.key ? "MLXSPEC_API_KEY=KEY " : ""}mlxspec launch claude --port ${location.port || 80}`],
     ["From a terminal", curl(base, Boolean(api.key))],
     ["From Python, with the openai package", sdk(base, Boolean(api.key))],
   ];
