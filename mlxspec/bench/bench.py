@@ -58,17 +58,17 @@ class _Run:
 def run_workload(
     engine: Engine, workload: Workload, spec: SpecConfig, *, num_rows: int, repeat: int, max_tokens: int
 ) -> WorkloadOutcome:
-    """Every group of `num_rows` prompts `repeat` times plainly and with `spec`, taking turns in changing order, behind one that warms
-    up."""
+    """Every group of `num_rows` prompts `repeat` times plainly and with `spec`, taking turns in changing order, behind one pair of
+    each that is not measured: shapes compile in it."""
     prompts = list(workload.prompts)
     groups = [prompts[i : i + num_rows] for i in range(0, len(prompts), num_rows)]
     pairs, plain_runs, runs, different = [], [], [], 0
     for index, group in enumerate(groups):
-        for turn in range(repeat + (index == 0)):
+        for turn in range(1 + repeat):
             order = (False, True) if (turn + index) % 2 else (True, False)
             pair = {d: _run(engine, group, workload, spec if d else None, max_tokens) for d in order}
             different += _different(pair[False], pair[True])
-            if turn or index:
+            if turn:
                 plain_runs.append(pair[False])
                 runs.append(pair[True])
                 if pair[False].speed > 0:

@@ -51,10 +51,14 @@ def read_settings(path):
         text = file.read()
     return parse_pairs(text, "\\n")'''
 
-_CONTINUE = """\
-def main(args=None):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("files", nargs="*", help="files to read")"""
+_NAMES = '''\
+def load_names(path):
+    """Return the names in the file at path."""
+    names = []
+    with open(path) as file:
+        for line in file:
+            names.append(line.strip())
+    return names'''
 
 _OPEN = """\
 class Reader:
@@ -77,7 +81,9 @@ PROMPTS = (
     DemoPrompt(name="rename", what="rename a variable", text=_fenced("rename counts to totals", _COUNT)),
     DemoPrompt(name="explain", what="explain a function", text=_fenced("what does this function do", _READ)),
     DemoPrompt(name="question", what="answer a question", text="what does os.path.join do?"),
-    DemoPrompt(name="continue", what="continue code", text=_fenced("continue this code", _CONTINUE)),
+    DemoPrompt(
+        name="longer", what="rename in a longer function", text=_fenced("rename names to lines", _NAMES)
+    ),
     DemoPrompt(
         name="dice",
         what="code drawn at temperature 1: chance decides, n-grams never repeat, drafts help least",

@@ -126,13 +126,14 @@ def compare(
     max_tokens: int,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Score, list[Score]]:
-    """Plain decoding's score and the contestants', behind one unmeasured answer of each. told: answers so far, and in all."""
+    """Plain decoding's score and the contestants', behind one unmeasured answer of each to every prompt, in which shapes compile. told:
+    answers so far, and in all."""
     plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
     everybody = [plain, *several]
     scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters, whole=c.whole) for c in everybody]
     params = SamplingParams(max_tokens=max_tokens)
-    total, done = len(everybody) * (1 + repeat * len(prompts)), 0
-    turns = [(prompts[0], False)] + [(p, True) for _ in range(repeat) for p in prompts]
+    total, done = len(everybody) * (1 + repeat) * len(prompts), 0
+    turns = [(p, i > 0) for i in range(1 + repeat) for p in prompts]
     for turn, (prompt, is_measured) in enumerate(turns):
         results: dict[int, Result] = {}
         start = turn % len(everybody)
@@ -204,6 +205,12 @@ def best(scores: Sequence[Score]) -> Score | None:
     """The fastest contestant that beats plain decoding with the same texts; None where nothing does."""
     faster = [s for s in scores if (s.speedup or 0.0) >= MARGIN]
     return max(faster, key=lambda s: s.speedup or 0.0, default=None)
+
+
+def is_clear(faster: Score, slower: Score) -> bool:
+    """Whether one contestant beats another by more than the pairs of their answers spread: in three of four."""
+    ratios = sorted(a / b for a, b in zip(faster.pairs, slower.pairs, strict=True) if b > 0)
+    return bool(ratios) and ratios[len(ratios) // 4] > 1.0
 
 
 def with_lookups(engine: Engine, wanted: bool) -> Engine:

@@ -241,7 +241,7 @@ def _stats(session: Session, rest: str) -> None:
 def _save(session: Session, rest: str) -> None:
     path = _path("save", rest)
     saved.save(path, session.talk.saved())
-    terminal.note(f"Saved {len(session.talk.turns) // 2} turns in {path}.")
+    terminal.note(f"Saved {stats_line.counted(len(session.talk.turns) // 2, 'turn')} in {path}.")
 
 
 def _load(session: Session, rest: str) -> None:
@@ -249,7 +249,7 @@ def _load(session: Session, rest: str) -> None:
     found = saved.load(path)
     session.talk.restore(found)
     other = "" if found.model == session.talk.engine.name else f", held with {found.model}"
-    terminal.note(f"Took up {len(found.messages) // 2} turns from {path}{other}.")
+    terminal.note(f"Took up {stats_line.counted(len(found.messages) // 2, 'turn')} from {path}{other}.")
 
 
 def _path(command: str, rest: str) -> Path:

@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     prompts = demo_prompts.picture_prompts() if args.vision else demo_prompts.PROMPTS
     if not args.json:
         ways = ", then with ".join(" + ".join(c) for c in choices)
-        terminal.say(f"{len(prompts)} prompts for {engine.name}, each with drafting off and with {ways}.\n")
+        terminal.say(
+            f"{len(prompts)} prompts for {engine.name}, each with drafting off and with {ways}.{_why(engine)}\n"
+        )
     outcomes = []
     for i, prompt in enumerate(prompts):
         if prompt.image is not None and not args.json:
@@ -121,6 +123,16 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     every = dict.fromkeys(name for choice in choices for name in choice)
     engine = options.load_engine(args, SpecConfig(policy="fixed"), draft=",".join(every))
     return _seeing(engine, args), choices
+
+
+def _why(engine: Engine) -> str:
+    """What the first line says of a model for which drafting does not pay."""
+    if engine.name != options.DEMO_VISION:
+        return ""
+    return (
+        " Drafting is forced here to compare texts: answers of a number or a short line are over before drafts pay, so --policy auto "
+        "would leave them alone."
+    )
 
 
 def _seeing(engine: Engine, args: argparse.Namespace) -> Engine:

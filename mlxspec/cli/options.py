@@ -470,7 +470,7 @@ def load_engine(
     own = engine.model.max_context
     if config.max_context is not None and config.max_context > own:
         note(
-            f"--max-context {config.max_context:,} is more than the model's {own:,} tokens of context, which hold."
+            f"The model has {own:,} tokens of context, less than --max-context {config.max_context:,}; {own:,} are used."
         )
     for notice in notices:
         note(notice)

@@ -54,12 +54,18 @@ def line(answers: Sequence[Finished], decode_seconds: float | None = None) -> st
     tokens = sum(s.num_generated for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     speed = _speed(sum(s.num_decoded for s in all_stats), seconds)
-    plain = all_stats[0].plain_speed if len(answers) == 1 and all_stats[0].drafters else None
+    alone = all_stats[0] if len(answers) == 1 and all_stats[0].drafters else None
+    plain = None if alone is None else alone.plain_speed
+    beside = f" (plain about {plain:.0f})" if plain else ""
+    if any(
+        s.num_compiling_rounds for s in all_stats
+    ):  # which plain rounds are not, so they would seem faster
+        beside = " (while compiling; the next answer is faster)"
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)
     parts = [
-        _ending(answers) + _count(tokens, "token"),
-        *([speed + (f" (plain about {plain:.0f})" if plain else "")] if speed else []),
-        f"{_percent(accepted, drafted)} of {_count(drafted, 'drafted token')} accepted"
+        _ending(answers) + counted(tokens, "token"),
+        *([speed + beside] if speed else []),
+        f"{_percent(accepted, drafted)} of {counted(drafted, 'drafted token')} accepted"
         if drafted
         else "nothing drafted",
     ]
@@ -76,10 +82,11 @@ def details(answers: Sequence[Finished]) -> str:
     prompt, cached, rounds = (int(total(f"num_{name}")) for name in ("prompt", "cached", "rounds"))
     read = _speed(int(total("num_read")), total("prefill_seconds"))
     parts = [
-        f"prompt {_count(prompt, 'token')}"
+        f"prompt {counted(prompt, 'token')}"
         + (f" ({cached} cached)" if cached else "")
         + (f", {read}" if read else ""),
-        _count(rounds, "round") + (f", {total('num_decoded') / rounds:.2f} tokens a round" if rounds else ""),
+        counted(rounds, "round")
+        + (f", {total('num_decoded') / rounds:.2f} tokens a round" if rounds else ""),
     ]
     for name, works in by_drafter(all_stats).items():
         tried, stood, num = (
@@ -189,7 +196,8 @@ def _ending(answers: Sequence[Finished]) -> str:
     return f"{len(answers)} answers{' (' + ', '.join(parts) + ')' if parts else ''}: "
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """`1 turn`, `2,000 turns`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _WIDEST = 17  # tokens of a round, as far as a plot goes
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)
+_SHORT = 200  # tokens of an answer
 _MOST_LISTED = 1 << 17  # tokens that are counted from texts
 
 
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         _print(engine, costs, plain, scores)
         for reduced in bench.reductions(engine, scores):
             terminal.say(f"{reduction(reduced)}\n")
-        terminal.say(f"\n{verdict(winner, plain)}\n")
+        terminal.say(f"\n{verdict(winner, plain, scores)}\n")
         terminal.note(f"costs are kept in {path} for --policy auto · {stats_line.machine()}")
     return 1 if any(s.num_different for s in scores) else 0
 
@@ -193,8 +195,8 @@ def _speedup(score: Score) -> str:
     return f"{score.speedup:.2f}x ({min(score.pairs):.2f}x to {max(score.pairs):.2f}x)"
 
 
-def verdict(winner: Score | None, plain: Score) -> str:
-    """What to do."""
+def verdict(winner: Score | None, plain: Score, scores: Sequence[Score] = ()) -> str:
+    """What to do, and where the default is not the best, why."""
     if winner is None:
         return (
             "Nothing beats plain decoding here with these prompts: use --draft off, or --policy auto (the default), "
@@ -203,6 +205,25 @@ def verdict(winner: Score | None, plain: Score) -> str:
     gain = f"{winner.speedup:.2f}x plain decoding ({plain.decode_speed:.1f} -> {winner.decode_speed:.1f} tokens a second)"
     whole = " --draft-vocab 0" if winner.whole else ""
     if winner.name.startswith("policy"):
-        return f"Best: --{winner.name}{whole} with {', '.join(winner.drafters)}, {gain}."
+        return f"Best: --{winner.name}{whole} with {', '.join(winner.drafters)}, {gain}.{_beside_auto(winner, scores)}"
     depth = "" if winner.depth is None else f" --draft-max {winner.depth}"
-    return f"Best: --policy fixed --draft {winner.name}{depth}{whole}, {gain}."
+    return f"Best: --policy fixed --draft {winner.name}{depth}{whole}, {gain}.{_beside_auto(winner, scores)}"
+
+
+def _beside_auto(winner: Score, scores: Sequence[Score]) -> str:
+    """Why the default is behind, where it was measured and that is more than chance."""
+    from mlxspec.bench import tune as bench
+
+    auto = next((s for s in scores if s.name == "policy auto" and s.speedup is not None), None)
+    if auto is None or winner is auto:
+        return ""
+    behind = f" --policy auto, the default, came to {auto.speedup:.2f}x"
+    if not bench.is_clear(winner, auto):
+        return f"{behind}: the difference is within the spread of these answers, so nothing need be set."
+    length = auto.num_decoded // max(1, auto.num_answers)
+    if length < _SHORT:
+        return (
+            f"{behind}: answers of {length} tokens end before it knows how much of a draft is accepted. Measure with your own --prompts "
+            "and a larger --max-tokens before you set anything."
+        )
+    return f"{behind}: it spends rounds on finding out what pays. Set this for texts that are all like these only."

@@ -44,7 +44,11 @@ class TimedRound:
     is_warm: bool
 
     def count(self, rows: Sequence[Request]) -> None:
-        """Count a round of plain decoding for its requests. One that was not launched ahead takes longer, and one that compiles."""
+        """Count a round of plain decoding for its requests. One that was not launched ahead takes longer, and one that compiles, which is
+        counted too."""
+        if not self.is_warm:
+            for request in rows:
+                request.stats.num_compiling_rounds += request.number in self.numbers
         if self.ahead and self.is_warm and self.num_tokens == len(self.numbers):
             for request in rows:
                 if request.number in self.numbers:

@@ -32,7 +32,7 @@ def test_every_contestant_answers_every_prompt_as_often() -> None:
     plain, scores = tune.compare(
         engine, PROMPTS, several[:3], repeat=2, max_tokens=12, told=lambda *a: told.append(a)
     )
-    total = 4 * (1 + 2 * len(PROMPTS))
+    total = 4 * (1 + 2) * len(PROMPTS)
     assert told == [(i + 1, total) for i in range(total)]
     for score in (plain, *scores):
         assert score.num_answers == len(score.pairs) == 2 * len(PROMPTS)

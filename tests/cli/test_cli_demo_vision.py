@@ -40,7 +40,9 @@ def quick(monkeypatch: pytest.MonkeyPatch, sighted: Path) -> None:
 def test_pictures_are_asked_about(run: Run, quick: None) -> None:
     ran = run("demo", "--vision", *SHORT)
     assert ran.code == 0, ran.err
-    assert ran.out.startswith("2 prompts for demo-vision, each with drafting off and with mtp.")
+    assert ran.out.startswith(
+        "2 prompts for demo-vision, each with drafting off and with mtp. Drafting is forced"
+    )
     assert ran.out.count(" identical ") == 2
     assert "number-1: Read the number. It says 526599" in ran.out
     assert "0 of 2 pictures were read without a fault." in ran.out

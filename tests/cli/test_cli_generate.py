@@ -21,7 +21,8 @@ from mlxspec.events import TokensEvent
 
 PROMPT = "abcabcabcabcab"
 LINE = re.compile(
-    r"^(.*: )?\d+ tokens?( · [\d.]+ tok/s( \(plain about \d+\))?)? · (nothing drafted|\d+ % of \d+ drafted tokens? accepted)$"
+    r"^(.*: )?\d+ tokens?( · [\d.]+ tok/s( \((plain about \d+|while compiling; the next answer is faster)\))?)? · "
+    r"(nothing drafted|\d+ % of \d+ drafted tokens? accepted)$"
 )
 DETAILS = re.compile(
     r"^prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?( · [a-z-]+ \d+/\d+ \([\d.]+ deep, [\d.]+ accepted\))*"

@@ -95,6 +95,14 @@ def test_verdicts() -> None:
         == "Best: --policy fixed --draft mtp --draft-max 3, 1.50x plain decoding (100.0 -> 150.0 tokens a second)."
     )
     assert tune.verdict(score("policy auto", 1.5), plain).startswith("Best: --policy auto with mtp, 1.50x")
+    auto, fixed = score("policy auto", 1.2, 1.3, 1.4, 1.1), score("policy fixed", 1.5, 1.6, 1.7, 1.2)
+    auto.num_answers, auto.num_decoded = 4, 160
+    assert "came to 1.25x: answers of 40 tokens end before" in tune.verdict(fixed, plain, [auto, fixed])
+    auto.num_decoded = 4000
+    assert "texts that are all like these only" in tune.verdict(fixed, plain, [auto, fixed])
+    fixed.pairs = [1.1, 1.2, 1.6, 1.7]
+    assert "within the spread" in tune.verdict(fixed, plain, [auto, fixed])
+    assert "--policy auto, the default" not in tune.verdict(auto, plain, [auto, fixed])
     whole = score("mtp", 1.5, depth=3)
     whole.whole = True
     assert "--draft-max 3 --draft-vocab 0, 1.50x" in tune.verdict(whole, plain)
