@@ -72,8 +72,7 @@ def shown(value: object) -> str:
 
 def check_kv_bits(name: str, value: object) -> None:
     """Raise ConfigError for a number of bits in which keys and values cannot be kept."""
-    check_number(name, value, min(KV_BITS), max(KV_BITS), integer=True)
-    if value not in KV_BITS:
+    if type(value) is not int or value not in KV_BITS:
         raise ConfigError(f"{name} must be one of {', '.join(map(str, KV_BITS))}, not {shown(value)}.")
 
 

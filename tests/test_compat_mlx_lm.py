@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import warnings
 from functools import cache
 from pathlib import Path
@@ -167,6 +168,18 @@ def test_a_file_of_quantized_states_is_for_as_many_bits(tmp_path: Path) -> None:
     other, _ = ours.load("demo", draft="off")
     with pytest.raises(ConfigError, match="does not fit this model"):
         ours.generate(other, tokenizer, [5], max_tokens=8, prompt_cache=our_cache.load_prompt_cache(file))
+
+
+def test_loading_warns_of_nothing() -> None:
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        ours.load("demo", draft="off")
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    assert not [record.getMessage() for record in heard]
 
 
 def test_kv_bits_that_we_do_not_do_are_refused_in_a_sentence() -> None:

@@ -26,7 +26,7 @@ from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.recommended import recommended
 from mlxspec.cli.view import View, best_view
 from mlxspec.config import MAX_CONTEXT
-from mlxspec.errors import CacheError, ConfigError, MlxspecError
+from mlxspec.errors import CacheError, ConfigError, ContextOverflowError, MlxspecError
 
 _WRITING = 0.2  # seconds behind an answer, in which the prefix store on disk is written
 _REHEARSING = 0.5  # seconds before a person may type: the first answer waits for less then
@@ -148,6 +148,10 @@ def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
                 terminal.note_as_is("")
         except CacheError:
             raise
+        except ContextOverflowError as error:
+            terminal.complain(
+                f"{error} Nothing was added: send less of it, or /clear the conversation before it."
+            )
         except MlxspecError as error:
             terminal.complain(str(error))
 

@@ -1,7 +1,10 @@
-"""Prints tables and pairs of name and value on stdout. Nothing is cut to the width of a terminal, so a pipe gets whole names."""
+"""Prints tables and pairs of name and value on stdout. Cells are broken to fit a terminal; a pipe gets whole lines. Nothing is cut."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 
 from mlxspec.cli import terminal
@@ -11,6 +14,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: S
     """Columns two spaces apart; those in `right` flush right."""
     rows = [headings, *([terminal.sentence(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(headings))]
+    if sum(widths) + 2 * (len(widths) - 1) > _columns():
+        return _print_broken(rows, right)
     for row in rows:
         cells = [
             c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
@@ -21,5 +26,26 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: S
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     """`name  value`, values below one another; a pair without a name goes on with the one before."""
     width = max(len(name) for name, _ in pairs)
+    room = max(20, _columns() - width - 2)
     for name, value in pairs:
-        terminal.say(f"{name.ljust(width)}  {terminal.sentence(value)}".rstrip() + "\n")
+        parts = textwrap.wrap(terminal.sentence(value), room, break_long_words=False, break_on_hyphens=False)
+        for part in parts or [""]:
+            terminal.say(f"{name.ljust(width)}  {part}".rstrip() + "\n")
+            name = ""
+
+
+def _columns() -> int:
+    """Of the terminal that reads stdout; as many as there may be for a pipe."""
+    return shutil.get_terminal_size().columns if terminal.is_terminal(sys.stdout) else sys.maxsize
+
+
+def _print_broken(rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="right" if i in right else "left", overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(file=sys.stdout, width=_columns(), highlight=False, markup=False, no_color=True).print(table)

@@ -26,7 +26,7 @@ def test_generate_says_what_plain_decoding_with_as_many_bits_says(run: Run, bits
     ("options", "said"),
     [
         (("--kv-bits", "5"), "--kv-bits must be one of 4, 8, 16, not 5."),
-        (("--draft-kv-bits", "2"), "--draft-kv-bits must be between 4 and 16, not 2."),
+        (("--draft-kv-bits", "2"), "--draft-kv-bits must be one of 4, 8, 16, not 2."),
         (("--kv-bits", "eight"), "--kv-bits"),
     ],
 )

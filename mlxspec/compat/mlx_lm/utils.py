@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -91,8 +94,22 @@ def load(
     name = path_or_hf_repo if revision is None else str(folder)
     engine = _load(name, adapter=adapter_path, images=False, **options)
     config = load_config(folder)
-    tokenizer: TokenizerWrapper = load_tokenizer(
-        folder, tokenizer_config, eos_token_ids=config.get("eos_token_id")
-    )
+    with _rope_unheard():
+        tokenizer: TokenizerWrapper = load_tokenizer(
+            folder, tokenizer_config, eos_token_ids=config.get("eos_token_id")
+        )
     model = LoadedModel(engine, folder, None if adapter_path is None else Path(adapter_path))
     return (model, tokenizer, config) if return_config else (model, tokenizer)
+
+
+@contextmanager
+def _rope_unheard() -> Iterator[None]:
+    """Inside, transformers does not warn of keys of `rope_parameters` that it has no use for: for a tokenizer it reads the model's config
+    too, whose keys the engine has used."""
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
