@@ -1,9 +1,9 @@
 """Agents as people run them against a server, from npm: Claude Code (Messages), Codex (Responses), opencode (Chat Completions). Each
 calls one tool, gets its result and ends.
 
-The demo model was never taught to call tools, so a grammar in the server's process makes its first answer of a conversation the call and
+The model was never taught to call tools, so a grammar in the server's process makes its first answer of a conversation the call and
 every other answer a word. What the program sends and how it reads what comes back are its own. It talks to nobody but the server: every
-other address is a proxy that nobody listens at. The prompts have 10,000 to 32,000 tokens, which the demo model reads in up to a minute.
+other address is a proxy that nobody listens at. The prompts have 10,000 to 32,000 tokens, which the smaller of the demo models reads.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ TAGS = {
 def agent_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The demo model with room for the prompts of agents, with calls in each of Qwen's two notations."""
+    """The smaller demo model, which reads fast, with room for the prompts of agents, and calls in each of Qwen's two notations."""
     made = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(Path(mlxspec.demo.__file__).parent / "target", made)
+    shutil.copytree(Path(mlxspec.demo.__file__).parent / "draft", made)
     config = json.loads((made / "config.json").read_text())
     inner = config.get("text_config", config)
     inner["max_position_embeddings"] = 65_536
