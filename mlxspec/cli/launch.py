@@ -190,7 +190,9 @@ def _given(args: argparse.Namespace) -> list[str]:
         value = getattr(args, action.dest, action.default)
         if action.dest == "port" or value == action.default:
             continue
-        found.append(action.option_strings[-1] if value is True else f"{action.option_strings[-1]}={value}")
+        flag = action.option_strings[-1]
+        values = value if isinstance(value, list) else [value]
+        found += [flag if one is True else f"{flag}={one}" for one in values]
     return found
 
 
