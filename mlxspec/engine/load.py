@@ -39,6 +39,7 @@ from mlxspec.errors import ConfigError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.models import tune
 from mlxspec.models.adapters import ADAPTER_FILES
 from mlxspec.models.assemble import Assembled, assemble_folder, runs_by_mlx_lm, widest_share
 from mlxspec.models.assemble import Engine as ModelEngine
@@ -155,6 +156,7 @@ def load(
         modules = builder.modules
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
+        tune.check_kernels(modules)
         builder.notices.extend(_untrimmable_notice(modules))
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):

@@ -42,6 +42,7 @@ SHARE = 0.05  # of the time it took to load, for larger ones
 PATIENT = 60.0  # seconds, where measuring is what was asked for
 WIDTHS = tuple(1 + depth for depth in DEPTHS[:9])
 PROMPT = 2  # tokens
+_MOST_BEHIND = 6  # widths that every other is compiled behind
 WARM = 2  # rounds of a new width compile, and so does the first that undoes one
 LIKELY = Curve({1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5})  # in plain rounds, until one of that width has run
 _ORDER = (1, 5, 2, 17)  # widths without which a curve is a guess come first
@@ -112,6 +113,14 @@ class BareRounds:
     def is_over(self) -> bool:
         """The row has come to the end of the model's context."""
         return self._length + WIDTHS[-1] + 2 > self._model.max_context
+
+    def behind(self, widths: Sequence[int]) -> list[int]:
+        """Those of these widths that leave rounds behind them different shapes: such a round is compiled for each. None where nothing of a
+        round is left for the next one."""
+        if not (self._cache.defers and self._cache.has_recurrent):
+            return []
+        left = {self._cache.rollback.room(w) if w > 1 else 0: w for w in widths}
+        return list(left.values())[:_MOST_BEHIND]
 
     def run(self, width: int) -> float:
         """Seconds of a round that verifies so many tokens."""

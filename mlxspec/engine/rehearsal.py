@@ -6,7 +6,7 @@ It runs round by round, so that requests may come in between. Knows an engine's 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import mlx.core as mx
@@ -59,8 +59,16 @@ def pieces(engine: Engine) -> Iterator[None]:
             yield
     rounds = _begun(engine, drafts=True)
     ends = plateau_ends(engine.model, exact=engine.config.exact)
-    for width in widths(engine.model, ends, rounds.widest):
+    yield from _verifies(rounds, widths(engine.model, ends, rounds.widest))
+
+
+def _verifies(rounds: BareRounds, of: Sequence[int]) -> Iterator[None]:
+    """Rounds of these widths, each behind every other kind of round."""
+    for width in of:
         yield from _run(rounds, width)
+    for before in rounds.behind(of):
+        for width in of:
+            yield from _run(rounds, before, width)
 
 
 def _race(engine: Engine) -> Iterator[None]:
@@ -130,8 +138,9 @@ def _begun(engine: Engine, *, drafts: bool) -> BareRounds:
         return BareRounds(engine.model, engine.config, drafts=drafts, layers=layers)
 
 
-def _run(rounds: BareRounds, width: int) -> Iterator[None]:
-    for _ in range(WARM):
+def _run(rounds: BareRounds, *of: int) -> Iterator[None]:
+    """Of these widths; of one, so many that nothing is new."""
+    for width in of * WARM if len(of) == 1 else of:
         if not rounds.is_over:
             with device.private_kernels():
                 rounds.run(width)

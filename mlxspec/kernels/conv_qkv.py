@@ -194,18 +194,21 @@ def num_segments(widest: int) -> int:
     return -(-widest // _SEGMENT)
 
 
-@launch.self_check("conv_qkv")
-def _self_check() -> launch.Check:
-    """Two ragged forwards, the second with parts of the first committed, tape and prefill. float32: the twin rounds between operations."""
-    rng = np.random.default_rng(0)
-    shape = GdnShape(2, 4, 64, 32)
+_EXAMPLE = GdnShape(2, 4, 64, 32)
+
+
+@launch.self_check("conv_qkv", of_models=True)
+def _self_check(shape: GdnShape = _EXAMPLE, _: mx.Dtype = mx.float32) -> launch.Check:
+    """Two ragged forwards, the second with parts of the first committed, tape and prefill. In float32 whatever the model's dtype: the twin
+    rounds between operations."""
+    rng, heads = np.random.default_rng(0), shape.num_v_heads
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 20), (2, 4, 1))]
 
     def draw(*size: int) -> mx.array:
         return mx.array(rng.standard_normal(size, np.float32))
 
-    columns = shape.conv_size + 4 * 32 + 2 * 4
-    weights = ConvWeights(draw(4, shape.conv_size), -mx.abs(draw(4)), draw(4))
+    columns = shape.conv_size + heads * shape.v_dim + 2 * heads
+    weights = ConvWeights(draw(4, shape.conv_size), -mx.abs(draw(heads)), draw(heads))
     window, last = (
         draw(3, 3, shape.conv_size),
         LastInputs(draw(24, columns), rows[0], mx.array([2, 0, 20], mx.int32)),

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.kernels import launch
-from mlxspec.kernels.conv_ops import GdnInputs
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows, RaggedIndex, RowGroups
 from mlxspec.kernels.gdn_ops import Tape, pick, replay, steps
 
@@ -260,45 +260,47 @@ def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
     return share, max(n for n in range(1, wanted + 1) if in_head % n == 0)
 
 
-@launch.self_check("gdn_round")
-def _self_check() -> launch.Check:
+@launch.self_check("gdn_round", of_models=True)
+def _self_check(shape: GdnShape | None = None, dtype: mx.Dtype | None = None) -> launch.Check:
     """Two ragged rounds, the second with parts of the first kept, in every mode; and a wide one in the largest threadgroups there are."""
-    found = [check(dtype) for dtype in (mx.float32, mx.bfloat16) for check in (_check_dtype, _check_wide)]
+    small, wide = (GdnShape(2, 4, 128, 64), GdnShape(1, 1, 128, 128)) if shape is None else (shape, shape)
+    dtypes = (mx.float32, mx.bfloat16) if dtype is None else (dtype,)
+    found = [error for kind in dtypes for error in (_check_dtype(small, kind), _check_wide(wide, kind))]
     return launch.Check(error=max(found), limit=1e-5)
 
 
-def _check_wide(dtype: mx.Dtype) -> float:
+def _check_wide(shape: GdnShape, dtype: mx.Dtype) -> float:
     """A device may have registers for small threadgroups of a kernel and none for large ones."""
     rng = np.random.default_rng(1)
-    num, size = 18, 128
+    num, key_heads, heads = 18, shape.num_k_heads, shape.num_v_heads
 
-    def draw(*shape: int) -> mx.array:
-        return mx.array(rng.standard_normal(shape, np.float32) / size**0.5)
+    def draw(*size: int) -> mx.array:
+        return mx.array(rng.standard_normal(size, np.float32) / shape.k_dim**0.5)
 
-    q, k, v = (draw(num, 1, size).astype(dtype) for _ in range(3))
-    inputs = GdnInputs(q, k, v, -mx.abs(draw(num, 1)), mx.sigmoid(draw(num, 1)))
-    rows, state = RowLayout.of(FlatRows((num,))), draw(1, 1, size, size)
+    q, k = (draw(num, key_heads, shape.k_dim).astype(dtype) for _ in range(2))
+    v = draw(num, heads, shape.v_dim).astype(dtype)
+    inputs = GdnInputs(q, k, v, -mx.abs(draw(num, heads)), mx.sigmoid(draw(num, heads)))
+    rows, state = RowLayout.of(FlatRows((num,))), draw(1, heads, shape.v_dim, shape.k_dim)
     last = Replay(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([num - 1], mx.int32))
     ours, twin = gdn_round_metal(inputs, state, rows, last), gdn_round_ops(inputs, state, rows, last)
     return launch.largest_error([ours.y, ours.state, ours.tape.delta], [twin.y, twin.state, twin.tape.delta])
 
 
-def _check_dtype(dtype: mx.Dtype) -> float:
+def _check_dtype(shape: GdnShape, dtype: mx.Dtype) -> float:
     """Both sides see the same inputs and compute in float32, so one limit serves every dtype."""
-    rng = np.random.default_rng(0)
+    rng, heads = np.random.default_rng(0), shape.num_v_heads
 
-    def draw(*shape: int) -> mx.array:
-        return mx.array(rng.standard_normal(shape, np.float32))
+    def draw(*size: int) -> mx.array:
+        return mx.array(rng.standard_normal(size, np.float32))
 
     def tokens(n: int) -> GdnInputs:
-        q, k = (
-            (x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype)
-            for x in (draw(n, 2, 128), draw(n, 2, 128))
-        )
-        return GdnInputs(q, k, draw(n, 4, 64).astype(dtype), -mx.abs(draw(n, 4)), mx.sigmoid(draw(n, 4)))
+        keys = (draw(n, shape.num_k_heads, shape.k_dim) for _ in range(2))
+        q, k = ((x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in keys)
+        v = draw(n, heads, shape.v_dim).astype(dtype)
+        return GdnInputs(q, k, v, -mx.abs(draw(n, heads)), mx.sigmoid(draw(n, heads)))
 
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 5), (2, 4, 1))]
-    first, second, state = tokens(9), tokens(7), draw(3, 4, 64, 128)
+    first, second, state = tokens(9), tokens(7), draw(3, heads, shape.v_dim, shape.k_dim)
     last = Replay(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
     slot = mx.array([1, 0, 1], mx.int32)
     found = []

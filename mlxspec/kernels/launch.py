@@ -122,28 +122,37 @@ class KernelReport:
         return None
 
 
-_checks: dict[str, Callable[[], Check]] = {}
+_checks: dict[str, Callable[..., Check]] = {}
 _raced: set[str] = set()
 _unless_lost: set[str] = set()
+_of_models: set[str] = set()
+_checked: set[tuple[Any, ...]] = set()  # kernels, with what models use them for
 _texts: dict[str, str] = {}
 _reports: dict[str, KernelReport] = {}
 _speedups: dict[str, dict[str, float]] = {}
 
 
 def self_check(
-    name: str, *, raced: bool = False, unless_lost: bool = False, text: str | None = None
-) -> Callable[[Callable[[], Check]], Callable[[], Check]]:
+    name: str,
+    *,
+    raced: bool = False,
+    unless_lost: bool = False,
+    of_models: bool = False,
+    text: str | None = None,
+) -> Callable[[Callable[..., Check]], Callable[..., Check]]:
     """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race, or with `unless_lost`
-    wherever it has not lost one. `text`: the .metal file that it is in, where that has another name: parts of one text can be checked and
-    switched off separately."""
+    wherever it has not lost one. `of_models`: it takes what a model uses the kernel for, and has an example as default. `text`: the .metal
+    file that it is in, where that has another name: parts of one text can be checked and switched off separately."""
 
-    def register(function: Callable[[], Check]) -> Callable[[], Check]:
+    def register(function: Callable[..., Check]) -> Callable[..., Check]:
         _checks[name] = function
         _texts[name] = text or name
         if raced:
             _raced.add(name)
         if unless_lost:
             _unless_lost.add(name)
+        if of_models:
+            _of_models.add(name)
         return function
 
     return register
@@ -154,6 +163,16 @@ def in_use(name: str) -> bool:
     if name not in _reports:
         _reports[name] = _decide(name)
     return _reports[name].in_use
+
+
+def check_for(*used_for: Any) -> None:
+    """Self-check of the kernels that models need, with what one model uses them for: then nothing is compiled for an example. A kernel that
+    fails once is off."""
+    for name in sorted(_of_models):
+        is_new = (name, *used_for) not in _checked
+        if is_new and (name not in _reports or _reports[name].in_use):
+            _checked.add((name, *used_for))
+            _reports[name] = _decide(name, *used_for)
 
 
 def may_mix(name: str) -> bool:
@@ -170,10 +189,12 @@ def reports() -> tuple[KernelReport, ...]:
 
 
 def needed() -> tuple[KernelReport, ...]:
-    """As `reports`, but kernels that would have to win a race and have won none are not used and so not checked: what loading a model
-    decides."""
+    """As `reports`, but kernels that would have to win a race and have won none are not used and so not checked, and neither are those that
+    no loaded model needs: what loading a model decides."""
     for name in sorted(_checks):
-        if name not in _raced or name in _unless_lost or not _may_run() or _wins_anything(name):
+        if not _may_run() or (
+            _wins_anything(name) if name in _raced - _unless_lost else name not in _of_models
+        ):
             in_use(name)
     return _all_reports()
 
@@ -184,15 +205,21 @@ def add_report(report: KernelReport) -> None:
 
 
 def _all_reports() -> tuple[KernelReport, ...]:
-    waiting = "has won no race on this device; MLX's own operation is used"
     names = [*sorted(_checks), *sorted(set(_reports) - set(_checks))]
-    found = (_reports.get(n, KernelReport(name=n, in_use=False, reason=waiting)) for n in names)
+    found = (_reports.get(n, KernelReport(name=n, in_use=False, reason=_waiting(n))) for n in names)
     return tuple(replace(r, speedups=dict(_speedups.get(r.name, {}))) for r in found)
+
+
+def _waiting(name: str) -> str:
+    if name in _of_models:
+        return "no model that was loaded needs it"
+    return "has won no race on this device; MLX's own operation is used"
 
 
 def forget() -> None:
     """Decide everything anew; races are forgotten too."""
     _reports.clear()
+    _checked.clear()
     _speedups.clear()
 
 
@@ -204,7 +231,7 @@ def _may_run() -> bool:
     return wanted == "auto" and not (_is_real and device.backend() != "metal")
 
 
-def _decide(name: str) -> KernelReport:
+def _decide(name: str, *used_for: Any) -> KernelReport:
     if not _may_run():
         off = os.environ.get(VARIABLE) == "off"
         without_metal = "there is no Metal here; plain MLX operations do the same"
@@ -212,7 +239,7 @@ def _decide(name: str) -> KernelReport:
             name=name, in_use=False, reason=f"switched off by {VARIABLE}=off" if off else without_metal
         )
     try:
-        check = _checks[name]()
+        check = _checks[name](*used_for)
     except Exception as error:
         # Whatever Apple's compiler or MLX finds wrong with a kernel must cost only that kernel.
         why = (str(error) or type(error).__name__).splitlines()[0]
@@ -244,6 +271,8 @@ def largest_error(got: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
 
 _REPEAT, _ROUNDS, _FEW_ROUNDS = 8, 15, 7
 _BYTES_AT_ONCE = 256 << 20  # read in a millisecond or two, far longer than a GPU is waited for
+ROUNDED = 0.05  # of the largest number: what 16-bit numbers on the way may make; a wrong kernel is off by many times as much
+LOST = 1e-3  # the ratio of a kernel whose result is not what is wanted
 
 
 def wins(name: str, width: str) -> bool:
@@ -269,7 +298,8 @@ def race(
     *,
     num_bytes: int = 0,
 ) -> float:
-    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours).
+    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours). A race is lost without one, and our
+    kernel switched off, where their results differ.
 
     Calls are evaluated together, so that the wait for the GPU does not hide what they take: fewer of them, and in fewer rounds, the more
     bytes one call reads. num_bytes: of weights.
@@ -277,7 +307,12 @@ def race(
     repeat = max(1, min(_REPEAT, _BYTES_AT_ONCE // max(1, num_bytes)))
     num_rounds = _ROUNDS if repeat > 1 else _FEW_ROUNDS
     times: tuple[list[float], list[float]] = ([], [])
-    mx.eval(ours(), theirs())
+    results = [found if isinstance(found, (list, tuple)) else [found] for found in (ours(), theirs())]
+    if not (error := largest_error(*results)) <= ROUNDED:
+        reason = f"differs from MLX's own operation ({width}): error {error:.2e}, limit {ROUNDED}"
+        add_report(KernelReport(name=name, in_use=False, failed=True, reason=reason))
+        set_speedup(name, width, LOST)
+        return LOST
     for _ in range(num_rounds):
         for function, found in zip((ours, theirs), times, strict=True):
             start = time.perf_counter()

@@ -6,11 +6,13 @@ operations they were traced with. Knows modules; knows no engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.kernels import gdn_prefill, kv_attend, qmv_rows, races
+from mlxspec.kernels import gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.quantized_kv import KV_BITS
@@ -41,6 +43,14 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     if found and keep:
         races.save()
     return found
+
+
+def check_kernels(modules: Iterable[nn.Module]) -> None:
+    """Self-checks of the recurrence's kernels, with the shapes and dtypes that forwards of these modules have."""
+    for module in modules:
+        for shape, dtype in _distinct_recurrences(module):
+            if gdn_round.supports(dtype, shape.k_dim, shape.v_dim):
+                launch.check_for(shape, dtype)
 
 
 def raced_weights(*modules: nn.Module) -> list[qmv_rows.QuantizedWeight]:

@@ -6,14 +6,18 @@ import threading
 from collections.abc import Iterator
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.engine import measure
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.rehearsal import WARM, rehearse, rehearse_for, unraced_notice
+from mlxspec.engine.measure import BareRounds, widths
+from mlxspec.engine.rehearsal import WARM, _verifies, rehearse, rehearse_for, unraced_notice
 from mlxspec.engine.worker import Worker
 from mlxspec.kernels import launch, qmv_rows, races
 from mlxspec.kernels.flat import FlatRows
@@ -24,6 +28,8 @@ from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
 from tests import tiny_models
+from tests.models import deep
+from tests.models.metal_graph import as_on_metal
 
 LONG = 120.0
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
@@ -58,6 +64,28 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     result = engine.generate([PROMPT], PARAMS)[0]
     assert result.stats.num_drafted > 0
     assert (runners.num_cold == before) == is_rehearsed
+
+
+@catches(
+    "a width is rehearsed behind few others",
+    "mlxspec.engine.measure:BareRounds.behind",
+    lambda right: lambda self, widths: [],
+)
+def test_a_round_behind_any_other_has_been_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Metal a forward takes back what the round before it tried, and is compiled for what that left."""
+    with as_on_metal(monkeypatch):
+        monkeypatch.setattr(mx, "eval", lambda *_: None)
+        monkeypatch.setattr(measure, "numbers", lambda x: np.zeros(x.shape, np.int32))
+        model = deep.ours(4)
+        rounds, of = BareRounds(model, EngineConfig(), drafts=True), widths(model)
+        pieces = list(_verifies(rounds, of))
+        before = model._segments.runners.num_cold
+        for first in of:
+            for second in of:
+                rounds.run(first)
+                rounds.run(second)
+        assert model._segments.runners.num_cold == before
+    assert len(pieces) <= WARM * len(of) * 7  # each width behind six kinds of rounds at most
 
 
 def test_answers_and_what_is_kept_are_as_without() -> None:

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
+from planting import catches
 
+import mlxspec
 from mlxspec.kernels import (
     gdn_prefill,  # noqa: F401  (registers itself)
     gdn_round,  # noqa: F401
@@ -16,6 +19,7 @@ from mlxspec.kernels import (
     qmv_rows,  # noqa: F401
     races,
 )
+from mlxspec.models.qwen3_5_layers import GatedDeltaNet
 from mlxspec.platform import device
 
 RATIOS = {"qmv_rows": {"512 to 8, 2 rows": 1.25, "512 to 8, 3 rows": 0.5}, "gdn_prefill": {"64 tokens": 1.1}}
@@ -121,6 +125,7 @@ def test_only_a_kernel_that_won_something_is_checked_at_load(record, monkeypatch
         "gdn_round": lambda: good,
     }
     monkeypatch.setattr(launch, "_checks", checks)
+    monkeypatch.setattr(launch, "_of_models", set())
     with launch.using(lambda **_: None):
         found = {r.name: r for r in launch.needed()}
         assert not asked
@@ -145,6 +150,7 @@ def test_prompts_go_by_the_kernel_unless_it_has_lost(record, monkeypatch):
     """Plain operations are a hundred launches and more a layer: nobody should have to run a race first."""
     good = launch.Check(error=0.0, limit=1.0)
     monkeypatch.setattr(launch, "_checks", {"gdn_prefill": lambda: good})
+    monkeypatch.setattr(launch, "_of_models", set())
     monkeypatch.setattr(launch, "_speedups", {})
     with launch.using(lambda **_: None):
         (report,) = launch.needed()
@@ -153,3 +159,47 @@ def test_prompts_go_by_the_kernel_unless_it_has_lost(record, monkeypatch):
         launch.set_speedup("gdn_prefill", "64 tokens", 0.9)
         assert not launch.wins("gdn_prefill", "64 tokens")
         assert launch.wins("gdn_prefill", "512 tokens")
+
+
+def test_kernels_of_models_are_checked_with_what_models_use_them_for(record, monkeypatch):
+    """Once for each use, never for an example; one failure is enough."""
+    asked = []
+
+    def check(*used_for) -> launch.Check:
+        asked.append(used_for)
+        return launch.Check(error=float("wrong" in used_for), limit=0.5)
+
+    monkeypatch.setattr(launch, "_checks", {"gdn_round": check})
+    monkeypatch.setattr(launch, "_of_models", {"gdn_round"})
+    with launch.using(lambda **_: None):
+        assert "no model that was loaded" in launch.needed()[0].reason
+        launch.check_for("shape")
+        launch.check_for("shape")
+        assert launch.in_use("gdn_round")
+        assert launch.needed()[0].in_use
+        launch.check_for("wrong")
+        launch.check_for("another shape")
+        (report,) = launch.needed()
+    assert asked == [("shape",), ("wrong",)]
+    assert report.failed
+
+
+@catches("loading checks examples only", "mlxspec.models.tune:check_kernels", lambda right: lambda _: None)
+def test_loading_checks_kernels_with_the_models_shapes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(launch, "check_for", lambda *used_for: asked.append(used_for))
+    with mlxspec.load("demo", draft="off") as engine:
+        (mixer,) = {m._shape for _, m in engine.model.named_modules() if isinstance(m, GatedDeltaNet)}
+        assert asked == [(mixer, engine.model.dtype)]
+
+
+def test_a_race_between_different_results_is_lost(record):
+    ours, theirs = mx.ones((2, 8)), mx.ones((2, 8)).at[1, 7].add(0.2)
+    assert launch.race("qmv_rows", "512 to 8, 2 rows", lambda: ours, lambda: theirs) == launch.LOST
+    (report,) = (r for r in launch._all_reports() if r.name == "qmv_rows")
+    assert not launch.wins("qmv_rows", "512 to 8, 2 rows")
+    assert "differs from MLX's own operation (512 to 8, 2 rows)" in report.notice
+    races.save()
+    launch.forget()
+    assert races.restore() is None
+    assert not launch.wins("qmv_rows", "512 to 8, 2 rows")

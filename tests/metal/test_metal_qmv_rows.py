@@ -188,6 +188,19 @@ def test_tune_races_every_width(monkeypatch, mode, said):
     launch.forget()
 
 
+@pytest.mark.parametrize(("mixes", "lost"), [(True, True), (False, False)])
+def test_a_race_is_lost_where_bits_differ_at_the_weights_own_shape(monkeypatch, mixes, lost):
+    """By a last bit of one number. Where the self-check has seen that already, a race only says which is faster."""
+    _, weight = draw(1, 8, 512)
+    right = kernel.qmv_rows_ops
+    monkeypatch.setattr(launch, "in_use", lambda name: True)
+    monkeypatch.setattr(launch, "may_mix", lambda name: mixes)
+    monkeypatch.setattr(kernel, "qmv_rows_metal", lambda *given: right(*given).at[0, 3].multiply(1 + 2**-22))
+    ratio = kernel.race(3, weight, mx.float32)
+    launch.forget()
+    assert (ratio == launch.LOST) == lost
+
+
 @pytest.mark.parametrize(
     ("fault", "failed"),
     [
