@@ -48,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "show thinking as it comes instead of folding it into a line",
         ),
         ("--resume", bool, "", "go on with the last conversation held at a terminal"),
+        ("--load", str, "FILE", "go on with a conversation that /save kept"),
         ("--no-history", bool, "", "keep neither what is typed nor the conversation"),
         STATS,
     )
@@ -60,6 +61,12 @@ def run(args: argparse.Namespace) -> int:
     spec = options.spec_config(args)
     options.sampling_params(args)  # what is wrong with it is said before a model is looked for
     options.engine_config(args)
+    if args.load is not None:
+        if args.resume:
+            raise ConfigError("--load and --resume both name the conversation to go on with; give one.")
+        saved.load(
+            chat_commands.file_of("--load", args.load)
+        )  # what is wrong with it is said before a model is loaded
     system = None if args.system is None else terminal.checked(args.system, "--system")
     given = read_prompts(args) if args.prompt or args.words else None
     at_terminal = given is None and terminal.is_terminal(sys.stdin)
@@ -110,6 +117,8 @@ def _hold(
 ) -> int:
     if args.resume:
         chat_commands.resume(session, "")
+    if args.load is not None:
+        chat_commands.load(session, args.load)
     session.talk.show(*(args.image or ()))
     if given is not None:
         return _answer_all(session, (Typed(text, may_command=False) for text in given))

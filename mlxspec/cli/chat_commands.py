@@ -226,7 +226,7 @@ def resume(session: Session, rest: str) -> None:
         raise ConfigError("No earlier conversation is kept.")
     if rest and rest != "list" and not (rest.isdecimal() and 1 <= int(rest[:6]) <= len(earlier)):
         raise ConfigError(f"/resume takes a number from 1, the newest, to {len(earlier)}, or list.")
-    _load(session, str(earlier[int(rest or 1) - 1]))
+    load(session, str(earlier[int(rest or 1) - 1]))
 
 
 def _stats(session: Session, rest: str) -> None:
@@ -239,22 +239,23 @@ def _stats(session: Session, rest: str) -> None:
 
 
 def _save(session: Session, rest: str) -> None:
-    path = _path("save", rest)
+    path = file_of("/save", rest)
     saved.save(path, session.talk.saved())
     terminal.note(f"Saved {stats_line.counted(len(session.talk.turns) // 2, 'turn')} in {path}.")
 
 
-def _load(session: Session, rest: str) -> None:
-    path = _path("load", rest)
+def load(session: Session, rest: str) -> None:
+    path = file_of("/load", rest)
     found = saved.load(path)
     session.talk.restore(found)
     other = "" if found.model == session.talk.engine.name else f", held with {found.model}"
     terminal.note(f"Took up {stats_line.counted(len(found.messages) // 2, 'turn')} from {path}{other}.")
 
 
-def _path(command: str, rest: str) -> Path:
+def file_of(command: str, rest: str) -> Path:
+    """What a command or an option names. Raises ConfigError."""
     if not rest:
-        raise ConfigError(f"/{command} needs a file, like /{command} talk.json.")
+        raise ConfigError(f"{command} needs a file, like {command} talk.json.")
     if rest != terminal.clean(rest):
         raise ConfigError("A file's name must not have control characters.")
     try:
@@ -334,7 +335,7 @@ _ROWS: tuple[
     ),
     ("stats", "", "all figures of the answers so far", _stats, _named()),
     ("save", "FILE", "keep the conversation in a file", _save, _named("path")),
-    ("load", "FILE", "take up a saved conversation", _load, _named("path")),
+    ("load", "FILE", "take up a saved conversation", load, _named("path")),
     ("resume", "[N|list]", "take up an earlier conversation, 1 is the newest", resume, _named("list")),
     ("model", "[MODEL]", "show the model, or go on with another one", _model, _named("demo", "path")),
     ("exit", "", "leave", _exit, _named()),

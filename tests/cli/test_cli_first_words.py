@@ -44,6 +44,17 @@ def test_a_prompt_needs_no_option_and_a_pipe_no_dash(run: Run, model: Path, engi
     assert run("chat", "hello", *given, stdin=b"from a file").out == joined + "\n"
 
 
+def test_a_kept_conversation_is_taken_up_from_the_command_line(run: Run, model: Path, tmp_path: Path) -> None:
+    kept, given = tmp_path / "talk.json", ("chat", "--model", model, *SHORT)
+    assert run(*given, stdin=f"hello\n/save {kept}\n".encode()).code == 0
+    by_command = run(*given, stdin=f"/load {kept}\nand now?\n".encode())
+    by_option = run(*given, "--load", kept, stdin=b"and now?\n")
+    assert "Took up 1 turn from" in by_option.err
+    assert by_option.out == by_command.out != run(*given, stdin=b"and now?\n").out
+    refused(run(*given, "--load", tmp_path / "absent"), "absent")
+    refused(run(*given, "--load", kept, "--resume"), "--load", "--resume")
+
+
 def test_at_a_terminal_without_a_prompt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: stream is sys.stdin)
     refused(run("generate"), 'generate "TEXT"', "pipe")
