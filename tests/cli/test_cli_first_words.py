@@ -7,6 +7,8 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli_runs import Run, refused
@@ -16,6 +18,7 @@ from mlxspec.cli import progress_bar, terminal
 from mlxspec.cli.stats_line import Finished, line
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.stats import DrafterStats, RequestStats
 
 SHORT = ("--max-tokens", 6)
@@ -203,3 +206,11 @@ def test_every_wait_of_a_command_has_a_name(run: Run, model: Path, monkeypatch: 
         f"loading {model}",
         "reading the prompt",
     ]
+
+
+def test_rounds_that_compile_are_counted_and_no_plain_speed_follows_from_them() -> None:
+    asked: list[Any] = [SimpleNamespace(number=n, stats=RequestStats()) for n in (1, 2)]
+    for is_warm in (False, True):
+        TimedRound(numbers=(1,), num_tokens=1, seconds=1.0, ahead=True, is_warm=is_warm).count(asked)
+    counted = [(r.stats.num_compiling_rounds, r.stats.num_plain_rounds) for r in asked]
+    assert counted == [(1, 1), (0, 0)]
