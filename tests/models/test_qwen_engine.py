@@ -103,9 +103,6 @@ def test_drafted_text_is_plain_text(form: str, weights: str) -> None:
         check(alone, what)
         check(run.generate(some, params, spec=spec(*drafters, ngram_n=2)), f"{what}, rows together")
     for name, (drafted, accepted) in seen.items():
-        # else equal texts prove little; but lookups in a random model's text are seldom right
-        assert accepted < drafted or (name == "ngram-simple" and not drafted), (
-            f"{name}: {accepted} of {drafted}"
-        )
-        assert accepted > 0 or name == "ngram-simple", f"{name}: {accepted} of {drafted}"
+        # else equal texts prove little; but lookups are seldom right in a random model's text, or always where it runs in a circle
+        assert 0 < accepted < drafted or name == "ngram-simple", f"{name}: {accepted} of {drafted}"
     assert set(run.chain.drafters) - {"ngram-simple"} <= set(seen)

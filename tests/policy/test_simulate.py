@@ -186,6 +186,10 @@ SHORT = {
     ("CPU", "ask", 256, "warm"): 0.90,
     ("CPU", "ask", 1024, "cold"): 0.88,
     ("CPU", "ask", 1024, "warm"): 0.88,
+    ("CPU", "edit", 256, "warm"): 0.93,
+    ("CPU", "continue", 256, "cold"): 0.93,
+    ("flat", "ask", 256, "cold"): 0.94,
+    ("M3 Ultra", "sampled", 256, "cold"): 0.94,
 }
 SHORT_WITH_DRAFT_MODEL = {("flat", "edit", 256, "cold"): 0.93}
 
