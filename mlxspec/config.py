@@ -104,15 +104,21 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 class SamplingParams:
     """How the next token is chosen from the target's logits; one per request.
 
-    The order is: repetition penalty, presence and frequency penalties, logit bias, what is forbidden (bad words, grammar, thinking budget),
-    temperature, top-k, top-p, min-p. Temperature 0 takes the argmax. Repetition looks at prompt and answer; presence and frequency look
-    at the answer only (OpenAI's meaning).
+    The order is: DRY, repetition penalty, presence and frequency penalties, logit bias and allowed_token_ids, what is forbidden (bad words,
+    grammar, thinking budget, min_tokens), top-n-sigma, temperature, top-k, top-p, min-p, typical-p, XTC. Temperature 0 takes the argmax.
+    Repetition looks at prompt and answer; presence and frequency look at the answer only (OpenAI's meaning). repeat_last_n: at so many of
+    the last tokens.
+
+    min_tokens: before so many tokens nothing ends the answer. stop_token_ids: tokens that end it and are no part of it. keeps_stop: the
+    stop string that ends it is a part. dry_*: see sampling/history.py; the others: sampling/filters.py.
 
     `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting (unless drafts are accepted by
     "rejection", see SpecConfig).
 
     logprobs: give log-probabilities of the answer's tokens, and of the `top_logprobs` most likely ones at each place (which asks for
-    logprobs too). They are those of the model's own distribution, before everything above. bad_words: strings that the answer's bytes
+    logprobs too). They are those of the model's own distribution, before everything above.
+    prompt_logprobs: the same of the prompt's tokens behind the first, all of which are then read anew; asks for logprobs too.
+    bad_words: strings that the answer's bytes
     will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at most one, the answer is of
     that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins behind thinking
     that the prompt has opened.
@@ -131,15 +137,30 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0: off
     min_p: float = 0.0
+    top_n_sigma: float = 0.0  # 0: off
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int = -1  # -1: all
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # -1: all
+    dry_sequence_breakers: str | Sequence[str] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()  # none: all
     seed: int | None = None
     stop: str | Sequence[str] = ()
+    keeps_stop: bool = False
+    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     bad_words: str | Sequence[str] = ()
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
@@ -160,6 +181,17 @@ class SamplingParams:
             )
         check_number("top_k", self.top_k, 0, 1 << 30, integer=True)
         check_number("min_p", self.min_p, 0, 1)
+        check_number("top_n_sigma", self.top_n_sigma, 0, 1000)
+        check_number("typical_p", self.typical_p, 0, 1)
+        check_number("xtc_probability", self.xtc_probability, 0, 1)
+        check_number("xtc_threshold", self.xtc_threshold, 0, 1)
+        check_number("repeat_last_n", self.repeat_last_n, -1, MAX_CONTEXT, integer=True)
+        check_number("dry_multiplier", self.dry_multiplier, 0, 100)
+        check_number("dry_base", self.dry_base, 1, 100)
+        check_number("dry_allowed_length", self.dry_allowed_length, 1, MAX_CONTEXT, integer=True)
+        check_number("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_CONTEXT, integer=True)
+        breakers = _strings("dry_sequence_breakers", self.dry_sequence_breakers)
+        object.__setattr__(self, "dry_sequence_breakers", breakers)
         check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         check_number("presence_penalty", self.presence_penalty, -100, 100)
         check_number("frequency_penalty", self.frequency_penalty, -100, 100)
@@ -170,6 +202,11 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             check_number("a token id in logit_bias", token, 0, 1 << 30, integer=True)
             check_number(f"logit_bias of token {token}", bias, -1e9, 1e9)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name):
+                check_number(f"a token id in {name}", token, 0, 1 << 30, integer=True)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        check_number("min_tokens", self.min_tokens, 0, self.max_tokens, integer=True)
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}.")
@@ -199,7 +236,7 @@ class SamplingParams:
         if not callable(self.sampler):
             raise ConfigError(f"sampler must be a callable, not {shown(self.sampler)}.")
         own = SamplingParams.__dataclass_fields__
-        for name in ("temperature", "top_p", "top_k", "min_p"):
+        for name in ("temperature", "top_p", "top_k", "min_p", "top_n_sigma", "typical_p", "xtc_probability"):
             if getattr(self, name) != own[name].default:
                 raise ConfigError(
                     f"sampler and {name} contradict each other: a sampler draws by its own rules."
@@ -212,6 +249,10 @@ class SamplingParams:
         if given and self.ignore_eos:
             raise ConfigError(
                 f"ignore_eos and {given[0]} contradict each other: what follows a grammar ends."
+            )
+        if given and self.min_tokens:
+            raise ConfigError(
+                f"min_tokens and {given[0]} contradict each other: a grammar says where an answer ends."
             )
         for name in ("regex", "lark"):
             value = getattr(self, name)
@@ -231,12 +272,27 @@ class SamplingParams:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.logprobs or self.top_logprobs > 0
+        return self.logprobs or self.top_logprobs > 0 or self.prompt_logprobs
 
     @property
     def has_penalties(self) -> bool:
         """Whether logits depend on which tokens came before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def has_window(self) -> bool:
+        """Whether penalties look at some of the last tokens only."""
+        return self.has_penalties and self.repeat_last_n >= 0
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether logits depend on where tokens stand in the text, so that the host must know it."""
+        return self.has_hooks or self.has_window or self.dry_multiplier > 0
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether all of a position's scores are needed behind top-k, top-p and min-p."""
+        return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,17 @@ SAMPLING = {
     "top_p": "--top-p",
     "top_k": "--top-k",
     "min_p": "--min-p",
+    "top_n_sigma": "--top-n-sigma",
+    "typical_p": "--typical-p",
+    "xtc_probability": "--xtc-probability",
+    "xtc_threshold": "--xtc-threshold",
+    "repeat_last_n": "--repeat-last-n",
+    "dry_multiplier": "--dry-multiplier",
+    "dry_base": "--dry-base",
+    "dry_allowed_length": "--dry-allowed-length",
+    "dry_penalty_last_n": "--dry-penalty-last-n",
+    "dry_sequence_breakers": "--dry-sequence-breaker",
+    "min_tokens": "--min-tokens",
     "repetition_penalty": "--repetition-penalty",
     "presence_penalty": "--presence-penalty",
     "frequency_penalty": "--frequency-penalty",
@@ -127,7 +138,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         name: commands.add_parser(name, help=what, description=f"{what[:1].upper()}{what[1:]}.")
         for name, what in COMMANDS.items()
     }
-    first, notes = next((a for a in arguments if not a.startswith("-")), None), list[str]()
+    first = next((a for a in arguments if not a.startswith("-")), None)
+    notes, given = list[str](), list[str]()
     if first is not None and arguments[0] != first and arguments[0] not in ("-h", "--help", "--version"):
         raise ConfigError(f"The command comes before {arguments[0]}; there are: {', '.join(COMMANDS)}.")
     if first is not None and first not in COMMANDS:
@@ -149,7 +161,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
             *given,
         ]
     args, extra = parser.parse_known_args(arguments)
-    args.notes = notes
+    args.notes, args.given = notes, given
     if args.command is None:
         raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
     if extra:
@@ -161,6 +173,19 @@ def in_own_words(command: str, parser: argparse.ArgumentParser, given: Sequence[
     """Arguments of a command, those of other programs in ours. Raises ConfigError."""
     takes = {s for action in parser._actions if action.nargs != 0 for s in action.option_strings}
     return other_programs.translated(given, flags(parser), takes, command)
+
+
+def for_model(args: argparse.Namespace, *names: str) -> argparse.Namespace:
+    """The options as they are for one model: those of its table in the config file, unless the command line sets them. Raises
+    ConfigError."""
+    from mlxspec.cli.settings import arguments_of_model
+
+    parser = parser_of(args.command)
+    words = arguments_of_model(names, parser, args.given)
+    known = {s: a.dest for a in parser._actions for s in a.option_strings}
+    found = vars(parser.parse_args(words))
+    changed = {known[word.partition("=")[0]] for word in words}
+    return argparse.Namespace(**vars(args) | {dest: found[dest] for dest in changed})
 
 
 def parser_of(command: str) -> CommandParser:
@@ -251,6 +276,22 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
             "R",
             "above 0: tokens become less likely each time they occur (default 0)",
         ),
+        ("--repeat-last-n", int, "N", "penalties look at the last N tokens only (default -1: at all)"),
+        ("--top-n-sigma", float, "N", "keep logits within N deviations of the highest (default 0: off)"),
+        ("--typical-p", float, "P", "keep the tokens of the most usual surprise up to P (default 1: off)"),
+        ("--xtc-probability", float, "P", "how often all likely tokens but the least likely go (default 0)"),
+        ("--xtc-threshold", float, "P", "XTC: tokens at least so probable are likely ones (default 0.1)"),
+        ("--dry-multiplier", float, "M", "above 0: against repeating sequences (default 0: off)"),
+        ("--dry-base", float, "B", "DRY: what loses B times as much with each token (default 1.75)"),
+        ("--dry-allowed-length", int, "N", "DRY: the shortest sequence that costs (default 2)"),
+        ("--dry-penalty-last-n", int, "N", "DRY looks at the last N tokens only (default -1: at all)"),
+        (
+            "--dry-sequence-breaker",
+            list,
+            "TEXT",
+            "DRY: no sequence goes beyond it; again for more; none: none",
+        ),
+        ("--min-tokens", int, "N", "nothing ends the answer before N tokens (default 0)"),
         ("--seed", int, "S", "the same seed gives the same text, with drafting and without"),
         ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
         ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
@@ -361,6 +402,8 @@ def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams
     """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
     given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in SAMPLING.items()}
     stop, bad_words = given.pop("stop") or (), given.pop("bad_words") or ()
+    if given["dry_sequence_breakers"] == ["none"]:
+        given["dry_sequence_breakers"] = ()
     if "" in stop:
         raise ConfigError("--stop must not be empty.")
     with named_by_flags():

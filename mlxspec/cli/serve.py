@@ -16,7 +16,7 @@ from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near, num_bytes, size
 from mlxspec.cli.ranks import one_model
 from mlxspec.cli.recommended import recommended
-from mlxspec.config import SamplingParams, SpecConfig, shown
+from mlxspec.config import SamplingParams, shown
 from mlxspec.errors import ConfigError, RankError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.server.run import serve
     from mlxspec.server.settings import ServerConfig
 
-    spec = options.spec_config(args)
+    options.spec_config(args)  # what is wrong with it is said first
     with options.named_by_flags():
         config = ServerConfig(
             host=args.host,
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             params=options.sampling_params(args, max_tokens=MAX_TOKENS),
         )
     watch = _watch(args)
-    makers = _makers(args, spec)
+    makers = _makers(args)
     models = dict(_named(given, args) for given in args.model or [options.DEMO])
 
     def tell(url: str, loaded: Loaded) -> None:
@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
         found, notice = recommended(models[name], args.revision)
         if notice is not None:
             log.writing.put(partial(terminal.note, notice))
-        return options.sampling_params(args, max_tokens=MAX_TOKENS, **found)
+        own = options.for_model(args, name, models[name])
+        return options.sampling_params(own, max_tokens=MAX_TOKENS, **found)
 
     try:
         has_ended = serve(makers, config, tell, sampling, watch)
@@ -158,7 +159,7 @@ def _watch(args: argparse.Namespace) -> Watch | None:
     return found
 
 
-def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[], Engine]]:
+def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
     """Served names and how to load what they name."""
     makers: dict[str, Callable[[], Engine]] = {}
     for flag in ("--revision", "--adapter", "--chat-template", "--alias"):
@@ -169,9 +170,10 @@ def _makers(args: argparse.Namespace, spec: SpecConfig) -> dict[str, Callable[[]
         name, model = _named(given, args)
         if name in makers:
             raise ConfigError(f"Two models are called {name}; --model NAME=MODEL gives them names.")
-        own = argparse.Namespace(**{**vars(args), "model": model})
+        own = argparse.Namespace(**{**vars(options.for_model(args, name, model)), "model": model})
         options.engine_config(own)  # what is wrong with it is said before a port is taken
-        makers[name] = partial(options.load_engine, own, spec)
+        options.sampling_params(own)
+        makers[name] = partial(options.load_engine, own, options.spec_config(own))
     return makers
 
 

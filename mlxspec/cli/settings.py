@@ -9,10 +9,14 @@
     [presets.coder]                            for --preset coder
     temp = 0.2
 
+    [models."owner/model"]                     for one model of `serve`, by the name that clients use or the one that it is loaded by
+    thinking = "off"
+
     [drafters]                                 --draft-model for a model, where it is loaded with --draft auto
     "owner/model" = "owner/drafter"
 
-Keys are the options without their dashes. A preset wins over a command's table, and that over the keys at the top. Options of one command
+Keys are the options without their dashes. A model's table wins over a preset, that over a command's table, and that over the keys at the
+top. Options of one command
 only may stand at the top: the other commands leave them out. Knows TOML and flags; knows no option of ours.
 """
 
@@ -63,14 +67,33 @@ def arguments_from_file(
             )
         return []
     layers = _layers(_read(path), command, preset, path, parsers)
-    known = {s: a for a in parsers[command]()._actions for s in a.option_strings}
+    return _words(layers, parsers[command](), given, parsers)
+
+
+def arguments_of_model(
+    names: Sequence[str], parser: argparse.ArgumentParser, given: Sequence[str]
+) -> list[str]:
+    """Arguments that the file's table of a model adds to the `given` ones. names: what the model is called. Raises ConfigError."""
+    path = config_file()
+    tables = _models(_read(path), path) if path is not None and path.exists() else {}
+    layers = [(f"[models.{name}] of {path}", tables[name], True) for name in names if name in tables]
+    return _words(layers, parser, given, {})
+
+
+def _words(
+    layers: Sequence[tuple[str, Mapping[str, Any], bool]],
+    parser: argparse.ArgumentParser,
+    given: Sequence[str],
+    parsers: Mapping[str, Callable[[], argparse.ArgumentParser]],
+) -> list[str]:
+    known = {s: a for a in parser._actions for s in a.option_strings}
     named = {known[w].dest for word in given if (w := word.partition("=")[0]) in known}
     found: dict[str, list[str]] = {}
     for where, table, is_own in layers:
         for key, value in table.items():
             flag = aliases().get(f"--{key}", f"--{key}").replace("_", "-")
             action = known.get(flag)
-            never = flag in ("--help", "--preset", "--prompt")
+            never = flag in ("--help", "--preset", "--prompt") or (not parsers and flag == "--model")
             if action is None or never:
                 if is_own or never or not any(flag in flags(make()) for make in parsers.values()):
                     _refuse(key, where, known)
@@ -92,6 +115,14 @@ def _drafters(data: dict[str, Any], path: Path) -> dict[str, str]:
     found = data.pop("drafters", {})
     if not isinstance(found, dict) or not all(isinstance(v, str) and v.strip() for v in found.values()):
         raise ConfigError(f'In {path}, [drafters] holds lines like "owner/model" = "owner/drafter".')
+    return found
+
+
+def _models(data: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
+    """Takes the tables of models out of the file's data."""
+    found = data.pop("models", {})
+    if not isinstance(found, dict) or not all(isinstance(table, dict) for table in found.values()):
+        raise ConfigError(f"In {path}, [models.NAME] holds the options of a model.")
     return found
 
 
@@ -120,6 +151,7 @@ def _layers(
 ) -> list[tuple[str, Mapping[str, Any], bool]]:
     """(where, keys and values, whether all of them must be this command's), the weakest first."""
     _drafters(data, path)
+    _models(data, path)
     presets = data.pop("presets", {})
     if not isinstance(presets, dict) or not all(isinstance(p, dict) for p in presets.values()):
         raise ConfigError(f"In {path}, [presets.NAME] holds the options of a preset.")

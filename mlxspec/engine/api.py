@@ -32,7 +32,7 @@ ROLES = ("system", "user", "assistant", "tool")
 class Result:
     """A finished answer. tokens: its ids, without the end token; finish_reason "stop", "length", or "error" with the sentence in `error`.
 
-    logprobs: one a token, None where they were not asked for.
+    logprobs: one a token, None where they were not asked for; prompt_logprobs: one a token of the prompt behind its first.
     """
 
     text: str
@@ -40,6 +40,7 @@ class Result:
     finish_reason: FinishReason
     stats: RequestStats = field(repr=False)
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
 
     @classmethod
@@ -51,6 +52,7 @@ class Result:
             finish_reason=request.finish_reason or "error",
             stats=request.stats,
             logprobs=None if request.logprobs is None else tuple(request.logprobs),
+            prompt_logprobs=None if request.prompt_logprobs is None else tuple(request.prompt_logprobs),
             error=request.error,
         )
 

@@ -27,10 +27,12 @@ from mlxspec.models.base import LogitsAt, Model
 from mlxspec.models.image_rows import RowPiece, image_input
 from mlxspec.platform import device
 from mlxspec.policy.drafting import Drafting
+from mlxspec.sampling.logprobs import logprobs
 
 # Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
 # milliseconds: with two threads 64 tokens of the demo model took ten times as long, 512 the same, and more less.
 _WORTH_WAKING = 512 * 192**2
+_TOLD_AT_ONCE = 64  # positions whose logits are held together: 64 MB of a vocabulary of 262,144
 
 
 class Prefill:
@@ -193,6 +195,8 @@ class Prefill:
         self.cache.commit()
         hidden = drafting.chain.streams.join(out)
         mx.eval(out.logits if last else hidden, self.cache.arrays)
+        if request.prompt_logprobs is not None:
+            self._tell_prompt(hidden)
         before = None
         if request.hiddens is not None or drafting.chain.needs_hidden:
             before = mx.concatenate([self.carry.astype(hidden.dtype), hidden[:-1]])
@@ -203,6 +207,18 @@ class Prefill:
         self.num_done, self.num_pieces = end, self.num_pieces + 1
         self._turn()
         request.stats.num_read += len(piece)
+
+    def _tell_prompt(self, hidden: mx.array) -> None:
+        """Log-probabilities of the tokens behind those that were just read, (n, H) their hiddens; a few at a time, for the head's sake."""
+        hidden, prompt = self._drafting.chain.streams.final(hidden), self.request.prompt
+        for start in range(0, hidden.shape[0], _TOLD_AT_ONCE):
+            behind = prompt[self.num_done + start + 1 :][: min(_TOLD_AT_ONCE, hidden.shape[0] - start)]
+            if behind:
+                logits = self._model.head(hidden[start : start + len(behind)])
+                chosen = mx.array(np.asarray(behind, np.int32))
+                found = logprobs(logits, chosen, self.request.params.top_logprobs)
+                mx.eval(found.arrays)
+                self.request.read_prompt(found, behind)
 
     def keep(self) -> None:
         """Keep the state behind what has been read."""

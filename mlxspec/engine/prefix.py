@@ -124,7 +124,7 @@ class Prefix:
     def fetch(self, request: Request) -> Fetch | None:
         """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. `end_fetch` must
         follow."""
-        if self.disk is None or not self.is_on:
+        if self.disk is None or not self.is_on or request.prompt_logprobs is not None:
             return None
         room = self._allowed - self._coming - self.disk.reserve
         fetch = self.disk.fetch(request.prompt, self.store.depth(request.prompt), room)
@@ -144,7 +144,7 @@ class Prefix:
         if not self.is_on:
             return None
         is_kept = fetched is not None and self._take(request, drafting, fetched)
-        hit = self.store.find(request.prompt)
+        hit = None if request.prompt_logprobs is not None else self.store.find(request.prompt)
         if fetched is not None and (hit is None or hit.length <= fetched.length):
             hit = fetched
         known = 0 if hit is None else hit.length

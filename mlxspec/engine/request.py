@@ -20,7 +20,7 @@ from mlxspec.errors import GrammarError, MlxspecError
 from mlxspec.events import FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import SeenImages
-from mlxspec.sampling.constraints import Compiled, ConstraintMaker
+from mlxspec.sampling.constraints import Compiled, ConstraintMaker, ends_of
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.loops import EVERY, WINDOW, period_of
 from mlxspec.sampling.row import RowSampler
@@ -87,10 +87,13 @@ class Request:
             drafts_by=spec.drafts_by,
             keeps_drafts=spec.acceptance == "rejection",
             constraints=self.constraints,
+            breaks=compiled.breaks,
         )
         self._thought = 0  # tokens of the answer that are thinking, as far as loops were looked for
         self.stats = RequestStats(num_prompt=len(self.prompt), seed=self.sampler.seed)
-        self.answer = AnswerText(tokenizer.stream() if tokenizer else None, params.stop)
+        self.answer = AnswerText(
+            tokenizer.stream() if tokenizer else None, params.stop, keeps_stop=params.keeps_stop
+        )
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.failure: BaseException | None = None
@@ -102,10 +105,11 @@ class Request:
         self.shows_layers = False
         self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
+        self.prompt_logprobs: list[TokenLogprob] | None = [] if params.prompt_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
         self._shown = np.zeros(0, np.int32)  # a buffer, of which so many are tokens of the history
         self._num_shown = 0
-        self._eos = frozenset() if params.ignore_eos or tokenizer is None else tokenizer.eos_ids
+        self._eos = ends_of(params, frozenset() if tokenizer is None else tokenizer.eos_ids)
 
     def ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Tokens of its text under the vocabulary's ids, those of images too."""
@@ -136,7 +140,8 @@ class Request:
         most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
         found = self._compiled_bytes + text_bytes(most) + len(self.spec.predicted) * TOKEN_ALIGNED
         if self.logprobs is not None:
-            found += max(0, most - len(self.prompt)) * (1 + self.params.top_logprobs) * _LOGPROB_BYTES
+            num = most - (0 if self.params.prompt_logprobs else len(self.prompt))
+            found += max(0, num) * (1 + self.params.top_logprobs) * _LOGPROB_BYTES
         return found if self.seen is None else found + self.seen.images.nbytes
 
     @property
@@ -198,6 +203,11 @@ class Request:
             return None
         return found.read(tokens, self.params.top_logprobs, start, self._bytes)
 
+    def read_prompt(self, found: Logprobs, tokens: Sequence[int]) -> None:
+        """Those of the next tokens of its prompt."""
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs += found.read(tokens, self.params.top_logprobs, 0, self._bytes)
+
     def accept(
         self,
         tokens: Sequence[int],
@@ -226,7 +236,7 @@ class Request:
                 break
             taken.append(token)
             self.history.append(token)
-            piece, stopped = self.answer.push(token)
+            piece, stopped = self.answer.push(token, may_stop=self.num_generated >= self.params.min_tokens)
             text += piece
             drafted = len(text) if len(taken) <= num_accepted else drafted
             if stopped or (self.constraints is not None and self.constraints.is_finished):

@@ -10,8 +10,9 @@ from mlxspec.loading.tokenizer import TextStream
 class AnswerText:
     """Takes tokens one by one. Gives out text and says when a stop string is complete."""
 
-    def __init__(self, stream: TextStream | None, stop: Sequence[str]) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextStream | None, stop: Sequence[str], *, keeps_stop: bool = False) -> None:
+        """keeps_stop: the stop string is part of the text."""
+        self._stream, self._keeps_stop = stream, keeps_stop
         self._stop = tuple(stop)
         self._held = ""
         self._stopped = False
@@ -26,31 +27,32 @@ class AnswerText:
             self._said = ["".join(self._said)]
         return self._said[0] if self._said else ""
 
-    def push(self, token: int) -> tuple[str, bool]:
-        """(text that is now certain, whether a stop string was completed). After True, push no more."""
+    def push(self, token: int, *, may_stop: bool = True) -> tuple[str, bool]:
+        """(text that is now certain, whether a stop string was completed). After True, push no more. may_stop: False looks for none."""
         if self._stream is None:
             return "", False
-        return self._give(self._stream.push(token))
+        return self._give(self._stream.push(token), self._stop if may_stop else ())
 
     def finish(self, *, cut: bool = False) -> tuple[str, bool]:
         """What is left at the end: held-back text and an incomplete character, unless the answer was cut inside it."""
         if self._stream is None or self._stopped:
             return "", self._stopped
-        piece, stopped = self._give(self._stream.rest(cut=cut))
+        piece, stopped = self._give(self._stream.rest(cut=cut), self._stop)
         if not stopped:
             self._said.append(self._held)
             piece, self._held = piece + self._held, ""
         return piece, stopped
 
-    def _give(self, piece: str) -> tuple[str, bool]:
+    def _give(self, piece: str, stop: Sequence[str]) -> tuple[str, bool]:
         self._held += piece
-        found = [(i, s) for s in self._stop if (i := self._held.find(s)) >= 0]
+        found = [(i, s) for s in stop if (i := self._held.find(s)) >= 0]
         if found:
             place, self.stop_string = min(found, key=lambda one: one[0])
+            place += len(self.stop_string) if self._keeps_stop else 0
             certain, self._held, self._stopped = self._held[:place], "", True
             self._said.append(certain)
             return certain, True
-        keep = max((_overlap(self._held, s) for s in self._stop), default=0)
+        keep = max((_overlap(self._held, s) for s in stop), default=0)
         certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         if certain:
             self._said.append(certain)

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError, GrammarError
@@ -25,12 +26,13 @@ from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.grammar import Grammar, GrammarCompiler, RoundClock, grammar_bytes
 from mlxspec.sampling.thinking import Thinking, ThinkingState
 
-_NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words or thinking budgets."
+_NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words, thinking budgets, min_tokens or DRY."
 
 
 class _State(NamedTuple):
     thinking: ThinkingState
     words: int  # where the forbidden words' automaton stands
+    num: int = 0  # tokens of the answer
 
 
 class Constraints:
@@ -45,17 +47,19 @@ class Constraints:
         prompt: Sequence[int],
         vocabulary: TokenBytes,
         ends: frozenset[int],
+        least: int = 0,
     ) -> None:
-        """ends: tokens that end the answer, none where the request ignores them."""
+        """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come."""
         self._thinking, self._words, self._grammar = thinking, words, grammar
-        self._ends, self._size = ends, len(vocabulary.tokens)
+        self._ends, self._size, self._least = ends, len(vocabulary.tokens), least
         start = thinking.start(prompt) if thinking else ThinkingState("done")
         # what the model opens by itself, a grammar has forbidden already
         if grammar and start.phase == "waiting":
             start = ThinkingState("done")
         self._state = _State(start, START)
         # an answer whose grammar has not begun is not complete
-        self._all_but_ends = bitsets.all_but(ends, self._size) if grammar else None
+        ends = frozenset(token for token in ends if token < self._size)
+        self._all_but_ends = bitsets.all_but(ends, self._size) if grammar or least else None
         self._looked: tuple[list[int], list[Bits | None]] | None = (
             None  # the draft last looked along, and what was seen
         )
@@ -88,7 +92,7 @@ class Constraints:
 
     def reaches(self, width: int) -> bool:
         """Whether anything may be forbidden at one of the next `width` places, whatever comes before it."""
-        if self._words is not None or self._grammar is not None:
+        if self._words is not None or self._grammar is not None or self._state.num < self._least:
             return True
         return self._thinking is not None and self._thinking.reaches(self._state.thinking, width)
 
@@ -167,7 +171,8 @@ class Constraints:
         if forced:
             return bitsets.only(forced[:1], self._size)
         mask = self._words.mask(state.words) if self._words else None
-        return mask if self._is_grammar_on(state) else _both(mask, self._all_but_ends)
+        may_end = state.num >= self._least and (self._grammar is None or self._is_grammar_on(state))
+        return mask if may_end else _both(mask, self._all_but_ends)
 
     def _mask(self, state: _State) -> Bits | None:
         mask = self._own_mask(state)
@@ -177,7 +182,13 @@ class Constraints:
 
     def _step(self, state: _State, token: int) -> _State:
         thinking = self._thinking.step(state.thinking, token) if self._thinking else state.thinking
-        return _State(thinking, self._words.step(state.words, token) if self._words else START)
+        words = self._words.step(state.words, token) if self._words else START
+        return _State(thinking, words, state.num + 1)
+
+
+def ends_of(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """Tokens that end an answer."""
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
 
 
 def _both(one: Bits | None, other: Bits | None) -> Bits | None:
@@ -189,10 +200,12 @@ def _both(one: Bits | None, other: Bits | None) -> Bits | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What takes long to make of a request's parameters. Several rows may share it. nbytes: no more than it takes, a row."""
+    """What takes long to make of a request's parameters. Several rows may share it. breaks: tokens that hold one of DRY's breakers. nbytes:
+    no more than it takes, a row."""
 
     words: BadWords | None = None
     grammar: Grammar | None = None
+    breaks: NDArray[np.bool_] | None = None
     nbytes: int = 0
 
 
@@ -210,7 +223,7 @@ class ConstraintMaker:
         ConfigError without a tokenizer."""
         if params.wants_logprobs and self._tokenizer is not None:
             self._prepare_vocabulary()
-        if not (params.has_grammar or params.bad_words):
+        if not (params.has_grammar or params.bad_words or params.dry_multiplier):
             return Compiled()
         if self._tokenizer is None:
             raise ConfigError(_NO_TOKENIZER)
@@ -219,8 +232,13 @@ class ConstraintMaker:
         grammar = self._compiler.compile(params) if params.has_grammar else None
         if words is not None and grammar is not None and not np.any(words.mask(START) & grammar.mask()):
             raise GrammarError("No text is both of this grammar and without the bad words.")
+        breaks = self._breaks(params) if params.dry_multiplier else None
         nbytes = grammar_bytes(params) + (0 if words is None else words.nbytes)
-        return Compiled(words=words, grammar=grammar, nbytes=-(-nbytes // num_rows))
+        return Compiled(words=words, grammar=grammar, breaks=breaks, nbytes=-(-nbytes // num_rows))
+
+    def _breaks(self, params: SamplingParams) -> NDArray[np.bool_]:
+        found = [text.encode() for text in params.dry_sequence_breakers]
+        return np.array([any(text in token for text in found) for token in self.vocabulary.tokens])
 
     def constraints_for(
         self, params: SamplingParams, prompt: Sequence[int], compiled: Compiled | None = None
@@ -228,13 +246,13 @@ class ConstraintMaker:
         """None where nothing is constrained. compiled: of these parameters; None: do it here. Raises as `compile` does."""
         watches = params.has_grammar or params.thinking_budget is not None
         breaks_loops = params.loop_breaker != "off" and self._tokenizer is not None
-        if not (watches or breaks_loops or params.bad_words):
+        if not (watches or breaks_loops or params.bad_words or params.min_tokens):
             return None
         if self._tokenizer is None:
             raise ConfigError(_NO_TOKENIZER)
         compiled = compiled or self.compile(params)
         thinking = self._thinking(params) if watches or breaks_loops else None
-        if thinking is None and compiled.words is None and compiled.grammar is None:
+        if thinking is None and compiled.words is None and compiled.grammar is None and not params.min_tokens:
             return None
         return Constraints(
             thinking=thinking,
@@ -242,7 +260,8 @@ class ConstraintMaker:
             grammar=None if compiled.grammar is None else compiled.grammar.copy(self.clock),
             prompt=prompt,
             vocabulary=self.vocabulary,
-            ends=frozenset() if params.ignore_eos else self.vocabulary.eos_ids,
+            ends=ends_of(params, self.vocabulary.eos_ids),
+            least=params.min_tokens,
         )
 
     def _prepare_vocabulary(self) -> None:

@@ -20,7 +20,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import NotANumberError
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.bits import Bits
-from mlxspec.sampling.blocks import in_blocks, part_of, positions_at
+from mlxspec.sampling.blocks import in_blocks, part_of, positions_at, positions_of
 from mlxspec.sampling.logprobs import Logprobs, logprobs
 from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
 from mlxspec.sampling.processors import Failure, draw, process
@@ -145,7 +145,7 @@ def _sample_together(
     layout, vocab = _layout(rows), logits.shape[1]
     sampler = BatchSampler([r.sampler for r in rows], vocab)
     failed: dict[int, Failure] = {}
-    hooked = any(r.params.has_hooks for r in rows)
+    hooked = any(r.params.needs_text for r in rows)
     if hooked and ahead:
         raise ValueError("callables must know the tokens before them")
     given = _Given(
@@ -249,9 +249,9 @@ def _processed(
     parts = []
     for i, (row, start, end) in enumerate(zip(rows, layout.starts, layout.starts[1:], strict=False)):
         piece = logits[start:end]
-        if row.params.logits_processors:
+        if row.sampler.processors:
             drafts = tokens[start + 1 : end]
-            piece, failure = process(row.params.logits_processors, row.history(), drafts, piece)
+            piece, failure = process(row.sampler.processors, row.history(), drafts, piece)
             if failure is not None:
                 failed[i] = failure
         parts.append(piece)
@@ -270,7 +270,8 @@ def _drawn_or_rejected(
 
     def block(some: slice, own: mx.array) -> mx.array:
         counts = None if given.drafts is None else given.drafts[some]
-        scores = sampler.scores(own, given.owners[some], counts, part_of(given.masks, some))
+        places = positions_of(given.positions, some)
+        scores = sampler.scores(own, given.owners[some], counts, part_of(given.masks, some), positions=places)
         parts: list[mx.array] = []
         order: list[int] = []  # the positions of `parts`
         for i in rejecting:
@@ -320,7 +321,7 @@ def _by_own_samplers(
     drawing = [i for i, r in enumerate(rows) if r.params.sampler is not None]
     if not drawing:
         return chosen
-    scores = sampler.scores(given.logits, given.owners, given.drafts, given.masks)
+    scores = sampler.scores(given.logits, given.owners, given.drafts, given.masks, positions=given.positions)
     for i in drawing:
         start, end, hook = layout.starts[i], layout.starts[i + 1], rows[i].params.sampler
         if hook is None:

@@ -10,11 +10,13 @@ from typing import NoReturn
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mlxspec.cache.attention import copied
 from mlxspec.config import DraftSampling, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.constraints import Constraints
+from mlxspec.sampling.history import processors_of
 from mlxspec.sampling.noise import NoiseStream
 
 _STREAMS: dict[DraftSampling, NoiseStream | None] = {
@@ -41,12 +43,16 @@ class RowSampler:
         drafts_by: DraftSampling = "shared",
         keeps_drafts: bool = False,
         constraints: Constraints | None = None,
+        breaks: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Raises ConfigError for a logit bias on a token the model does not have."""
+        """breaks (V,): tokens that no repeated sequence goes beyond, for DRY. Raises ConfigError for a token the model does not have."""
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.is_greedy = params.temperature == 0.0
-        self.is_plain = not (params.has_penalties or params.logit_bias or params.has_hooks)
+        self.is_plain = not (
+            params.has_penalties or params.logit_bias or params.allowed_token_ids or params.needs_text
+        )
+        self.processors = (*params.logits_processors, *processors_of(params, len(prompt), breaks))
         self.stream = None if self.is_greedy else NoiseStream.TARGET
         self.draft_stream = None if self.is_greedy else _STREAMS[drafts_by]
         self.keeps_drafts = keeps_drafts and self.draft_stream is not None
@@ -55,16 +61,17 @@ class RowSampler:
         self.prompt_seen: mx.array | None = None
         self.counts: mx.array | None = None
         self.bias: mx.array | None = None
-        if params.has_penalties:
+        if params.has_penalties and not params.has_window:
             self.prompt_seen = mx.array(np.bincount(list(prompt), minlength=vocab_size)[:vocab_size] > 0)
             self.counts = mx.zeros((vocab_size,), mx.float32)
-        if params.logit_bias:
-            if max(params.logit_bias) >= vocab_size:
-                raise ConfigError(
-                    f"logit_bias names token {max(params.logit_bias)}; this model has 0 to {vocab_size - 1}."
-                )
-            bias = np.zeros(vocab_size, np.float32)
-            bias[list(params.logit_bias)] = list(params.logit_bias.values())
+        named = {"logit_bias": [*params.logit_bias], "allowed_token_ids": [*params.allowed_token_ids]}
+        for name, tokens in named.items():
+            if tokens and max(tokens) >= vocab_size:
+                raise ConfigError(f"{name} names token {max(tokens)}; this model has 0 to {vocab_size - 1}.")
+        if params.logit_bias or params.allowed_token_ids:
+            bias = np.full(vocab_size, -np.inf if params.allowed_token_ids else 0.0, np.float32)
+            bias[named["allowed_token_ids"]] = 0.0
+            bias[named["logit_bias"]] += list(params.logit_bias.values())
             self.bias = mx.array(bias)
 
     def observe(self, tokens: Sequence[int]) -> None:

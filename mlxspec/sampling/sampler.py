@@ -77,10 +77,11 @@ class BatchSampler:
         """Arrays (N, V) of float32 that are held at once, at most."""
         rows = [self.rows[o] for o in set(owners)]
         is_masked = masks is not None and any(m is not None for m in masks)
-        processed = _PENALIZED if any(r.counts is not None for r in rows) else _MASKED if is_masked else 0
+        is_penalized = any(r.counts is not None or r.params.top_n_sigma > 0.0 for r in rows)
+        processed = _PENALIZED if is_penalized else _MASKED if is_masked else 0
         if all(r.is_greedy for r in rows):
             return processed
-        shares = any(r.params.top_p < 1.0 and not r.params.top_k for r in rows)
+        shares = any((r.params.top_p < 1.0 and not r.params.top_k) or r.params.has_filters for r in rows)
         beside = (_SHARED if shares else 0) + (_REJECTED if rejects else 0)
         return _DRAWN + max(processed, beside + (_LEFT if processed else 0))
 
@@ -111,7 +112,7 @@ class BatchSampler:
         return mx.concatenate(parts)[mx.array(sorted(range(len(order)), key=order.__getitem__))]
 
     def _drawn_of_all(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:
-        return self.choose(truncated(self.rows, logits, owners), owners, positions)
+        return self.choose(truncated(self.rows, logits, owners, positions), owners, positions)
 
     def scores(
         self,
@@ -120,10 +121,11 @@ class BatchSampler:
         drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
         ids: mx.array | None = None,
+        positions: Positions | None = None,
     ) -> mx.array:
         """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1). ids (R,): logits and
-        scores are (N, R), of these tokens."""
-        return scored(self.rows, logits, owners, drafts, masks, ids)
+        scores are (N, R), of these tokens. positions: see `sample`; XTC needs them."""
+        return scored(self.rows, logits, owners, drafts, masks, ids, positions)
 
     def choose(
         self,
@@ -162,7 +164,7 @@ class BatchSampler:
             asked = self._cuts(owners, given)
             tokens, sure = survivors.draft(given, asked, keys, noisy, self.vocab_size, ids)
             return Drawn(tokens, None, sure)
-        scores = truncated(self.rows, given, owners)
+        scores = truncated(self.rows, given, owners, positions)
         tokens = self.choose(scores, owners, positions, streams, ids)
         kept = None if not keeps else scores if ids is None else spread(scores, ids, self.vocab_size)
         return Drawn(tokens, kept, confidence(given))

@@ -1,7 +1,8 @@
 """From logits to scores: the numerics of sampling as pure functions of many positions of many requests.
 
-Order: repetition, presence and frequency penalties, logit bias, forbidden tokens (`processed`), then temperature, top-k, top-p and min-p
-(`scored`). A position's result depends on its own logits, request and history alone, never on what else is in the batch; parameters that a
+Order: repetition, presence and frequency penalties, logit bias, forbidden tokens, top-n-sigma (`processed`), then temperature, top-k,
+top-p, min-p, typical-p and XTC (`scored`).
+A position's result depends on its own logits, request and history alone, never on what else is in the batch; parameters that a
 row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a position.
 """
 
@@ -14,7 +15,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxspec.config import SamplingParams
+from mlxspec.sampling import filters
 from mlxspec.sampling.bits import Bits, num_words, unpack
+from mlxspec.sampling.noise import NoiseStream, Positions, uniform
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.survivors import COLDEST, cuts, survivors
 from mlxspec.sampling.truncate import top_p_floor
@@ -27,16 +31,29 @@ def scored(
     drafts: DraftedBefore | None = None,
     masks: Sequence[Bits | None] | None = None,
     ids: mx.array | None = None,
+    positions: Positions | None = None,
 ) -> mx.array:
-    """(N, V) float32: logits of what tokens are drawn from; a greedy row's are tempered by 1. Arguments: see `processed`."""
-    return truncated(rows, processed(rows, logits, owners, drafts, masks, ids), owners)
+    """(N, V) float32: logits of what tokens are drawn from; a greedy row's are tempered by 1. Arguments: see `processed`; positions: where
+    in its row each token will stand, which XTC needs."""
+    return truncated(rows, processed(rows, logits, owners, drafts, masks, ids), owners, positions)
 
 
-def truncated(rows: Sequence[RowSampler], logits: mx.array, owners: Sequence[int]) -> mx.array:
+def truncated(
+    rows: Sequence[RowSampler], logits: mx.array, owners: Sequence[int], positions: Positions | None = None
+) -> mx.array:
     """`scored` of `processed` logits."""
     used, vocab = Positioned(rows, owners), logits.shape[1]
+    scores = _cut(logits, used, vocab)
+    return (
+        _filtered(scores, used, owners, rows, positions)
+        if any(p.has_filters for p in used.params)
+        else scores
+    )
+
+
+def _cut(logits: mx.array, used: Positioned, vocab: int) -> mx.array:
     ranked = [i for i, p in enumerate(used.params) if p.temperature > 0.0 and 0 < p.top_k < vocab]
-    if len(ranked) == len(owners):
+    if len(ranked) == len(used.params):
         found = survivors(logits, cuts(used.params, vocab))
         return spread(found.scores, found.ids, vocab)
     scores = _truncate(logits, _temper(logits.astype(mx.float32), used), used)
@@ -65,7 +82,34 @@ def processed(
         logits = _penalize(logits.astype(mx.float32), Positioned(rows, owners), drafts, ids)
     if masks is not None and any(m is not None for m in masks):
         logits = mx.where(allowed(masks, logits.shape[1]), logits, -mx.inf)
+    if any(rows[o].params.top_n_sigma > 0.0 and not rows[o].is_greedy for o in set(owners)):
+        used, off = Positioned(rows, owners), math.inf
+        sigmas = used.column(lambda r: off if r.is_greedy else float(r.params.top_n_sigma) or off)
+        logits = filters.top_n_sigma(logits.astype(mx.float32), sigmas)
     return logits
+
+
+def _filtered(
+    scores: mx.array,
+    used: Positioned,
+    owners: Sequence[int],
+    rows: Sequence[RowSampler],
+    positions: Positions | None,
+) -> mx.array:
+    """Behind typical-p and XTC. Greedy rows have neither."""
+
+    def column(read: Callable[[SamplingParams], float], off: float) -> mx.array:
+        return used.column(lambda r: off if r.is_greedy else float(read(r.params)))
+
+    if any(p.typical_p < 1.0 for p in used.params):
+        scores = filters.typical(scores, column(lambda p: p.typical_p, 1.0))
+    if any(p.xtc_probability > 0.0 for p in used.params):
+        if positions is None:
+            raise ValueError("XTC must know where tokens stand")
+        coins = uniform([rows[o].seed for o in owners], positions, NoiseStream.XTC)[:, None]
+        happens = coins < column(lambda p: p.xtc_probability, 0.0)
+        scores = filters.xtc(scores, column(lambda p: p.xtc_threshold, 1.0), happens)
+    return scores
 
 
 class DraftedBefore:
@@ -132,11 +176,11 @@ def _penalize(
         counts = counts if drafts is None else drafts.added_to(counts, logits.shape[0])
         seen = used.table(lambda r: nothing if r.prompt_seen is None else of_ids(r.prompt_seen))
         seen = seen | (counts > 0)
-        repetition = used.column(lambda r: float(r.params.repetition_penalty))
+        repetition = used.column(lambda r: 1.0 if r.counts is None else float(r.params.repetition_penalty))
         penalized = mx.where(logits > 0, logits / repetition, logits * repetition)
         logits = mx.where(seen, penalized, logits)
-        presence = used.column(lambda r: float(r.params.presence_penalty))
-        frequency = used.column(lambda r: float(r.params.frequency_penalty))
+        presence = used.column(lambda r: 0.0 if r.counts is None else float(r.params.presence_penalty))
+        frequency = used.column(lambda r: 0.0 if r.counts is None else float(r.params.frequency_penalty))
         logits = logits - presence * (counts > 0) - frequency * counts
     if any(r.bias is not None for r in used.rows):
         none = mx.zeros((vocab,))

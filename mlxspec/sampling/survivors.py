@@ -44,7 +44,7 @@ class Cuts(NamedTuple):
 
 def has_survivors(params: SamplingParams, vocab_size: int) -> bool:
     """Whether a position with these parameters is sampled here: by top-k, or greedily."""
-    return params.temperature == 0.0 or 0 < params.top_k < vocab_size
+    return params.temperature == 0.0 or (0 < params.top_k < vocab_size and not params.has_filters)
 
 
 def cuts(params: Sequence[SamplingParams], vocab_size: int) -> Cuts:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.server.blocks import Answer, BlockEvent
 from mlxspec.server.errors import ApiError
 from mlxspec.server.job_run import Delta, End, Progress, Update
-from mlxspec.server.request_parsing import Job
+from mlxspec.server.request_parsing import Job, token_ids
 from mlxspec.server.usage import Extras, drafting, progress, timings, usage
 
 if TYPE_CHECKING:
@@ -170,13 +170,26 @@ class ChoicesWriter(AnswerWriter):
 
     def whole(self) -> dict[str, Any]:
         choices = [
-            {"index": a.number, **self._said(a), "finish_reason": self._reason(a.end)} for a in self._answers
+            {
+                "index": a.number,
+                **self._said(a),
+                **self._ids(a.number, a.tokens, has_prompt=True),
+                "finish_reason": self._reason(a.end),
+            }
+            for a in self._answers
         ]
         return {**self._head, "object": self.kind, "choices": choices, **self._used()}
 
     def _said(self, answer: Answer) -> dict[str, Any]:
         """What a whole answer says, and its log-probabilities."""
         raise NotImplementedError
+
+    def _ids(self, number: int, tokens: Sequence[int], *, has_prompt: bool = False) -> dict[str, Any]:
+        """vLLM's members with the token ids of an answer and of its prompt, where the request wants them."""
+        if not self._body.get("return_token_ids"):
+            return {}
+        prompt = {"prompt_token_ids": list(token_ids(self._job.asks[number].prompt))} if has_prompt else {}
+        return {"token_ids": list(tokens), **prompt}
 
     def _reason(self, end: End | None) -> str | None:
         return None if end is None else end.reason
@@ -193,8 +206,15 @@ class ChoicesWriter(AnswerWriter):
         return {"usage": usage(self._stats(), self._job.num_prompts), **self._measured()}
 
     def _chunk(
-        self, number: int, said: Mapping[str, Any], *, reason: str | None = None, logprobs: Any = None
+        self,
+        number: int,
+        said: Mapping[str, Any],
+        *,
+        reason: str | None = None,
+        logprobs: Any = None,
+        tokens: Sequence[int] = (),
     ) -> dict[str, Any]:
-        choice = {"index": number, **said, "logprobs": logprobs, "finish_reason": reason}
+        ids = self._ids(number, tokens) if tokens else {}
+        choice = {"index": number, **said, **ids, "logprobs": logprobs, "finish_reason": reason}
         chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
         return {**chunk, "usage": None} if self._wanted.usage else chunk

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
-from mlxspec.server import log, page, request_parsing, work
+from mlxspec.server import llama_api, log, page, request_parsing, work
 from mlxspec.server.answer_writer import AnswerWriter, encode
 from mlxspec.server.chat import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
@@ -336,6 +336,17 @@ class Server:
                 **dict.fromkeys(("modelfile", "parameters", "template"), ""),
             }
         )
+
+    async def _ollama_running(self, asked: Asked, reply: Reply) -> None:
+        await reply.json(llama_api.running(self.models))
+
+    async def _props(self, asked: Asked, reply: Reply) -> None:
+        name = self.models.resolve(asked.request.query_params.get("model"))
+        async with self.models.use(name) as loaded:
+            await reply.json(llama_api.props(loaded.name, loaded.engine, loaded.params or self.config.params))
+
+    async def _slots(self, asked: Asked, reply: Reply) -> None:
+        await reply.json(llama_api.slots(self.models))
 
     async def _ollama_version(self, asked: Asked, reply: Reply) -> None:
         await reply.json({"version": __version__})

@@ -76,13 +76,13 @@ class ChatWriter(ChoicesWriter):
             yield self._chunk(answer.number, {"delta": {"role": "assistant", "content": ""}})
 
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
-        logprobs = _logprobs(update.logprobs)
+        logprobs, tokens = _logprobs(update.logprobs), update.tokens
         found = [(place, _delta(answer, event)) for place, event in answer.take(update)]
         deltas = [(place, delta) for place, delta in found if delta is not None]
-        for place, delta in deltas or ([(0, {})] if logprobs else []):
-            chunk = self._chunk(answer.number, {"delta": delta}, logprobs=logprobs)
+        for place, delta in deltas or ([(0, {})] if logprobs or self._ids(answer.number, tokens) else []):
+            chunk = self._chunk(answer.number, {"delta": delta}, logprobs=logprobs, tokens=tokens)
             yield chunk | self._wanted.beside(update, place)
-            logprobs = None
+            logprobs, tokens = None, ()
 
     def _said(self, answer: Answer) -> dict[str, Any]:
         content, reasoning = answer.text("text"), answer.text("thinking")

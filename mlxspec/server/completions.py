@@ -40,14 +40,26 @@ class CompletionWriter(ChoicesWriter):
 
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
         text = _text(update)
-        if text or update.logprobs:
+        if text or update.logprobs or self._ids(answer.number, update.tokens):
             logprobs = _logprobs(update.logprobs, self._offsets[answer.number])
             self._offsets[answer.number] += sum(len(_shown(t.data)) for t in update.logprobs)
-            yield self._chunk(answer.number, {"text": text}, logprobs=logprobs) | self._wanted.beside(update)
+            chunk = self._chunk(answer.number, {"text": text}, logprobs=logprobs, tokens=update.tokens)
+            yield chunk | self._wanted.beside(update)
 
     def _said(self, answer: Answer) -> dict[str, Any]:
-        echo = self._echo[answer.number]
-        return {"text": echo + answer.text("text"), "logprobs": _logprobs(answer.logprobs, len(echo))}
+        echo, is_wanted = self._echo[answer.number], self._body.get("max_tokens") != 0
+        text, own = (answer.text("text"), answer.logprobs) if is_wanted else ("", [])
+        if not self._job.first_tokens:
+            return {"text": echo + text, "logprobs": _logprobs(own, len(echo))}
+        told = () if answer.end is None else answer.end.prompt_logprobs
+        first = self._job.first_tokens[answer.number]
+        return {"text": echo + text, "logprobs": _with_first(first, _logprobs([*told, *own], len(first)))}
+
+    def _used(self) -> dict[str, Any]:
+        used = super()._used()
+        if self._body.get("max_tokens") == 0:
+            used["usage"] |= {"completion_tokens": 0, "total_tokens": used["usage"]["prompt_tokens"]}
+        return used
 
     def _reason(self, end: End | None) -> str | None:
         return "stop" if end is not None and end.reason == "tool_calls" else super()._reason(end)
@@ -70,6 +82,12 @@ def _logprobs(found: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]
     }
 
 
+def _with_first(first: str, found: dict[str, list[Any]] | None) -> dict[str, list[Any]]:
+    """Log-probabilities with a prompt's first token in front, which has none."""
+    lead = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [own, *(found or {}).get(name, [])] for name, own in lead.items()}
+
+
 def _shown(data: bytes) -> str:
     return data.decode("utf-8", errors="replace")
 
@@ -90,10 +108,13 @@ class LlamaWriter(AnswerWriter):
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
         answer.take(update)
         said = {"content": _text(update), "tokens": self._tokens(update.tokens), "stop": False}
+        said |= _probabilities(update.logprobs)
         yield {**_counted(answer, update.stats), **said, **self._wanted.beside(update)}
 
     def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
-        yield {**self._whole(answer, end), "content": "", "tokens": []}
+        last = self._whole(answer, end)
+        last.pop("completion_probabilities", None)  # each chunk had its own
+        yield {**last, "content": "", "tokens": []}
 
     def _tokens(self, tokens: Sequence[int]) -> list[int]:
         return list(tokens) if self._body.get("return_tokens") else []
@@ -104,6 +125,7 @@ class LlamaWriter(AnswerWriter):
         return {
             **_counted(answer, stats),
             "content": text,
+            **_probabilities(answer.logprobs),
             "tokens": self._tokens(answer.tokens),
             "stop": True,
             "model": self._model,
@@ -116,6 +138,22 @@ class LlamaWriter(AnswerWriter):
             "timings": timings([stats]),
             "mlxspec": drafting([stats], self._job.notices),
         }
+
+
+def _probabilities(found: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """llama.cpp's form of log-probabilities."""
+
+    def entry(token: int, data: bytes, logprob: float) -> dict[str, Any]:
+        return {"id": token, "token": _shown(data), "bytes": list(data), "logprob": finite(logprob)}
+
+    told = [
+        {
+            **entry(t.token, t.data, t.logprob),
+            "top_logprobs": [entry(o.token, o.data, o.logprob) for o in t.top],
+        }
+        for t in found
+    ]
+    return {"completion_probabilities": told} if told else {}
 
 
 def _counted(answer: Answer, stats: RequestStats) -> dict[str, Any]:

@@ -64,13 +64,14 @@ class Delta:
 @dataclass(frozen=True, kw_only=True)
 class End:
     """Answer `choice` is complete. cause: the model (or a grammar) ended it, a stop string did, or there was no room for more tokens,
-    by the request's limit or in the context. stop_string: the one that ended it."""
+    by the request's limit or in the context. stop_string: the one that ended it. prompt_logprobs: where they are wanted."""
 
     choice: int
     reason: EndReason
     cause: EndCause
     stats: RequestStats
     stop_string: str | None = None
+    prompt_logprobs: Sequence[TokenLogprob] = ()
 
 
 Update = Progress | Delta | End
@@ -191,6 +192,7 @@ class JobRun:
                     cause=cause,
                     stats=stats,
                     stop_string=request.answer.stop_string,
+                    prompt_logprobs=request.prompt_logprobs or (),
                 )
             else:
                 # the first says what the prefix cache had

@@ -190,6 +190,7 @@ class Models:
                 "drafters": list(engine.chain.drafters),
                 "draft": list(engine.spec.drafters),
                 "policy": engine.spec.policy,
+                "max_rows": engine.config.max_rows,
                 "capabilities": [word for word, holds in can.items() if holds],
             }
         return self._facts.get(name, {})
@@ -197,6 +198,11 @@ class Models:
     def meta(self, name: str) -> dict[str, Any]:
         """The facts, and whether it is loaded."""
         return {"loaded": self._engine(name) is not None, **self.facts(name)}
+
+    def loaded_facts(self) -> dict[str, Any]:
+        """Of the model in memory, empty where none is."""
+        name = self._name
+        return {} if name is None or self._engine(name) is None else self.facts(name)
 
     def _engine(self, name: str) -> Engine | None:
         loading = self._loading

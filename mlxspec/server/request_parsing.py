@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
@@ -24,6 +25,7 @@ from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
 from mlxspec.server.fit_context import fitting
+from mlxspec.server.forms.completions import has_several
 from mlxspec.server.images import decode_limits, holds_images, placed
 from mlxspec.server.limits import ServerLimits
 from mlxspec.server.messages import call_lead, render_conversation, without_unseen_answers
@@ -32,9 +34,15 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 _PLAIN = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "ignore_eos", "thinking_budget", "loop_breaker", "max_tokens",
+    "temperature", "top_p", "top_k", "min_p", "top_n_sigma", "typical_p", "xtc_probability", "xtc_threshold", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "allowed_token_ids", "stop_token_ids", "min_tokens", "ignore_eos", "thinking_budget", "loop_breaker",
+    "max_tokens",
 )  # fmt: skip
+_WHOLE = (
+    "top_k", "max_tokens", "thinking_budget", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "min_tokens",
+)  # fmt: skip
+_NEVER = -1e9  # a bias
 _SEED_BITS = 2**63 - 1
 _AUTO, _NONE = ToolChoice(kind="auto"), ToolChoice(kind="none")
 
@@ -52,7 +60,7 @@ class Job:
     """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be called;
     only_tools: calls of others are text. goes_on: which part of the last message the answers continue. compiled: of the parameters that all
     answers share. notices: what the client is told of its request. prompts: of each answer as text, where the client wants to see it.
-    fingerprint: of the model."""
+    first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. fingerprint: of the model."""
 
     asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
@@ -67,6 +75,7 @@ class Job:
     compiled: Compiled | None = None
     notices: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
+    first_tokens: tuple[str, ...] = ()
     fingerprint: str = ""
 
     def parser(self) -> OutputParser | None:
@@ -112,12 +121,16 @@ def completion_job(
 ) -> Job:
     """Of /v1/completions: one or several prompts, continued as they stand."""
     prompts = _prompts(body["prompt"], engine)
-    logprobs = body.get("logprobs")
-    if body.get("echo") and logprobs is not None:
-        raise BadField(
-            "echo", "echo and logprobs together are not possible: the prompt's own are not computed."
-        )
+    logprobs = body.get("logprobs") if body.get("logprobs") is not None else body.get("n_probs") or None
     extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
+    if body.get("echo") and logprobs is not None:
+        if body.get("stream"):
+            raise BadField("echo", "echo and logprobs together are not streamed: leave stream out.")
+        extra["prompt_logprobs"] = True
+    if body.get("max_tokens") == 0:
+        if not body.get("echo"):
+            raise BadField("max_tokens", "max_tokens 0 needs echo.")
+        body = {**body, "max_tokens": 1}  # which is sampled with the prompt's last forward, and left out
     notices: list[str] = []
     wanted = answer_format(body)
     if wanted is not None and wanted.kind == "json_schema":
@@ -127,6 +140,7 @@ def completion_job(
     params = _params(body, defaults, extra, min(map(len, prompts)), engine)
     asks, tokenizer, spec = _asks(prompts, params, body), engine.tokenizer, spec_of(body, engine)
     shown = asks if shows_prompts or body.get("echo") else ()
+    first = asks if params.prompt_logprobs and tokenizer is not None else ()
     return Job(
         asks=asks,
         spec=spec,
@@ -134,6 +148,9 @@ def completion_job(
         timeout=body.get("timeout"),
         notices=(*notices, *_unused(spec)),
         prompts=tuple("" if tokenizer is None else tokenizer.decode(token_ids(a.prompt)) for a in shown),
+        first_tokens=tuple(
+            "" if tokenizer is None else tokenizer.decode(token_ids(a.prompt)[:1]) for a in first
+        ),
     )
 
 
@@ -362,18 +379,18 @@ def _params(
     engine: Engine,
 ) -> SamplingParams:
     given = {name: body[name] for name in _PLAIN if body.get(name) is not None}
-    given = {
-        k: int(v) if isinstance(v, float) and k in ("top_k", "max_tokens", "thinking_budget") else v
-        for k, v in given.items()
-    }
+    given = {k: int(v) if isinstance(v, float) and k in _WHOLE else v for k, v in given.items()}
     given |= extra
     room = max(1, engine.max_context - num_prompt)
     if "max_tokens" not in given:
         given["max_tokens"] = min(defaults.max_tokens, room)
     elif given["max_tokens"] == -1:
         given["max_tokens"] = room
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
+    for name in ("top_k", "top_n_sigma"):
+        if given.get(name) == -1:
+            given[name] = 0
+    if body.get("include_stop_str_in_output") is not None:
+        given["keeps_stop"] = body["include_stop_str_in_output"]
     if given.get("thinking_budget") == -1:
         given["thinking_budget"] = None
     if body.get("seed") is not None:
@@ -384,7 +401,7 @@ def _params(
     if body.get("bad_words") is not None:
         given["bad_words"] = tuple(body["bad_words"])
     if body.get("logit_bias"):
-        given["logit_bias"] = {int(k): v for k, v in body["logit_bias"].items()}
+        given["logit_bias"] = _biases(body["logit_bias"], engine)
         size = engine.model.vocab_size
         if max(given["logit_bias"]) >= size:
             raise BadField(
@@ -393,6 +410,34 @@ def _params(
     if any(name in given for name in ("json_schema", "regex", "lark")):
         given = {"json_schema": None, "regex": None, "lark": None, **given}
     return replace(defaults, **given)
+
+
+def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine) -> dict[int, float]:
+    """OpenAI's object, or llama.cpp's pairs. Raises BadField."""
+    if isinstance(given, Mapping):
+        return {int(k): v for k, v in given.items()}
+    found: dict[int, float] = {}
+    for place, (token, bias) in enumerate(given):
+        is_id = (
+            isinstance(token, (int, float))
+            and not isinstance(token, bool)
+            and token >= 0
+            and token == int(token)
+        )
+        is_text = isinstance(token, str) and engine.tokenizer is not None
+        is_number = isinstance(bias, (int, float)) and bias is not True and abs(bias) <= 100
+        if not (is_id or is_text) or not is_number:
+            raise BadField(
+                f"logit_bias[{place}]",
+                f"logit_bias[{place}] must be a token id or a text, and a number from -100 to 100 or false.",
+            )
+        tokens = (
+            [int(token)]
+            if is_id or engine.tokenizer is None
+            else engine.tokenizer.encode(token, special=False)
+        )
+        found |= dict.fromkeys(tokens, _NEVER if bias is False else float(bias))
+    return found
 
 
 def _asks(
@@ -413,12 +458,15 @@ def _prompts(given: Any, engine: Engine) -> list[list[int]]:
         raise ConfigError(f"{engine.name} has no tokenizer.")
     if holds_images(given):
         raise BadField("images", "A raw prompt holds no images; use the chat format.")
-    several = given if isinstance(given, list) and not isinstance(given[0], (int, float)) else [given]
-    most, encode = engine.max_context, engine.tokenizer.encode
-    out = [
-        encode(p, most=most, pause=check_wanted) if isinstance(p, str) else [int(t) for t in p]
-        for p in several
-    ]
+    several = given if has_several(given) else [given]
+    encode = partial(engine.tokenizer.encode, most=engine.max_context, pause=check_wanted)
+    out = []
+    for prompt in several:
+        parts = [prompt] if isinstance(prompt, str) else prompt
+        tokens: list[int] = []
+        for part in parts:
+            tokens += encode(part, special=not tokens) if isinstance(part, str) else [int(part)]
+        out.append(tokens)
     for place, tokens in enumerate(out):
         if not tokens:
             raise BadField(f"prompt[{place}]", "The prompt is empty.")

@@ -72,7 +72,10 @@ ROUTES: tuple[RouteForm, ...] = (
     _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503"),
     _get("/limits", "limits", "Bounds on the work that a client may cause.", {"type": "object"}),
     _get("/metrics", "metrics", "Counters for Prometheus.", ("text/plain",)),
+    _get("/props", "props", "What llama.cpp tells of a model.", models.PropsAnswer),
+    _get("/slots", "slots", "Places for rows, and how many are busy.", models.SlotsAnswer),
     _get("/openapi.json", "openapi", "This description.", {"type": "object"}),
     _get("/api/tags", "ollama_tags", "The models of this server.", ollama.OllamaTags),
+    _get("/api/ps", "ollama_running", "The models in memory.", ollama.OllamaRunning),
     _get("/api/version", "ollama_version", "Its version.", ollama.OllamaVersion),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.config import SamplingParams
 from mlxspec.sampling.grammar import source_bytes
 from mlxspec.server.errors import BadField
+from mlxspec.server.forms.completions import has_several
 from mlxspec.server.limits import ServerLimits
 from mlxspec.server.request_parsing import Job
 
@@ -25,8 +26,7 @@ _CONSTRAINTS = (
 def check_number_of_answers(body: Mapping[str, Any], limits: ServerLimits) -> None:
     """Raises BadField."""
     prompt = body.get("prompt")
-    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (list, str))
-    asked = int(body.get("n") or 1) * (len(prompt) if several else 1)  # type: ignore[arg-type]
+    asked = int(body.get("n") or 1) * (len(prompt) if has_several(prompt) else 1)  # type: ignore[arg-type]
     if asked > limits.max_answers:
         raise BadField("n", f"A request may ask for {limits.max_answers} answers at most, not {asked}.")
 

@@ -99,10 +99,19 @@ def test_unknown_words(run: Run, arguments: list[str], words: tuple[str, ...]) -
 
 def test_every_field_has_a_flag() -> None:
     """A new option of the config classes must be reachable from here, or be left out on purpose."""
-    left_out = {"logit_bias", "ignore_eos", "drafters", "max_waiting"}
+    left_out = {
+        "logit_bias",
+        "ignore_eos",
+        "drafters",
+        "max_waiting",
+        "allowed_token_ids",
+        "stop_token_ids",
+        "keeps_stop",
+    }
     left_out |= {
         "logprobs",
         "top_logprobs",
+        "prompt_logprobs",
         "thinking_tags",
         "logits_processors",
         "sampler",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -35,6 +36,30 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(FILE)
     monkeypatch.setenv("MLXSPEC_CONFIG", str(path))
     return path
+
+
+def test_a_table_of_a_model(file: Path) -> None:
+    """It wins over all else of the file, for that model; the command line wins over it."""
+    file.write_text(
+        FILE + '[models.big]\ntemp = 0.1\nthinking = "off"\n[models."owner/other"]\nmin-p = 0.2\n'
+    )
+    args = options.parse(["serve", "--model", "big=demo", "--model", "owner/other", "--preset", "coder"])
+    big, other = options.for_model(args, "big", "demo"), options.for_model(args, "other", "owner/other")
+    assert (big.temp, big.thinking, big.min_p, big.max_tokens) == (0.1, "off", None, 300)
+    assert (other.temp, other.thinking, other.min_p) == (0.2, None, 0.2)
+    args = options.parse(["serve", "--model", "big=demo", "--temperature", "0.9"])
+    assert options.for_model(args, "big", "demo").temp == 0.9
+    for wrong, said in (
+        ("tmep = 1", "no option 'tmep' for [models.big]"),
+        ('model = "x"', "model"),
+        ("temp = 'hot'", "--temp"),
+    ):
+        file.write_text(f"[models.big]\n{wrong}\n")
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            options.for_model(options.parse(["serve"]), "big", "demo")
+    file.write_text("models = 3\n")
+    with pytest.raises(ConfigError, match="holds the options of a model"):
+        options.parse(["serve"])
 
 
 def test_what_wins(file: Path) -> None:

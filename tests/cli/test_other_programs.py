@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from cli_runs import Run, refused
 from flags_page import PAGE, with_tables
+from planting import catches
 
 from mlxspec.cli import options, other_programs
 from mlxspec.config import MAX_CONTEXT
 from mlxspec.errors import ConfigError
-from tests.planting import catches
 
 FLAGS = Path(__file__).with_name("llama_server_flags.txt").read_text(encoding="utf-8").splitlines()
 DIFFERENT = ("--draft",)  # names of ours that other programs use for something else

@@ -29,6 +29,7 @@ from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted, gumbel
+from mlxspec.sampling.processors import process
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import rounding, tiny_models
@@ -167,16 +168,18 @@ def top_gap(
     row = RowSampler(params, prompt, model.vocab_size)
     row.observe(answer)
     sampler = BatchSampler([row], model.vocab_size)
-    logits = sampler.scores(out.logits, [0])
+    given, failure = process(row.processors, history, mx.array([], mx.int32), out.logits)
+    assert failure is None
+    logits = sampler.scores(given, [0], positions=[len(history)])
     if not row.is_greedy:
         logits = logits + gumbel([row.seed], [len(history)], model.vocab_size)
     best = np.sort(np.asarray(logits[0]))[::-1]
-    chosen = sampler.sample(out.logits, [0], [len(history)]).item()
+    chosen = sampler.sample(given, [0], [len(history)]).item()
     assert (
         np.asarray(logits[0])[chosen] == best[0]
     )  # the gap is that of the very numbers the choice was made from
     gap = float(best[0] - (best[1] if other is None else np.asarray(logits[0])[other]))
-    scores = np.asarray(sampler.scores(out.logits, [0])[0])
+    scores = np.asarray(sampler.scores(given, [0], positions=[len(history)])[0])
     largest = float(np.abs(scores[np.isfinite(scores)]).max())
     near = NEAR_TIE if model.dtype == mx.float32 else _ULPS * mx.finfo(model.dtype).eps * largest
     return gap, near + rounding.of_code(kv_bits, len(history)) * largest

@@ -147,6 +147,22 @@ def _params(rng: np.random.Generator) -> SamplingParams:
         chosen.pop("bad_words", None)  # a banned letter may leave a grammar without any way on
     else:
         chosen |= maybe(0.5, ignore_eos=True)
+    rng = np.random.default_rng(
+        chosen["seed"]
+    )  # what stands above is drawn as it was before these were there
+    chosen |= maybe(0.1, top_n_sigma=float(rng.choice([0.5, 1.0, 2.0])))
+    chosen |= maybe(0.1, typical_p=float(rng.choice([0.3, 0.9])))
+    chosen |= maybe(0.1, xtc_probability=float(rng.choice([0.5, 1.0])), xtc_threshold=0.05)
+    chosen |= maybe(
+        0.1, dry_multiplier=float(rng.choice([0.8, 4.0])), dry_allowed_length=int(rng.choice([1, 2]))
+    )
+    chosen |= maybe(0.15, repeat_last_n=int(rng.choice([0, 4, 16])))
+    chosen |= maybe(0.1, allowed_token_ids=[*range(10, tiny_models.EOS + 1)])
+    chosen |= maybe(0.1, stop_token_ids=[int(rng.integers(0, tiny_models.EOS))], keeps_stop=True)
+    if not {"json_schema", "regex", "lark"} & chosen.keys():
+        chosen |= maybe(0.1, min_tokens=int(rng.integers(1, chosen["max_tokens"] + 1)))
+    else:
+        chosen.pop("allowed_token_ids", None)  # which may leave a grammar without any way on
     return SamplingParams(**chosen)
 
 

@@ -38,12 +38,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """why: ends the sentence "FIELD cannot be honoured: ...". neutral: values that ask for nothing and are accepted; null always is.
-    only_with: refused only beside one of these fields."""
+    """why: ends the sentence "FIELD cannot be honoured: ...". neutral: values that ask for nothing and are accepted; null always is."""
 
     why: str
     neutral: tuple[Any, ...] = ()
-    only_with: tuple[str, ...] = ()
 
 
 OFF: tuple[Any, ...] = (False, 0, "", [], {})
@@ -161,7 +159,7 @@ def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:
     ignored = []
     for owner, path, name, value in unknown(checked):
         if name in owner.refused:
-            _refuse(path, value, owner.refused[name], body)
+            _refuse(path, value, owner.refused[name])
         elif name not in owner.harmless:
             ignored.append(path)
     return ignored
@@ -182,11 +180,9 @@ def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str
             yield from unknown(item, f"{path}[{place}]")
 
 
-def _refuse(path: str, value: Any, refused: Refused, body: Mapping[str, Any]) -> None:
+def _refuse(path: str, value: Any, refused: Refused) -> None:
     """Raises BadField unless the value asks for nothing."""
     if value is None or value in refused.neutral:
-        return
-    if refused.only_with and not any(body.get(name) is not None for name in refused.only_with):
         return
     raise BadField(path, f"{path} cannot be honoured: {refused.why}.")
 

@@ -115,6 +115,7 @@ class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     continue_final_message: t.Flag = t.optional(
         "the answer goes on with the last message, the assistant's; so it does unless this is false"
     )
+    return_token_ids: t.Flag = t.optional("token ids beside each answer")
     logprobs: t.Flag = None
     top_logprobs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
@@ -145,7 +146,9 @@ _Message = t.answer(
     role=Literal["assistant"], content=str | None, refusal=None, reasoning_content=str, reasoning=str, tool_calls=t.many(_Call),
 )  # fmt: skip
 _Choice = t.answer(
-    "ChatChoice", index=int, message=_Message, logprobs=t.either(_Logprobs, None), finish_reason=Literal["stop", "length", "tool_calls"]
+    "ChatChoice", "token_ids prompt_token_ids",
+    token_ids=list[shared.Count], prompt_token_ids=list[shared.Count], index=int, message=_Message,
+    logprobs=t.either(_Logprobs, None), finish_reason=Literal["stop", "length", "tool_calls"]
 )  # fmt: skip
 ChatAnswer = t.answer(
     "ChatAnswer",

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, RootModel, Tag
 
-from mlxspec.config import MAX_TOP_LOGPROBS
+from mlxspec.config import MAX_CONTEXT, MAX_TOP_LOGPROBS
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import chat, shared
-from mlxspec.server.forms.shared import Count
+from mlxspec.server.forms.shared import Count, TokenId
 
-TokenId = Annotated[int, t.Range(0, 1 << 30)]
 _Prompt = Annotated[str, Field(min_length=1, max_length=1 << 24)]
-_Ids = Annotated[t.Many[TokenId], Field(min_length=1)]
+_Mixed = Annotated[t.Many[TokenId | _Prompt], Field(min_length=1)]
 _Several = Field(min_length=1, max_length=64)
 
 
+def has_several(prompt: Any) -> bool:
+    """Whether a body's `prompt` is several prompts. A list with a number in it is one: of ids, and texts between them."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], (int, float)):
+        return False
+    return not any(isinstance(part, (int, float)) for part in prompt)
+
+
 def _kind_of_prompt(value: Any) -> str:
-    first = value[0] if isinstance(value, list) and value else None
-    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "one"
+    return "several" if has_several(value) else "one"
 
 
 class WithPrompt(shared.Continued):
     prompt: Annotated[
-        Annotated[_Prompt | _Ids, Tag("one")]
-        | Annotated[t.Many[_Prompt], _Several, Tag("texts")]
-        | Annotated[t.Many[_Ids], _Several, Tag("lists")],
+        Annotated[_Prompt | _Mixed, Tag("one")]
+        | Annotated[t.Many[_Prompt | _Mixed], _Several, Tag("several")],
         Discriminator(_kind_of_prompt),
     ]
 
@@ -36,13 +40,26 @@ class CompletionRequest(WithPrompt):
     logprobs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = t.optional(
         "so many likeliest tokens at each place"
     )
-    echo: t.Flag = None  # fmt: skip
+    echo: t.Flag = t.optional(
+        "the text begins with the prompt; with logprobs, and not streamed, its tokens have theirs"
+    )
+    max_tokens: Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))] | None = t.optional(
+        "-1: to the context's end; 0: with echo, the prompt alone"
+    )
+    return_token_ids: t.Flag = t.optional("token ids beside each answer")
 
 
 class NativeRequest(WithPrompt):
     """llama.cpp's own form of the same."""
 
     return_tokens: t.Flag = t.optional("token ids beside the text")
+    n_probs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = t.optional(
+        "so many likeliest tokens at each place, in completion_probabilities"
+    )
+    refused: ClassVar = {
+        **{name: why for name, why in shared.REFUSED.items() if name not in ("n_probs", "return_tokens")},
+        **t.refuse("return_token_ids", "use return_tokens", *t.OFF),
+    }
 
 
 class TokenizeRequest(shared.Body):
@@ -61,16 +78,22 @@ class DetokenizeRequest(shared.Body):
 # --- answers
 
 _Logprobs = t.answer(
-    "CompletionLogprobs", tokens=list[str], token_logprobs=list[float], top_logprobs=list[dict[str, float]], text_offset=list[Count]
+    "CompletionLogprobs", tokens=list[str], token_logprobs=list[float | None], top_logprobs=list[dict[str, float] | None],
+    text_offset=list[Count]
 )  # fmt: skip
 _Choice = t.answer(
-    "CompletionChoice", index=Count, text=str, logprobs=t.either(_Logprobs, None), finish_reason=Literal["stop", "length"]
+    "CompletionChoice", "token_ids prompt_token_ids", token_ids=list[Count], prompt_token_ids=list[Count],
+    index=Count, text=str, logprobs=t.either(_Logprobs, None), finish_reason=Literal["stop", "length"]
 )  # fmt: skip
 CompletionAnswer = t.answer(
     "CompletionAnswer", **shared.HEAD, object=Literal["text_completion"], choices=t.many(_Choice), usage=shared.Usage, **shared.MEASURED
 )  # fmt: skip
+_Probable = t.answer(
+    "Probable", "top_logprobs", id=Count, token=str, bytes=list[Count], logprob=float, top_logprobs=list[Any]
+)
 NativeAnswer = t.answer(
-    "NativeAnswer", index=Count, content=str, tokens=list[Count], stop=bool, model=str, tokens_predicted=Count, tokens_evaluated=Count,
+    "NativeAnswer", "completion_probabilities", completion_probabilities=t.many(_Probable),
+    index=Count, content=str, tokens=list[Count], stop=bool, model=str, tokens_predicted=Count, tokens_evaluated=Count,
     tokens_cached=Count, generation_settings=dict[str, Any], prompt=str, has_new_line=bool, truncated=bool,
     stop_type=Literal["eos", "word", "limit"], **shared.MEASURED,
 )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import RootModel
 
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms.shared import Count
@@ -19,5 +21,16 @@ ModelsAnswer = t.answer(
     "Models", object=Literal["list"], data=t.many(ModelAnswer), has_more=bool, first_id=str, last_id=str
 )
 HealthAnswer = t.answer("Health", status=str, model=str)
+PropsAnswer = t.answer(
+    "Props", default_generation_settings=dict[str, Any], total_slots=int, model_alias=str, model_path=str, modalities=dict[str, bool],
+    chat_template=str, build_info=str,
+)  # fmt: skip
+Slot = t.answer("Slot", id=Count, n_ctx=Count, speculative=bool, is_processing=bool)
+
+
+class SlotsAnswer(RootModel[list[Slot]]):  # type: ignore[valid-type]
+    """Places for rows."""
+
+
 PromptAnswer = t.answer("Prompt", prompt=str)
 ContentAnswer = t.answer("Content", content=str)

@@ -140,5 +140,8 @@ OllamaTags = t.answer("OllamaTags", models=t.many(t.answer("OllamaModel", **_NAM
 OllamaShown = t.answer(
     "OllamaShown", **_NAMED, capabilities=list[str], model_info=dict[str, Any], modelfile=str, parameters=str, template=str
 )  # fmt: skip
+OllamaRunning = t.answer(
+    "OllamaRunning", models=t.many(t.answer("OllamaLoaded", **_NAMED, size_vram=Count, context_length=Count))
+)
 OllamaVersion = t.answer("OllamaVersion", version=str)
 OllamaError = t.answer("OllamaError", error=str)

@@ -28,10 +28,15 @@ Grammar = Annotated[str, Field(min_length=1, max_length=100_000)]
 Choices = Annotated[
     t.Many[Annotated[str, Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=1000)
 ]
-Biases = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, t.Range(-100, 100)]],
+Bias = Annotated[float, t.Range(-100, 100)]
+Biases = Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Bias], Field(max_length=10_000)]
+BiasPairs = Annotated[
+    t.Many[Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]],
     Field(max_length=10_000),
 ]
+TokenId = Annotated[int, t.Range(0, 1 << 30)]
+TokenIds = Annotated[t.Many[TokenId], Field(max_length=10_000)]
+LastTokens = Annotated[int, t.Range(-1, MAX_CONTEXT)]
 Drafter = Literal[DRAFTER_NAMES]  # type: ignore[valid-type]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -61,17 +66,10 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("reasoning", "use reasoning_effort"),
     **t.refuse("thinking", "use enable_thinking"),
     # samplers of llama.cpp
-    **t.refuse("dry_multiplier dynatemp_range mirostat xtc_probability", NO_SAMPLER, *t.OFF),
-    **t.refuse("top_n_sigma", NO_SAMPLER, -1, 0),
-    **t.refuse("typical_p", NO_SAMPLER, 1),
+    **t.refuse("dynatemp_range mirostat", NO_SAMPLER, *t.OFF),
     **t.refuse("adaptive_target", NO_SAMPLER, -1),
     **t.refuse("min_keep", NO_SAMPLER, 0, 1),
     **t.refuse("samplers", "the order of samplers is fixed", *t.OFF),
-    "repeat_last_n": t.Refused(
-        why="penalties count the whole text",
-        neutral=(-1,),
-        only_with=("repeat_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    ),
     # the rest of llama.cpp
     **t.refuse("chat_format chat_parser generation_prompt reasoning_budget_start_tag reasoning_budget_end_tag", _TEMPLATE_TELLS),
     **t.refuse("preserved_tokens reasoning_budget_end_tags", "they are read off the chat template", *t.OFF),
@@ -94,27 +92,22 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("draft_vocab draft_bits draft_kv_bits", _AT_START),
     # vLLM
     **t.refuse("add_special_tokens", "the chat template writes them", False),
-    **t.refuse("allowed_token_ids", "use a grammar", *t.OFF),
     **t.refuse("cache_salt", "the prefix cache is shared by all clients; --prefix-budget 0 keeps none"),
     **t.refuse("chat_template", "templates come with the model"),
     **t.refuse("documents", "put them into a message", *t.OFF),
     **t.refuse("ec_transfer_params kv_transfer_params", "this server runs on one machine"),
     **t.refuse("guided_whitespace_pattern", _JSON_SPACE),
     **t.refuse("include_reasoning", "leave reasoning_content out where it is read", True),
-    **t.refuse("include_stop_str_in_output", "a stop string is not part of the answer", *t.OFF),
     **t.refuse("length_penalty", "this server has no beam search", 1),
     **t.refuse("use_beam_search", "this server has no beam search", *t.OFF),
     **t.refuse("logits_processors", "code is not taken from requests", *t.OFF),
     **t.refuse("logprob_token_ids", "use top_logprobs"),
     **t.refuse("media_io_kwargs mm_processor_kwargs", TEXT_ONLY, *t.OFF),
-    **t.refuse("min_tokens", "use ignore_eos with max_tokens, or a grammar", *t.OFF),
-    **t.refuse("prompt_logprobs", _NOT_RETURNED),
+    **t.refuse("prompt_logprobs", "/v1/completions has echo with logprobs"),
     **t.refuse("return_tokens_as_token_ids", _NOT_RETURNED, *t.OFF),
     **t.refuse("repetition_detection", "use repetition_penalty"),
     **t.refuse("return_prompt_text", "use /apply-template", *t.OFF),
-    **t.refuse("return_token_ids", "use /tokenize", *t.OFF),
     **t.refuse("skip_special_tokens", "special tokens are no text", True),
-    **t.refuse("stop_token_ids", "use stop", *t.OFF),
     **t.refuse("truncate_prompt_tokens", "a prompt is read whole or refused", -1),
     **t.refuse("vllm_xargs", "this server has no such extensions", *t.OFF),
     **t.refuse("watermarking", "this server does not watermark", *t.OFF),
@@ -128,6 +121,7 @@ def one_answer(what: str, logprobs: str, last: str) -> dict[str, t.Refused]:
         **REFUSED,
         **t.refuse("n n_cmpl", f"an answer of this API is one {what}", 1),
         **t.refuse("logprobs top_logprobs", f"this API {logprobs}", *t.OFF),
+        **t.refuse("return_token_ids", "/v1/chat/completions and /v1/completions return them", *t.OFF),
         **t.refuse("continue_final_message", "a last message of the assistant's is continued", True),
         **t.refuse("add_generation_prompt", f"the last {last} decides", True),
         **t.refuse("modalities", TEXT_ONLY, ["text"]),
@@ -148,8 +142,7 @@ HARMLESS: dict[str, str] = {
     **t.harmless("sse_ping_interval", "the server's own interval is 10 s"),
     **t.harmless("backend_sampling", "about where sampling runs"),
     **t.harmless(
-        "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers dynatemp_exponent mirostat_tau mirostat_eta xtc_threshold"
-        " adaptive_decay truncation_side",
+        "dynatemp_exponent mirostat_tau mirostat_eta adaptive_decay truncation_side",
         "has an effect only beside a field that is refused",
     ),
     # vLLM
@@ -200,6 +193,18 @@ class Prediction(t.Fields):
     content: t.Text | t.Many[PredictedText]
 
 
+class Speculative(t.Fields):
+    """llama.cpp's names, in an object."""
+
+    n_max: DraftLength | None = None
+    n_min: LeastDraft | None = None
+    p_min: t.Fraction | None = None
+    refused: ClassVar = {
+        **t.refuse("type types", "use draft"),
+        **t.refuse("ngram_size_n ngram_size_m ngram_min_hits", _AT_START),
+    }
+
+
 class Generation(t.Fields):
     """Fields with the same name in every API."""
 
@@ -217,6 +222,10 @@ class Generation(t.Fields):
     top_p: Annotated[float, t.Range(0, 1, above=True)] | None = None
     top_k: Annotated[int, t.Range(-1, 1 << 30)] | None = t.optional("0 or -1: off")
     min_p: t.Fraction | None = None
+    top_n_sigma: Annotated[float, t.Range(0, 1000, also=(-1,))] | None = t.optional("0 or -1: off")
+    typical_p: Annotated[float, t.Range(0, 1)] | None = None
+    xtc_probability: t.Fraction | None = None
+    xtc_threshold: t.Fraction | None = None
     repetition_penalty: Factor | None = None
     repeat_penalty: Factor | None = t.optional(
         "llama.cpp's name of repetition_penalty", same_as="repetition_penalty"
@@ -226,7 +235,21 @@ class Generation(t.Fields):
     seed: Annotated[int, t.Range(-(2**63), 2**64 - 1)] | None = t.optional(
         "the same seed gives the same text, with drafting and without; -1 draws one"
     )
-    logit_bias: Biases | None = None
+    repeat_last_n: LastTokens | None = t.optional("penalties look at so many of the last tokens; -1: at all")
+    dry_multiplier: Annotated[float, t.Range(0, 100)] | None = t.optional("0: off")
+    dry_base: Annotated[float, t.Range(1, 100)] | None = None
+    dry_allowed_length: Annotated[int, t.Range(1, MAX_CONTEXT)] | None = None
+    dry_penalty_last_n: LastTokens | None = None
+    dry_sequence_breakers: Words | None = None
+    logit_bias: Biases | BiasPairs | None = t.optional(
+        "by token id; or pairs of an id or a text, all of whose tokens are meant, and a number, or false for never"
+    )
+    allowed_token_ids: TokenIds | None = t.optional("an answer has no other tokens")
+    stop_token_ids: TokenIds | None = t.optional("they end the answer, and are no part of it")
+    min_tokens: Annotated[int, t.Range(0, MAX_CONTEXT)] | None = t.optional(
+        "before so many nothing ends the answer"
+    )
+    include_stop_str_in_output: t.Flag = None
     ignore_eos: t.Flag = None
     bad_words: Annotated[t.Many[Word], Field(max_length=1000)] | None = None
     timeout: Annotated[float, t.Range(0, 1_000_000, above=True)] | None = t.optional("seconds")
@@ -262,6 +285,7 @@ class Generation(t.Fields):
     n_min: LeastDraft | None = t.optional("shorter drafts are dropped")
     p_min: t.Fraction | None = t.optional("a draft ends before a token less probable than this")
     # llama.cpp's names for the same
+    speculative: Speculative | None = None
     speculative_n_max: DraftLength | None = t.optional(name="speculative.n_max", same_as="n_max")
     speculative_n_min: LeastDraft | None = t.optional(name="speculative.n_min", same_as="n_min")
     speculative_p_min: t.Fraction | None = t.optional(name="speculative.p_min", same_as="p_min")
@@ -313,6 +337,12 @@ ALIASES: dict[str, str] = {"max_completion_tokens": "max_tokens"} | {
 
 def canonical(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same body with aliases under their own names. Raises BadField where two names of one thing contradict each other."""
+    if isinstance(body.get("speculative"), Mapping):
+        inner = {f"speculative.{name}": value for name, value in body["speculative"].items()}
+        for name, value in inner.items():
+            if body.get(name, value) != value:
+                raise BadField("speculative", f"speculative contradicts {name}.")
+        body = {**{name: value for name, value in body.items() if name != "speculative"}, **inner}
     out = {name: value for name, value in body.items() if name not in ALIASES}
     said = {name: name for name in out}
     for alias, name in ALIASES.items():

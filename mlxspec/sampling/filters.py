@@ -1,0 +1,46 @@
+"""Filters that make tokens impossible by the shape of a position's distribution, beside top-k, top-p and min-p. Pure functions of scores
+(N, V) float32, with -inf for what is impossible already. Each position by itself; equal scores stay or go together; one token always stays.
+
+Top-n-sigma: Tang et al. 2024, "Top-nσ: Not All Logits Are You Need". Typical-p: Meister et al. 2023, "Locally Typical Sampling". XTC
+("exclude top choices"): as llama.cpp has it. Sums are in float32, so a token at the very edge of typical-p may stay on one device and go on
+another.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def top_n_sigma(logits: mx.array, sigmas: mx.array) -> mx.array:
+    """Logits at least as high as the highest less `sigmas` (N, 1) standard deviations of the position's finite logits; infinite: all."""
+    finite = mx.isfinite(logits)
+    num = mx.sum(finite, axis=-1, keepdims=True)
+    mean = mx.sum(mx.where(finite, logits, 0.0), axis=-1, keepdims=True) / num
+    spread = mx.where(finite, logits - mean, 0.0)
+    deviation = mx.sqrt(mx.sum(spread * spread, axis=-1, keepdims=True) / num)
+    floor = mx.max(logits, axis=-1, keepdims=True) - mx.where(mx.isinf(sigmas), mx.inf, sigmas * deviation)
+    return mx.where(logits < floor, -mx.inf, logits)
+
+
+def typical(scores: mx.array, shares: mx.array) -> mx.array:
+    """Tokens whose surprise is nearest to the entropy, up to the share (N, 1) of the probability that they hold together; 1: all."""
+    logs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+    probabilities = mx.exp(logs)
+    is_possible = probabilities > 0
+    entropy = -mx.sum(mx.where(is_possible, probabilities * logs, 0.0), axis=-1, keepdims=True)
+    distance = mx.where(is_possible, mx.abs(logs + entropy), mx.inf)
+    order = mx.argsort(distance, axis=-1)
+    mass, ranked = (mx.take_along_axis(x, order, axis=-1) for x in (probabilities, distance))
+    before = mx.cumsum(mass, axis=-1, inclusive=False)
+    farthest = mx.max(
+        mx.where((before < shares) & (ranked < mx.inf), ranked, -mx.inf), axis=-1, keepdims=True
+    )
+    return mx.where((distance > farthest) & (shares < 1.0), -mx.inf, scores)
+
+
+def xtc(scores: mx.array, thresholds: mx.array, happens: mx.array) -> mx.array:
+    """Without all tokens of at least the threshold's probability (N, 1) but the least likely of them, where it happens (N, 1) bool."""
+    probabilities = mx.softmax(scores, axis=-1)
+    is_top = probabilities >= thresholds
+    least = mx.min(mx.where(is_top, probabilities, mx.inf), axis=-1, keepdims=True)
+    return mx.where(is_top & (probabilities > least) & happens, -mx.inf, scores)
