@@ -63,6 +63,8 @@ def raced_weights(*modules: nn.Module) -> list[qmv_rows.QuantizedWeight]:
 
 
 def _distinct_recurrences(model: nn.Module) -> set[tuple[GdnShape, mx.Dtype]]:
+    if not isinstance(model, nn.Module):  # mlx-lm's code behind an adapter runs kernels of its own
+        return set()
     mixers = [m for _, m in model.named_modules() if isinstance(m, GatedDeltaNet)]
     return {(m._shape, m.conv_weight.dtype) for m in mixers}
 

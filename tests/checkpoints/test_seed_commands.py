@@ -43,7 +43,7 @@ def test_a_command_of_llama_server_starts_and_drafts(machine: Machine, command: 
         text = "".join(said)
         assert found, text
         assert found[1] == model
-        assert "drafting: ngram-simple, draft-model" in text
+        assert "drafting: suffix, ngram-simple, draft-model" in text
         for given, loaded in ((words[1], model), (words[3], draft)):
             assert f"{given} is in GGUF, which MLX does not read: {loaded} is loaded in its place." in text
         body = {
