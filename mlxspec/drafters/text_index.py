@@ -127,7 +127,7 @@ class TextIndex:
 
     def add(self, owner: str, text: Sequence[int]) -> list[int]:
         """A finished text. Returns what of it was stored: not the beginning that is there already."""
-        whole = np.maximum(np.asarray(text, np.int32), -1)
+        whole = np.maximum(np.asarray(text, np.int64), -1).astype(np.int32)  # ids of images are far below
         if not len(whole) or self._largest < 2 * CONTEXT:
             return []
         segments = self._owners[owner] = self._owners.pop(owner, [])
@@ -157,7 +157,7 @@ class TextIndex:
         """What followed the longest suffix of `text` that one of the owner's texts holds, `limit` tokens at most. None where the last
         tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
         segments = self._owners.get(owner)
-        last = list(text[-CONTEXT:])
+        last = [max(token, -2) for token in text[-CONTEXT:]]
         if not segments or min(last[-min(ANCHORS) :], default=-1) < 0:
             return None
         padded = np.full(CONTEXT, -2, np.int32)  # stands in no text

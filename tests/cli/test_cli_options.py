@@ -16,8 +16,8 @@ pytestmark = pytest.mark.smoke
 NOWHERE = "/there-is-no-model-here"  # a bad option must be found before this is
 INTEGERS = {
     "--max-tokens": ("0", "-1", "99999999999"),
-    "--top-k": ("-1", "99999999999"),
-    "--seed": ("-1", str(2**63)),
+    "--top-k": ("-2", "99999999999"),
+    "--seed": ("-2", str(2**63)),
     "--draft-max": ("-1", "257"),
     "--draft-min": ("-1", "257"),
     "--ngram-n": ("0", "65"),
