@@ -117,11 +117,10 @@ class SamplingParams:
 
     logprobs: give log-probabilities of the answer's tokens, and of the `top_logprobs` most likely ones at each place (which asks for
     logprobs too). They are those of the model's own distribution, before everything above.
-    prompt_logprobs: the same of the prompt's tokens behind the first, all of which are then read anew; asks for logprobs too.
-    bad_words: strings that the answer's bytes
-    will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at most one, the answer is of
-    that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins behind thinking
-    that the prompt has opened.
+    prompt_logprobs: the same of the prompt's tokens behind the first, all of which are then read anew; asks for logprobs too. bad_words:
+    strings that the answer's bytes will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at
+    most one, the answer is of that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a
+    grammar begins behind thinking that the prompt has opened.
 
     loop_breaker: what is done about a text that runs in circles. "thinking" closes thinking that does, "all" also ends an answer that does
     outside it, with finish_reason "length". A notice says so. The text up to there is the same.
@@ -203,15 +202,17 @@ class SamplingParams:
             check_number("a token id in logit_bias", token, 0, 1 << 30, integer=True)
             check_number(f"logit_bias of token {token}", bias, -1e9, 1e9)
         for name in ("stop_token_ids", "allowed_token_ids"):
-            for token in getattr(self, name):
+            given = getattr(self, name)
+            if not isinstance(given, (list, tuple)):
+                raise ConfigError(f"{name} must be a list of token ids, not {shown(given)}.")
+            for token in given:
                 check_number(f"a token id in {name}", token, 0, 1 << 30, integer=True)
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, tuple(given))
         check_number("min_tokens", self.min_tokens, 0, self.max_tokens, integer=True)
         object.__setattr__(self, "stop", _strings("stop", self.stop))
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}.")
-        if not isinstance(self.logprobs, bool):
-            raise ConfigError(f"logprobs must be True or False, not {shown(self.logprobs)}.")
+        for name in ("keeps_stop", "ignore_eos", "logprobs", "prompt_logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, not {shown(getattr(self, name))}.")
         check_number("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS, integer=True)
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         self._check_grammar()
