@@ -319,7 +319,9 @@ def read(prefix: Prefix, prompt: list[int], marks: tuple[int, ...] = (), answer:
     """What a request does to the store; returns how many tokens were known."""
     stats = SimpleNamespace(notices=[], num_cached=0)
     spec = SimpleNamespace(drafters=(), policy="fixed")
-    request = SimpleNamespace(number=0, prompt=prompt, marks=marks, spec=spec, stats=stats, hiddens=None)
+    request = SimpleNamespace(
+        number=0, prompt=prompt, marks=marks, spec=spec, stats=stats, hiddens=None, prompt_logprobs=None
+    )
     hit = prefix.find(request, Drafting(Chain(())))
     known = 0 if hit is None else hit.length
     text = [*prompt, *range(10**6, 10**6 + answer)]
