@@ -176,6 +176,9 @@ class JsonCall(Call):
         self._wants = "key"  # key, colon, value, next
         self._value: JsonText | None = None
         self._had_arguments = False
+        self._is_streamed = (
+            False  # the value is the first object of arguments, which is given out as it comes
+        )
 
     def push(self, text: str) -> str:
         self._text += text
@@ -197,10 +200,6 @@ class JsonCall(Call):
             self._value.ready = []
         return super().take_arguments()
 
-    @property
-    def _is_streamed(self) -> bool:
-        return self._key in _ARGUMENTS and self._had_arguments
-
     def _go_on(self) -> bool:
         if self._value is not None:
             return self._go_on_value(self._value)
@@ -218,7 +217,7 @@ class JsonCall(Call):
         elif self._wants == "value" and text[0] not in ",}":
             self._value = JsonText()
             if self._key in _ARGUMENTS and text[0] == "{" and not self._had_arguments:
-                self._had_arguments = True
+                self._had_arguments = self._is_streamed = True
         elif self._wants in ("next", "key") and text[0] == ",":
             self._wants, self._text = "key", text[1:]
         elif self._wants in ("next", "key") and text[0] == "}":
@@ -256,7 +255,7 @@ class JsonCall(Call):
         elif self._key == "name":
             found = loads(text)
             self.name = found if isinstance(found, str) else self.name
-        self._key, self._wants = None, "next"
+        self._key, self._wants, self._is_streamed = None, "next", False
 
     def _break(self) -> None:
         """What has come is no JSON. Of a call whose name is known the arguments are closed; what follows is the caller's."""

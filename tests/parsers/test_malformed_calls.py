@@ -139,6 +139,12 @@ def test_arguments_are_one_object_whatever_the_model_writes(style: str, data: st
     assert parse(style, list(text), cut=is_cut) == found
 
 
+def test_arguments_that_come_twice_count_once() -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {}, "arguments": {"name": "f"'
+    for parts in ([text], list(text), [text + "}}\n</tool_call>"]):
+        assert calls(parse("json", parts)) == [{}]
+
+
 def test_a_broken_call_in_small_pieces_is_the_same_text() -> None:
     """Where it turns out to be none, what stands behind it may have come in an earlier piece."""
     text = '<tool_call>{, "arguments": tru{"name": "f"'
