@@ -122,8 +122,8 @@ class SamplingParams:
     most one, the answer is of that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a
     grammar begins behind thinking that the prompt has opened.
 
-    loop_breaker: what is done about a text that runs in circles. "thinking" closes thinking that does, "all" also ends an answer that does
-    outside it, with finish_reason "length". A notice says so. The text up to there is the same.
+    loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
+    answer that loops outside it, with finish_reason "length". A notice says so. The text up to there is the same.
 
     logits_processors: callables (tokens (n,), logits (1, V)) -> logits (1, V), as in mlx-lm, in order and before everything above, with
     tokens all that stands before the position. sampler: a callable, log-probabilities (1, V) -> token, that draws in place of temperature,

@@ -49,6 +49,7 @@ from mlxspec.errors import ConfigError, MemoryBudgetError
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
+_ASKS_AGAIN = ("bench", "tune", "demo")  # the same prompts, which must not be drafted from their own answers
 COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
@@ -300,7 +301,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
             "--loop-breaker",
             get_args(LoopBreaker),
             None,
-            "close thinking that runs in circles, or end the answer too",
+            "close thinking that loops (repeats itself), or end the answer too",
         ),
         ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
         (
@@ -439,11 +440,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             )
     with named_by_flags():
         sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
-        if args.command in (
-            "bench",
-            "tune",
-            "demo",
-        ):  # prompts are asked again, and must not be drafted from their own answers
+        if args.command in _ASKS_AGAIN:
             sizes["past_texts"] = 0
         return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
 

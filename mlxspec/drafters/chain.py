@@ -8,6 +8,7 @@ drafter's name, and the request goes on without it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.acceptance import NOTHING, Submission
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
+
+_log = logging.getLogger("mlxspec")
 
 T = TypeVar("T")
 _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]
@@ -188,11 +191,11 @@ class Chain:
     def close(self, row: int) -> None:
         """The row is gone."""
         self._rows.pop(row, None)
-        self._predicted.close(row)
-        self._suffix.close(row)
-        for drafter in self.drafters.values():
-            with suppress(Exception):  # the row is gone either way
+        for drafter in (self._predicted, self._suffix, *self.drafters.values()):
+            try:
                 drafter.close(row)
+            except Exception as error:  # the row is gone either way, and its request must end
+                _log.warning("The drafter %s failed at the end of a request: %s", drafter.name, reason(error))
 
     def longest_draft(self, spec: SpecConfig) -> int:
         """Tokens of the longest draft under `spec`, by the drafters it names or, if none, any."""

@@ -76,9 +76,9 @@ class Engine(EngineApi):
 
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default
     for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
-    (None: text only, no_images says why), features (rows of images that the tower has computed), factory (makes its requests), group (the
-    other processes that run its model), health (tells of drafters that are hardly ever right; None: nobody is
-    told).
+    (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts
+    from), factory (makes its requests), group (the other processes that run its model), health (tells of drafters that are hardly ever
+    right; None: nobody is told).
     """
 
     def __init__(

@@ -212,7 +212,8 @@ class Prefill:
         """Log-probabilities of the tokens behind those that were just read, (n, H) their hiddens; a few at a time, for the head's sake."""
         hidden, prompt = self._drafting.chain.streams.final(hidden), self.request.prompt
         for start in range(0, hidden.shape[0], _TOLD_AT_ONCE):
-            behind = prompt[self.num_done + start + 1 :][: min(_TOLD_AT_ONCE, hidden.shape[0] - start)]
+            first = self.num_done + start + 1
+            behind = self.request.ids(prompt[first : first + min(_TOLD_AT_ONCE, hidden.shape[0] - start)])
             if behind:
                 logits = self._model.head(hidden[start : start + len(behind)])
                 chosen = mx.array(np.asarray(behind, np.int32))

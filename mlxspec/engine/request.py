@@ -242,7 +242,7 @@ class Request:
             if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
             elif (
-                self._runs_in_circles()
+                self._loops()
                 or self.num_generated >= self.params.max_tokens
                 or len(self.history) >= self.max_context
             ):
@@ -255,7 +255,7 @@ class Request:
             self.stats.num_thinking = self.constraints.num_thinking
             self.stats.num_thinking_forced = self.constraints.num_forced
             if self.constraints.loop and not self.stats.num_loops:
-                self._count_loop(self.constraints.loop, "thinking ran in circles and was closed")
+                self._count_loop(self.constraints.loop, "thinking looped and was closed")
         given = None if logprobs is None else tuple(logprobs[: len(taken)])
         if self.logprobs is not None and given is not None:
             self.logprobs += given
@@ -280,17 +280,17 @@ class Request:
             )
         ]
 
-    def _runs_in_circles(self) -> bool:
-        """Whether the answer ends since it repeats itself. It depends on the text outside thinking alone."""
+    def _loops(self) -> bool:
+        """Whether the answer ends because it loops (sampling/loops.py). It depends on the text outside thinking alone."""
         if self.params.loop_breaker != "all" or self.num_generated % EVERY:
             return False
         if self.constraints is not None and self.constraints.is_thinking:
             self._thought = self.num_generated
             return False
-        answer = self.history[len(self.prompt) + self._thought :]
-        period = period_of(answer[-WINDOW:])
+        start = len(self.prompt) + self._thought
+        period = period_of(self.history[max(start, len(self.history) - WINDOW) :])
         if period is not None:
-            self._count_loop(period, "the answer ran in circles and was ended")
+            self._count_loop(period, "the answer looped and was ended")
         return period is not None
 
     def _count_loop(self, period: int, what: str) -> None:

@@ -48,12 +48,12 @@ class RequestStats:
     """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
     rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. num_plain_rounds and
     plain_seconds: its rounds without drafts that were launched ahead, as all rounds of plain decoding are. num_compiling_rounds: those in
-    which MLX compiled something, once in a process. num_cached: tokens of the prompt
-    that the prefix store had, so that they were not read; num_read: those that were read, fewer than the rest where a request ended before.
+    which MLX compiled something, once in a process. num_cached: tokens of the prompt that the prefix store had, so that they were not read;
+    num_read: those that were read, fewer than the rest where a request ended before.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget, a grammar or a loop breaker watches them; num_thinking_forced: tokens of a closing tag that were
-    forced. num_loops: how often a text that ran in circles was closed or ended.
+    forced. num_loops: how often a text that looped was closed or ended.
     """
 
     num_prompt: int = 0

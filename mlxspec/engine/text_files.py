@@ -13,11 +13,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -71,12 +72,22 @@ class TextFiles:
             if digest != self._digest:
                 continue
             waiting: list[np.ndarray] = []
-            for piece in [*_pieces(_read(file, index.room)), None]:
+            for piece in [*_pieces(self._read(file, index.room)), None]:
                 if waiting and (piece is None or sum(map(len, waiting)) + len(piece) > most):
                     index.add(owner, np.concatenate(waiting))
                     waiting = []
                 if piece is not None:
                     waiting += [piece, np.full(1, -1, np.int32)]
+
+    def _read(self, file: Path, most: int) -> bytes:
+        """A file's last `most` tokens or more, nothing of one that the disk refuses."""
+        try:
+            with open(file, "rb") as opened:
+                opened.seek(-min(4 * most, opened.seek(0, os.SEEK_END)), os.SEEK_END)
+                return opened.read()
+        except OSError as error:
+            _log.warning("Texts in %s cannot be read: %s.", file, error.strerror or error)
+            return b""
 
     def append(self, owner: str, tokens: Sequence[int]) -> None:
         """A piece of a text. What it begins with in common with earlier ones is in it once more."""
@@ -140,8 +151,15 @@ def texts_size() -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    """Of all vocabularies and owners, what was written longest ago first."""
-    return sorted(path.glob(f"*{_SUFFIX}"), key=lambda f: (f.stat().st_mtime_ns, f.name))
+    """Of all vocabularies and owners, what was written longest ago first. What is no plain file is none of ours: opening a pipe waits for
+    ever."""
+    found: list[tuple[int, str, Path]] = []
+    for file in path.glob(f"*{_SUFFIX}"):
+        with suppress(FileNotFoundError):  # another process has removed it
+            held = file.stat()
+            if stat.S_ISREG(held.st_mode):
+                found.append((held.st_mtime_ns, file.name, file))
+    return [file for _, _, file in sorted(found)]
 
 
 @contextmanager
@@ -160,13 +178,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _read(file: Path, most: int) -> bytes:
-    """A file's last `most` tokens or more."""
-    with open(file, "rb") as opened:
-        opened.seek(-min(4 * most, opened.seek(0, os.SEEK_END)), os.SEEK_END)
-        return opened.read()
 
 
 def _pieces(data: bytes) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Notices a text that runs in circles, by its last tokens alone: the same tokens give the same verdict, whoever drafted them.
+"""Notices a text that loops, by its last tokens alone: the same tokens give the same verdict, whoever drafted them.
 
 A text loops with a period of up to LONGEST tokens where of its last LEAST tokens, and of its last three periods, nine in ten are those one
 period before. So a loop may drift (a counter that rises), and a list whose entries differ is none. It is looked at every EVERY tokens.

@@ -22,7 +22,7 @@ _HELP = {
     "accepted_tokens_total": ("counter", "Drafted tokens that were accepted, by drafter."),
     "judged_drafts_total": ("counter", "Drafts whose first token was compared with the text, by drafter."),
     "right_drafts_total": ("counter", "Of those, drafts whose first token was accepted, by drafter."),
-    "loops_total": ("counter", "Texts that ran in circles and were closed or ended (loop_breaker)."),
+    "loops_total": ("counter", "Texts that looped and were closed or ended (loop_breaker)."),
     "prefill_seconds_total": ("counter", "Seconds until first tokens."),
     "decode_seconds_total": ("counter", "Seconds behind first tokens; answers side by side count each."),
     "log_left_out_total": ("counter", "Lines that the log left out."),

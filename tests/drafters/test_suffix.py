@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +82,23 @@ def test_a_closed_engine_holds_no_texts() -> None:
     assert engine.texts.nbytes > 0
     engine.close()
     assert engine.texts.nbytes == 0
+
+
+def test_a_text_that_cannot_be_learned_costs_no_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = equality.engine()
+    (prompt,) = equality.prompts(1, 3)
+    wanted = engine.generate(prompt, PARAMS, spec=SpecConfig())
+
+    def fails(owner: str, text: list[int]) -> None:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(engine.texts, "add", fails)
+    with caplog.at_level(logging.WARNING):
+        assert engine.generate(prompt, PARAMS, spec=SUFFIX).tokens == wanted.tokens
+    assert "suffix failed at the end of a request" in caplog.text
+    assert engine.is_idle
 
 
 def test_a_row_that_has_not_begun_is_forgotten_quietly() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,13 @@ def test_messages_without_images_may_have_parts(engine) -> None:  # type: ignore
     assert engine.chat(parts, GREEDY).text == engine.chat(WORDS, GREEDY).text
     with pytest.raises(ConfigError):
         engine.chat([{"role": "user", "content": [{"type": "video"}]}], GREEDY)
+
+
+def test_a_prompt_with_images_has_log_probabilities(engine) -> None:  # type: ignore[no-untyped-def]
+    prompt = engine.chat_input(asked(sighted_demo.picture()))
+    plain = engine.generate(prompt, GREEDY, spec=_off(engine))
+    found = engine.generate(prompt, replace(GREEDY, prompt_logprobs=True))
+    assert found.tokens == plain.tokens
+    told = [t.token for t in found.prompt_logprobs]
+    assert told.count(sighted_demo.IMAGE) == 6
+    assert len(told) == found.stats.num_prompt - 1

@@ -155,6 +155,30 @@ def test_a_disk_that_refuses_costs_no_answer(tmp_path: Path, caplog: pytest.LogC
         TextFiles(tmp_path / "file", 1 << 20, "v")
 
 
+def test_what_cannot_be_read_costs_its_own_texts_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "texts"
+    files = TextFiles(folder, 1 << 20, "v")
+    files.append("a", text(1))
+    files.append("b", text(2))
+    os.mkfifo(folder / "v-c.tokens")  # opening it would wait for ever
+    real = open
+
+    def refused(file: object, *mode: str) -> object:
+        if str(file).endswith("v-b.tokens"):
+            raise PermissionError(13, "Permission denied")
+        return real(file, *mode)  # type: ignore[call-overload]
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr("builtins.open", refused)
+        index = filled(folder)
+    assert knows(index, "a", text(1))
+    assert [r.getMessage() for r in caplog.records] == [
+        f"Texts in {folder / 'v-b.tokens'} cannot be read: Permission denied."
+    ]
+
+
 def test_a_later_engine_drafts_what_an_earlier_one_said() -> None:
     params, spec = (
         SamplingParams(max_tokens=40, ignore_eos=True),

@@ -1,4 +1,4 @@
-"""Texts that run in circles are noticed, real texts are not, and the text does not depend on who drafted it."""
+"""Texts that loop are noticed, real texts are not, and the text does not depend on who drafted it."""
 
 from __future__ import annotations
 
@@ -162,8 +162,8 @@ def test_thinking_is_closed_and_an_answer_ended_alike_with_and_without_drafts(
         assert result.text.count("</think>") == 1
         assert result.stats.num_loops == 2
         said = " ".join(result.stats.notices)
-        assert "thinking ran in circles and was closed: it repeats every 7 tokens" in said
-        assert "the answer ran in circles and was ended: it repeats every 7 tokens" in said
+        assert "thinking looped and was closed: it repeats every 7 tokens" in said
+        assert "the answer looped and was ended: it repeats every 7 tokens" in said
     assert least < plain.stats.num_thinking < least + 2 * EVERY
     assert 2 * least < len(plain.tokens) < 2 * least + 5 * EVERY
     assert result.stats.num_accepted > 100
