@@ -16,8 +16,7 @@
     "owner/model" = "owner/drafter"
 
 Keys are the options without their dashes. A model's table wins over a preset, that over a command's table, and that over the keys at the
-top. Options of one command
-only may stand at the top: the other commands leave them out. Knows TOML and flags; knows no option of ours.
+top. Options of one command only may stand at the top: the other commands leave them out. Knows TOML and flags; knows no option of ours.
 """
 
 from __future__ import annotations

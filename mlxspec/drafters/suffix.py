@@ -20,9 +20,7 @@ from mlxspec.sampling.sampler import BatchSampler
 
 COPIED = 16  # tokens in a row: the answer copies its prompt
 BEFORE, BEHIND = 2048, 6144  # tokens of the prompt around such a place that are followed
-_BLOCK = (
-    COPIED // 2
-)  # every place in the prompt that is a multiple of this begins a block, by which copies are noticed
+_BLOCK = COPIED // 2  # tokens of the blocks of the prompt by which copies are noticed
 
 
 class _Row:

@@ -17,10 +17,8 @@ from types import ModuleType
 from typing import Any
 
 LENGTHS = struct.Struct("<II")  # bytes of the JSON, bytes of what follows it
-ENDED_LATE = (
-    signal.SIGPROF,
-    signal.SIGALRM,
-)  # what ends a call at its limit of processor time, and of time by the clock
+# What ends a call at its limit of processor time, and of time by the clock.
+ENDED_LATE = (signal.SIGPROF, signal.SIGALRM)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """From logits to scores: the numerics of sampling as pure functions of many positions of many requests.
 
 Order: repetition, presence and frequency penalties, logit bias, forbidden tokens, top-n-sigma (`processed`), then temperature, top-k,
-top-p, min-p, typical-p and XTC (`scored`).
-A position's result depends on its own logits, request and history alone, never on what else is in the batch; parameters that a
-row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a position.
+top-p, min-p, typical-p and XTC (`scored`). A position's result depends on its own logits, request and history alone, never on what else is
+in the batch; parameters that a row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a
+position.
 """
 
 from __future__ import annotations
