@@ -122,3 +122,13 @@ def _private_kernels() -> Iterator[None]:
     """Tests that evaluate without the engine compile into the private folder too."""
     with device.private_kernels():
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_exact_engine_before() -> Iterator[None]:
+    """An exact engine changes how its whole process multiplies. It does so for the tests of its own module only."""
+    from mlxspec.models import layers
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "_adds_alike", False)
+        yield

@@ -25,7 +25,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.load import load
 from mlxspec.kernels import launch, qmv_rows
-from mlxspec.models import layers, tune
+from mlxspec.models import tune
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.platform import device
 from tests import tiny_models
@@ -91,7 +91,6 @@ def like_metal(emulated: Metal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Met
     """The engine takes the paths of Metal. Nothing is compiled: a kernel that is emulated is evaluated at once."""
     was_enabled = device.compile_enabled()
     monkeypatch.setattr(device, "backend", lambda: "metal")
-    monkeypatch.setattr(layers, "_adds_alike", False)  # an exact engine in this process had changed it
     monkeypatch.setattr(device, "compile_enabled", lambda: False)
     launch.forget()
     mx.disable_compile()

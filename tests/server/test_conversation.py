@@ -105,4 +105,7 @@ def test_what_is_kept_is_a_gauge(warm: Served, cold: Served) -> None:
     assert kept["mlxspec_prefix_bytes"] > 0
     assert kept["mlxspec_memory_bytes"] > before["mlxspec_memory_bytes"] + 0.8 * kept["mlxspec_prefix_bytes"]
     assert before["mlxspec_memory_bytes"] > 1 << 20
-    assert nothing["mlxspec_memory_bytes"] < 1.05 * before["mlxspec_memory_bytes"]
+    # by less than a kept prompt would take: a round that ran ahead holds some arrays
+    assert (
+        nothing["mlxspec_memory_bytes"] < before["mlxspec_memory_bytes"] + 0.8 * kept["mlxspec_prefix_bytes"]
+    )
