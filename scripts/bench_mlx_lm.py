@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mlxspec.platform import device  # isort: skip  (before MLX: it loads the BLAS)  # noqa: F401
+
 import mlx.core as mx
 from alternating import alternate, median, ratio
 from bench_gate import count_nodes
