@@ -110,7 +110,7 @@ class Tokenizer:
         if len(text) <= SLICE:
             ids = list(self._inner.encode_batch([text], add_special_tokens=special)[0].ids)
             return self._fitting(ids, most)
-        before, behind = self._around if special else ([], [])
+        before, behind = self.around if special else ([], [])
         ids = list(before)
         try:
             for piece in self._pieces.encode(text):
@@ -127,14 +127,16 @@ class Tokenizer:
 
     def _begins_whole(self, text: str) -> bool:
         """Whether a text begins as the tokenizer would begin it, with a token that a template wrote, say."""
-        before = self._around[0]
+        before = self.around[0]
         return bool(before) and text.startswith(self.token_text(before[0]) or MARK)
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which no control token is meant, whatever it spells."""
+    def encode_plain(
+        self, text: str, *, most: int | None = None, pause: Callable[[], None] | None = None
+    ) -> list[int]:
+        """Ids of a text in which no control token is meant, whatever it spells. most, pause: as in `encode`."""
         if not self._spellings.are_in(text):
-            return self.encode(text, special=False)
-        return list(self._plain.encode_batch([text], add_special_tokens=False)[0].ids)
+            return self.encode(text, special=False, most=most, pause=pause)
+        return self._fitting(list(self._plain.encode_batch([text], add_special_tokens=False)[0].ids), most)
 
     def _marked_ids(self, text: str, *, special: bool, pause: Callable[[], None] | None) -> list[int]:
         """Of a text with marks: between control tokens it is plain."""
@@ -148,7 +150,7 @@ class Tokenizer:
                 ids += self.encode(part, special=False, pause=pause)
             if pause is not None:
                 pause()
-        before, behind = self._around if special else ([], [])
+        before, behind = self.around if special else ([], [])
         return [*before, *ids, *behind]
 
     @cached_property
@@ -168,7 +170,7 @@ class Tokenizer:
         return Pieces(self._inner)
 
     @cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def around(self) -> tuple[list[int], list[int]]:
         """Ids that stand before and behind a plain text."""
         bare = self._inner.encode("a", add_special_tokens=False).ids
         whole = self._inner.encode("a", add_special_tokens=True).ids
@@ -183,6 +185,11 @@ class Tokenizer:
     def token_text(self, token: int) -> str | None:
         """The vocabulary's own spelling of an id, None for an id it does not know."""
         return self._inner.id_to_token(token) if 0 <= token <= _LARGEST_ID else None
+
+    def id_of(self, spelling: str) -> int | None:
+        """The id of a token that the vocabulary spells so, None where there is none."""
+        found = self._inner.token_to_id(spelling)
+        return None if found is None else int(found)
 
     def added_tokens(self) -> dict[int, bool]:
         """Ids that were added to the vocabulary as they are spelled, and whether they are special."""

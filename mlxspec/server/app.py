@@ -25,6 +25,7 @@ from mlxspec.server.completions import CompletionWriter, LlamaWriter
 from mlxspec.server.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fairness import Gate, Lanes, check_wanted
+from mlxspec.server.fill_in import infill_body
 from mlxspec.server.forms.base import Fields, review
 from mlxspec.server.forms.shared import canonical
 from mlxspec.server.images import holds_images, take_images
@@ -108,6 +109,13 @@ class Server:
         make = partial(request_parsing.completion_job, shows_prompts=True)
         await self._answer(asked, reply, make, LlamaWriter)
 
+    async def _infill(self, asked: Asked, reply: Reply) -> None:
+        def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
+            read = infill_body(body, engine)
+            return request_parsing.completion_job(read, engine, defaults, shows_prompts=True)
+
+        await self._answer(asked, reply, make, LlamaWriter)
+
     async def _message(self, asked: Asked, reply: Reply) -> None:
         await self._answer(asked, reply, self._chat_job(asked, messages_request), MessagesWriter)
 
@@ -131,7 +139,7 @@ class Server:
         body = asked.body
 
         def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
-            if body.get("raw"):
+            if body.get("raw") or body.get("suffix"):
                 job = request_parsing.completion_job(raw_body(body), engine, defaults)
             else:
                 job = self._chat_job(asked, read)(body, engine, defaults)
@@ -139,7 +147,7 @@ class Server:
 
         model = ollama_name(body, self.models.names)
         asked = replace(asked, body={**body, "model": model, "stream": body.get("stream") is not False})
-        if body.get(needed):
+        if body.get(needed) or body.get("suffix"):
             await self._answer(asked, reply, make, writer)
         else:
             async with self.models.use(self.models.resolve(model)) as loaded:

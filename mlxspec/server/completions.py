@@ -97,6 +97,10 @@ class LlamaWriter(AnswerWriter):
 
     wire = DATA_WITHOUT_DONE  # the object with `stop` is the last
 
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        self._is_wanted = body.get("max_tokens") != 0  # else the prompt was to be read, and no more
+
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         found = [self._whole(answer, answer.end) for answer in self._answers if answer.end is not None]
         return found[0] if len(found) == 1 else found
@@ -107,6 +111,8 @@ class LlamaWriter(AnswerWriter):
 
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
         answer.take(update)
+        if not self._is_wanted:
+            return
         said = {"content": _text(update), "tokens": self._tokens(update.tokens), "stop": False}
         said |= _probabilities(update.logprobs)
         yield {**_counted(answer, update.stats), **said, **self._wanted.beside(update)}
@@ -117,15 +123,16 @@ class LlamaWriter(AnswerWriter):
         yield {**last, "content": "", "tokens": []}
 
     def _tokens(self, tokens: Sequence[int]) -> list[int]:
-        return list(tokens) if self._body.get("return_tokens") else []
+        return list(tokens) if self._is_wanted and self._body.get("return_tokens") else []
 
     def _whole(self, answer: Answer, end: End) -> dict[str, Any]:
-        stats, params, text = end.stats, self._job.asks[answer.number].params, answer.text("text")
+        stats, params = end.stats, self._job.asks[answer.number].params
+        text = answer.text("text") if self._is_wanted else ""
         settings = {name: getattr(params, name) for name in _SETTINGS}
         return {
             **_counted(answer, stats),
             "content": text,
-            **_probabilities(answer.logprobs),
+            **(_probabilities(answer.logprobs) if self._is_wanted else {"tokens_predicted": 0}),
             "tokens": self._tokens(answer.tokens),
             "stop": True,
             "model": self._model,

@@ -21,6 +21,7 @@ from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server.errors import ApiError
+from mlxspec.server.fill_in import form_of
 from mlxspec.server.request_parsing import format_of
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Models:
             form = format_of(engine)
             can = {
                 "completion": True,
+                "insert": form_of(engine) is not None,
                 "vision": engine.vision is not None,
                 "tools": form.takes_tools,
                 "thinking": form.thinking is not None,

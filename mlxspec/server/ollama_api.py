@@ -65,13 +65,14 @@ def ollama_prompt_request(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def raw_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked body of /api/generate whose prompt is raw, as one of /v1/completions. Raises BadField."""
-    for name in ("system", "think"):
+    """A checked body of /api/generate whose prompt is raw, or has a suffix, as one of /v1/completions. Raises BadField."""
+    kind, more = ("suffix", ("raw", "images")) if body.get("suffix") else ("raw", ())
+    for name in ("system", "think", *more):
         if body.get(name):
-            raise BadField(name, f"{name} and raw exclude each other: a raw prompt has no template.")
+            raise BadField(name, f"{name} and {kind} exclude each other: such a prompt has no template.")
     wanted = _format(body)
     formats: dict[str, Any] = {} if wanted is None else {str(wanted.kind): wanted.value}
-    return {**options_of(body), **formats, "prompt": body["prompt"]}
+    return {**options_of(body), **formats, "prompt": body.get("prompt") or "", "suffix": body.get("suffix")}
 
 
 def options_of(body: Mapping[str, Any]) -> dict[str, Any]:

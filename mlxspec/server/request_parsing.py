@@ -24,6 +24,7 @@ from mlxspec.server.answer_format import answer_format, held, held_schema
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
+from mlxspec.server.fill_in import with_gap
 from mlxspec.server.fit_context import fitting
 from mlxspec.server.forms.completions import has_several
 from mlxspec.server.images import decode_limits, holds_images, placed
@@ -119,7 +120,9 @@ def chat_job(
 def completion_job(
     body: Mapping[str, Any], engine: Engine, defaults: SamplingParams, *, shows_prompts: bool = False
 ) -> Job:
-    """Of /v1/completions: one or several prompts, continued as they stand."""
+    """Of /v1/completions: one or several prompts, continued as they stand, or the gap between each and the `suffix` filled."""
+    if body.get("suffix"):
+        body = with_gap(body, engine)
     prompts = _prompts(body["prompt"], engine)
     logprobs = body.get("logprobs") if body.get("logprobs") is not None else body.get("n_probs") or None
     extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
@@ -128,7 +131,7 @@ def completion_job(
             raise BadField("echo", "echo and logprobs together are not streamed: leave stream out.")
         extra["prompt_logprobs"] = True
     if body.get("max_tokens") == 0:
-        if not body.get("echo"):
+        if not (body.get("echo") or shows_prompts):
             raise BadField("max_tokens", "max_tokens 0 needs echo.")
         body = {**body, "max_tokens": 1}  # which is sampled with the prompt's last forward, and left out
     notices: list[str] = []

@@ -54,6 +54,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/apply-template", "template", "The prompt that a conversation becomes.", chat.ChatCompletionRequest, models.PromptAnswer),
     _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
     _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),
+    _post("/infill", "infill", "Fill a gap in a text, in llama.cpp's form.", completions.InfillRequest, completions.NativeAnswers, EVENTS),
     _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages.MessagesRequest, messages.MessagesAnswer, EVENTS),
     _post("/messages/count_tokens", "count_message", "How many tokens its prompt has.", messages.CountTokensRequest, messages.CountAnswer),
     _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses.ResponsesRequest,

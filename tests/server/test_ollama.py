@@ -100,7 +100,7 @@ BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
      "options.regex and format both say what the answer looks like."),
     ("/api/chat", {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice cannot be honoured"),
     ("/api/chat", {"messages": [{"role": "user"}]}, "messages[0].content is missing."),
-    ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix cannot be honoured: this model cannot fill in."),
+    ("/api/generate", {"prompt": "x", "suffix": "y"}, "its vocabulary has no tokens around a gap in a text."),
     ("/api/generate", {"prompt": "x", "context": [1]}, "context cannot be honoured: use /api/chat and send the conversation."),
     ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system and raw exclude each other"),
     ("/api/generate", {"prompt": "word " * 4000}, "maximum context length is 2048 tokens"),

@@ -98,6 +98,7 @@ ANSWERING = (
     "/chat/completions",
     "/completions",
     "/completion",
+    "/infill",
     "/messages",
     "/responses",
     "/chat",

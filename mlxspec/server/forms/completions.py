@@ -1,4 +1,4 @@
-"""Continuing texts: OpenAI's `/v1/completions`, llama.cpp's `/completion`, and `/tokenize` and `/detokenize`."""
+"""Continuing texts: OpenAI's `/v1/completions`, llama.cpp's `/completion` and `/infill`, and `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mlxspec.server.forms.shared import Count, TokenId
 _Prompt = Annotated[str, Field(min_length=1, max_length=1 << 24)]
 _Mixed = Annotated[t.Many[TokenId | _Prompt], Field(min_length=1)]
 _Several = Field(min_length=1, max_length=64)
+_LengthOrNone = Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))]
 
 
 def has_several(prompt: Any) -> bool:
@@ -43,15 +44,17 @@ class CompletionRequest(WithPrompt):
     echo: t.Flag = t.optional(
         "the text begins with the prompt; with logprobs, and not streamed, its tokens have theirs"
     )
-    max_tokens: Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))] | None = t.optional(
-        "-1: to the context's end; 0: with echo, the prompt alone"
-    )
+    max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: with echo, the prompt alone")
     return_token_ids: t.Flag = t.optional("token ids beside each answer")
+    suffix: t.Text | None = t.optional("each answer stands between its prompt and this")
+    refused: ClassVar = {name: why for name, why in shared.REFUSED.items() if name != "suffix"}
 
 
-class NativeRequest(WithPrompt):
-    """llama.cpp's own form of the same."""
+class Native(shared.Continued):
+    """What llama.cpp's own forms share."""
 
+    max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: the prompt is read and kept")
+    n_predict: _LengthOrNone | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
     return_tokens: t.Flag = t.optional("token ids beside the text")
     n_probs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = t.optional(
         "so many likeliest tokens at each place, in completion_probabilities"
@@ -60,6 +63,31 @@ class NativeRequest(WithPrompt):
         **{name: why for name, why in shared.REFUSED.items() if name not in ("n_probs", "return_tokens")},
         **t.refuse("return_token_ids", "use return_tokens", *t.OFF),
     }
+
+
+class NativeRequest(Native, WithPrompt):
+    """llama.cpp's own form of the same."""
+
+
+class NearbyFile(t.Fields):
+    text: t.Text
+    filename: Annotated[str, Field(max_length=1000)] | None = None
+    harmless = t.harmless("time", "when an editor read it")
+
+
+class InfillRequest(Native):
+    """What editors always send and this server cannot do is ignored, with a notice."""
+
+    input_prefix: t.Text
+    input_suffix: t.Text
+    input_extra: t.Turns[NearbyFile] | None = t.optional("other texts of the project")
+    prompt: t.Text | None = t.optional("goes on with input_prefix")
+    refused: ClassVar = {
+        name: why
+        for name, why in Native.refused.items()
+        if name not in ("samplers", "n_indent", "t_max_predict_ms", "response_fields")
+    }
+    harmless: ClassVar = {**shared.HARMLESS, **t.harmless("response_fields", "an answer has all its fields")}
 
 
 class TokenizeRequest(shared.Body):

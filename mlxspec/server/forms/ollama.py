@@ -107,6 +107,8 @@ class OllamaGenerateRequest(OllamaBody):
     images: t.Many[shared.Base64] | None = None
     system: t.Text | None = None
     raw: t.Flag = t.optional("the prompt is continued as it stands, without the chat template")
+    suffix: t.Text | None = t.optional("the answer stands between the prompt and this")
+    refused: ClassVar = {name: why for name, why in OllamaBody.refused.items() if name != "suffix"}
 
 
 class OllamaShowRequest(shared.Body):

@@ -60,7 +60,7 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("audio", TEXT_ONLY),
     **t.refuse("web_search_options", "this server does not search"),
     **t.refuse("moderation", "this server does not moderate"),
-    **t.refuse("suffix", "this model cannot fill in", *t.OFF),
+    **t.refuse("suffix", "use /v1/completions or /infill", *t.OFF),
     **t.refuse("best_of", "ask for n answers and choose", 1),
     # other servers' names for OpenAI's reasoning controls
     **t.refuse("reasoning", "use reasoning_effort"),
