@@ -65,7 +65,7 @@ class Recorder:
         self.said: dict[int, list[dict[str, Words]]] = {}
         self._chain = drafting.chain
         drafting.propose = self._propose  # type: ignore[method-assign]
-        drafting.propose_behind = lambda *_: {}  # type: ignore[method-assign]
+        drafting.propose_behind = lambda *_: None  # type: ignore[method-assign]  # no round runs ahead of its text
 
     def _propose(self, plan: RoundPlan) -> dict[int, Proposal]:
         for state in plan.rows:
@@ -172,6 +172,8 @@ def main() -> None:
             found = Workload(name=workload.name, answers=answers, distinct=shares)
             _report(found, len(workload.prompts))
             recorded += [beside(known[found.name], found) if options.add else found] if answers else []
+    if not recorded:
+        raise SystemExit(f"No answer was recorded, so {options.out} is left as it was.")
     write_traces(options.out, recorded)
     print(f"{options.out.name}: {options.out.stat().st_size / 1e3:.0f} kB")
 

@@ -34,13 +34,14 @@ OURS = re.compile(r"(scripts|tests|docs|metal|mlxspec|\.github|\.ci)/")
 
 
 class Step(NamedTuple):
-    """One `run` step. env: of workflow, job and step together; it may hold expressions."""
+    """One `run` step. env: of workflow, job and step together; it may hold expressions. matrix: the values of the job's first run."""
 
     workflow: str
     job: str
     name: str
     run: str
     env: dict[str, str]
+    matrix: dict[str, str]
 
     @property
     def id(self) -> str:
@@ -56,7 +57,14 @@ def steps_of(workflow: str, content: dict[str, Any]) -> Iterator[Step]:
         for step in job["steps"]:
             if "run" in step:
                 env = {**content.get("env", {}), **job.get("env", {}), **step.get("env", {})}
-                yield Step(workflow, job_name, step.get("name", "unnamed"), step["run"], env)
+                yield Step(workflow, job_name, step.get("name", "unnamed"), step["run"], env, first_run(job))
+
+
+def first_run(job: dict[str, Any]) -> dict[str, str]:
+    """Values of the first combination of a job's matrix."""
+    matrix = dict(job.get("strategy", {}).get("matrix", {}))
+    more = matrix.pop("include", [{}])[0]
+    return {name: values[0] for name, values in matrix.items()} | more
 
 
 STEPS = [step for path in WORKFLOWS for step in steps_of(path.stem, parsed(path))]
@@ -392,6 +400,9 @@ def test_steps_run_on_linux(step: Step, tmp_path: Path) -> None:
     if re.search(r"pytest|scripts/test", step.run):
         script = script.replace("/bin/bash scripts/test", f"{PYTHON} -m pytest").rstrip() + " --collect-only"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "MLX_DISABLE"))}
+    for name, value in step.env.items():
+        if found := re.fullmatch(r"\$\{\{ matrix\.(\w+) \}\}", value):
+            env[name] = step.matrix[found[1]]
     env |= {"BACKEND": device.backend(), "MLXSPEC_CACHE": str(tmp_path / "cache")}
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
