@@ -37,6 +37,7 @@ class Fault(Enum):
     TRIMMED = "forbidden tokens are taken off the draft beforehand"
     SHORT_DROPPED = "drafts that came out short are dropped"
     SHARED_NOISE = "drafts are drawn with the target's own noise"
+    ONE_COIN = "whether XTC happens is drawn with the uniforms of acceptance"
     WHOLE_SCORES = "drafts are held against the distribution over all tokens, though only some could be drawn"
 
 
@@ -135,7 +136,7 @@ class Simulation:
         last, counts = self._last(here), self._counts(here)
         masks = [self.allowed[t] for t in last] if self.setting.grammar else None
         zeros = [0] * len(here)
-        p = self.sampler.scores(self.target[mx.array(last)], zeros, counts, masks)
+        p = self.sampler.scores(self.target[mx.array(last)], zeros, counts, masks, positions=positions)
         chosen = np.asarray(self.sampler.choose(p, zeros, positions))
         drafted = np.flatnonzero(lengths[alive] > i)
         if self.setting.rule == "match" or not len(drafted):
@@ -154,7 +155,9 @@ class Simulation:
             p[mx.array(drafted)],
             mx.array(q),
             at,
-            uniform(seeds, fresh, NoiseStream.ACCEPT),
+            uniform(
+                seeds, fresh, NoiseStream.XTC if self.setting.fault is Fault.ONE_COIN else NoiseStream.ACCEPT
+            ),
             gumbel(seeds, places, VOCAB),
         )
         chosen[drafted] = np.asarray(decided)
@@ -181,12 +184,12 @@ class Simulation:
                 of_some = logits[:, listed]
                 drawn, q, _ = self.sampler.draft(of_some, zeros, positions, listed)
                 if s.fault is Fault.WHOLE_SCORES:
-                    q = self.sampler.scores(logits, zeros)
+                    q = self.sampler.scores(logits, zeros, positions=positions)
                 logits = spread(of_some, listed, VOCAB)
                 q = logits if q is None else q
                 tops.append(np.asarray(confidence(of_some)))
             else:
-                q = self.sampler.scores(logits, zeros, counts)
+                q = self.sampler.scores(logits, zeros, counts, positions=positions)
                 argmax = s.drafts_by == "argmax"
                 drawn = (
                     mx.argmax(q, axis=-1)

@@ -14,6 +14,7 @@ SMALLEST = 1e-4
 FEW = 20_000  # texts; enough for every one of FAULTS
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4}
 ALL_PARAMS = {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02, "logit_bias": {3: 1.0}, **PENALTIES}
+XTC = {"xtc_probability": 0.5, "xtc_threshold": 0.12}
 LISTED = (0, 2, 3, 5, 8, 11, 12, 15)  # of 16 tokens
 CASES = {
     "plain": Setting(),
@@ -21,6 +22,12 @@ CASES = {
     "top-p": Setting(params={"top_p": 0.8}),
     "top-k": Setting(params={"top_k": 5, "temperature": 1.3}),
     "penalties": Setting(params=PENALTIES),
+    "typical-p": Setting(params={"typical_p": 0.7}),
+    "XTC": Setting(params=XTC),
+    "XTC, typical-p and top-k": Setting(params={**XTC, "typical_p": 0.9, "top_k": 9}, p_min=0.2, ngram=True),
+    "XTC, argmax": Setting(params=XTC, drafts_by="argmax"),
+    "XTC, listed, grammar": Setting(params=XTC, listed=LISTED, grammar=True),
+    "match, XTC and typical-p": Setting(rule="match", drafts_by="shared", params={**XTC, "typical_p": 0.9}),
     "p_min": Setting(p_min=0.3),
     "grammar": Setting(grammar=True),
     "chain": Setting(ngram=True),
@@ -44,6 +51,7 @@ DEEP = {
     "p_min": Setting(depth=3, p_min=0.25, num_rows=FEW),
     "grammar": Setting(depth=3, grammar=True, num_rows=FEW),
     "listed": Setting(depth=3, listed=LISTED, num_rows=FEW),
+    "XTC": Setting(depth=3, params=XTC, num_rows=FEW),
 }
 FAULTS = {
     Fault.ONE_UNIFORM: "plain",
@@ -52,6 +60,7 @@ FAULTS = {
     Fault.SHORT_DROPPED: "p_min",
     Fault.SHARED_NOISE: "plain",
     Fault.WHOLE_SCORES: "listed",
+    Fault.ONE_COIN: "XTC",
 }
 
 

@@ -18,6 +18,7 @@ from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.truncate import confidence
 from tests.drafted import drafted
+from tests.sampling import test_filters
 
 VOCAB = 16
 NUM_DRAWS = 20_000
@@ -44,8 +45,13 @@ def probabilities(logits: np.ndarray, p: SamplingParams, prompt: list[int], answ
         alive[order[before >= p.top_p]] = False
     if p.min_p > 0:
         alive &= x >= x.max() + math.log(p.min_p)
+    if p.typical_p < 1:
+        alive = test_filters.plain("typical", np.where(alive, x, -np.inf), p.typical_p)
     weights = np.where(alive, np.exp(x - x.max()), 0.0)
-    return weights / weights.sum()
+    if not p.xtc_probability:
+        return weights / weights.sum()
+    rest = weights * test_filters.plain("xtc", np.where(alive, x, -np.inf), p.xtc_threshold)
+    return p.xtc_probability * rest / rest.sum() + (1 - p.xtc_probability) * weights / weights.sum()
 
 
 def distance(counts: np.ndarray, wanted: np.ndarray) -> tuple[float, int]:

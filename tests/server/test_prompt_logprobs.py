@@ -97,3 +97,43 @@ def test_the_form_that_evaluations_read(demo: Served) -> None:
         body = {"prompt": TEXT, "logprobs": 1, "echo": True, **wrong}
         status, refused = demo.post("/v1/completions", body)
         assert (status, refused["error"]["param"]) == (400, path)
+
+
+# What lm-evaluation-harness 0.4.13 sent for a task of each kind, in its tokens of the demo's vocabulary.
+CONTEXT = [455, 408, 270, 79, 268, 573, 65, 300, 278, 10, 675, 14, 750, 1803, 85, 31, 368, 317, 261, 1297, 9]
+CONTINUATION = [601, 386, 370, 304, 1995, 53, 790, 1082, 491, 223, 386, 601, 386, 16]
+
+
+def test_what_an_evaluation_adds_up(demo: Served, engine: Engine) -> None:
+    """Of each choice of a batch: the sum of a continuation's log-probabilities, and whether it is what greedy decoding says."""
+    assert engine.tokenizer is not None
+    greedy = list(engine.generate(CONTEXT, SamplingParams(max_tokens=6)).tokens)
+    prompts = [[*CONTEXT, *CONTINUATION], [*CONTEXT, *greedy], [0, *CONTEXT]]
+    lengths = [len(CONTEXT), len(CONTEXT), 1]
+    body = {
+        "model": "demo",
+        "prompt": prompts,
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1234,
+        "echo": True,
+    }
+    status, answer = demo.post("/v1/completions", body)
+    assert status == 200, answer
+    for choice, prompt, length in zip(answer["choices"], prompts, lengths, strict=True):
+        told = choice["logprobs"]
+        own, tops = (told[name][length:-1] for name in ("token_logprobs", "top_logprobs"))
+        wanted = engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=True)).prompt_logprobs
+        assert wanted is not None
+        assert sum(own) == pytest.approx(sum(t.logprob for t in wanted[length - 1 :]), abs=1e-3)
+        is_greedy = all(x == max(top.values()) for x, top in zip(own, tops, strict=True))
+        assert is_greedy == (prompt is prompts[1])
+    whole = [int(t) for t in (prompts[0] * 60)[:2047]]  # as long as the context leaves room for the one token
+    assert len(ask(demo, prompt=whole)["choices"][0]["logprobs"]["token_logprobs"]) == 2048
+    body = {
+        "prompt": [CONTEXT, CONTEXT[:9]], "model": "demo", "max_tokens": 32, "temperature": 0, "stop": ["\n\n", "<|im_end|>"], "seed": 1234,
+    }  # fmt: skip
+    texts = [choice["text"] for choice in demo.post("/v1/completions", body)[1]["choices"]]
+    params = SamplingParams(max_tokens=32, stop=("\n\n", "<|im_end|>"))
+    assert texts == [engine.generate(prompt, params).text for prompt in (CONTEXT, CONTEXT[:9])]
