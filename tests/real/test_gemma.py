@@ -105,12 +105,10 @@ def test_a_grammar_at_262_thousand_ids(engine: Engine) -> None:
 def test_the_token_beyond_its_rows_is_refused_where_it_is_used(engine: Engine) -> None:
     assert engine.tokenizer is not None
     assert (engine.model.vocab_size, engine.tokenizer.vocab_size) == (262_144, 262_145)
-    for ask in (
-        lambda: engine.generate("what is <image_soft_token>?"),
-        lambda: engine.chat([{"role": "user", "content": "<image_soft_token>"}]),
-    ):
-        with pytest.raises(ConfigError, match="'<image_soft_token>', whose id 262144 is beyond the rows"):
-            ask()
+    with pytest.raises(ConfigError, match="'<image_soft_token>', whose id 262144 is beyond the rows"):
+        engine.generate("what is <image_soft_token>?")
+    asked = engine.chat_prompt([{"role": "user", "content": "<image_soft_token>"}])
+    assert 262144 not in asked  # a message's text is text, whatever it looks like
     with pytest.raises(GrammarError, match="262144"):
         engine.generate("a", SamplingParams(lark="start: <[262144]>"))
 
