@@ -25,8 +25,14 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-default-browser-check",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
     "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb", "--lang=en-US", "--remote-debugging-pipe",
+    # a mouse, which machines without a screen do not have
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
 )  # fmt: skip
-_KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowDown": (40, "")}
+_KEYS = {
+    "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowDown": (40, ""),
+    "End": (35, ""), "Backspace": (8, ""),
+}  # fmt: skip
+_NO_STORAGE = {"profile": {"default_content_setting_values": {"cookies": 2}}}
 _SHIFT = 8
 _MIDDLE = """(selector) => {
   const found = document.querySelector(selector);
@@ -48,24 +54,30 @@ class BrowserError(Exception):
 
 
 class Browser:
-    """One page. complaints: errors of the console and of the network, uncaught exceptions, violations of the page's policy.
-    requested: every address that was asked for. posted: the bodies that were sent."""
+    """One tab, or several of which one is used.
 
-    def __init__(self, program: str, *, width: int = 1000, height: int = 800) -> None:
+    complaints: errors of the console and of the network, uncaught exceptions, violations of the page's policy.
+    requested: every address that was asked for. posted: the bodies that were sent.
+    dialogs: kinds of the browser's questions, which were answered with yes."""
+
+    def __init__(
+        self, program: str, *, width: int = 1000, height: int = 800, is_storage_off: bool = False
+    ) -> None:
+        """is_storage_off: pages may keep nothing, as with cookies blocked."""
         self._folder = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         self.complaints: list[str] = []
         self.requested: list[str] = []
         self.posted: list[str] = []
+        self.dialogs: list[str] = []
         self._num, self._session, self._rest = 0, "", b""
         self._pid = 0
+        if is_storage_off:
+            preferences = Path(self._folder.name) / "Default" / "Preferences"
+            preferences.parent.mkdir()
+            preferences.write_text(json.dumps(_NO_STORAGE))
         try:
             self._start(program)
-            target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
-            self._session = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})[
-                "sessionId"
-            ]
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                self._call(f"{domain}.enable")
+            self.new_tab()
             self.resize(width, height)
         except BaseException:
             self.close()
@@ -88,20 +100,26 @@ class Browser:
 
     # ---- the protocol
 
-    def _call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        self._num += 1
-        message: dict[str, Any] = {"id": self._num, "method": method, "params": dict(params or {})}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._in, json.dumps(message).encode() + b"\0")
+    def _call(
+        self, method: str, params: Mapping[str, Any] | None = None, *, is_of_tab: bool = True
+    ) -> dict[str, Any]:
+        num = self._send(method, params, is_of_tab=is_of_tab)
         until = time.monotonic() + SECONDS
         while True:
             found = self._read(until)
-            if found.get("id") == self._num:
+            if found.get("id") == num:
                 if "error" in found:
                     raise BrowserError(f"{method}: {found['error']['message']}")
                 return dict(found["result"])
             self._take(found)
+
+    def _send(self, method: str, params: Mapping[str, Any] | None = None, *, is_of_tab: bool = True) -> int:
+        self._num += 1
+        message: dict[str, Any] = {"id": self._num, "method": method, "params": dict(params or {})}
+        if is_of_tab:
+            message["sessionId"] = self._session
+        os.write(self._in, json.dumps(message).encode() + b"\0")
+        return self._num
 
     def _read(self, until: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -128,10 +146,60 @@ class Browser:
             case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
                 entry = params["entry"]
                 self.complaints.append(f"{entry['source']}: {entry['text']} {entry.get('url', '')}")
+            case "Page.javascriptDialogOpening":
+                self.dialogs.append(params["type"])
+                self._send("Page.handleJavaScriptDialog", {"accept": True})
             case "Network.requestWillBeSent":
                 self.requested.append(params["request"]["url"])
                 if "postData" in params["request"]:
                     self.posted.append(params["request"]["postData"])
+
+    # ---- tabs and what is kept
+
+    def new_tab(self) -> str:
+        """Open a tab and use it from now on. Returns what `use` takes."""
+        target = self._call("Target.createTarget", {"url": "about:blank"}, is_of_tab=False)["targetId"]
+        attach = {"targetId": target, "flatten": True}
+        self._session = str(self._call("Target.attachToTarget", attach, is_of_tab=False)["sessionId"])
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+        self._call(
+            "Emulation.setFocusEmulationEnabled", {"enabled": True}
+        )  # tabs in the background get keys too
+        return self._session
+
+    @property
+    def tab(self) -> str:
+        return self._session
+
+    def use(self, tab: str) -> None:
+        self._session = tab
+        self._call("Page.bringToFront")
+
+    def close_tab(self, tab: str) -> None:
+        """Another one than that which is used."""
+        used, self._session = self._session, tab
+        self._call("Page.close")
+        self._session = used
+
+    def forget(self, address: str) -> None:
+        """Leave the page and everything that pages of the address have kept."""
+        self.open(address)
+        self.js("sessionStorage.clear()")
+        self.open("about:blank")
+        self._call("Storage.clearDataForOrigin", {"origin": address.rstrip("/"), "storageTypes": "all"})
+
+    def bound_storage(self, address: str, size: int | None) -> None:
+        """Pages of the address may keep so many bytes; None takes the bound away."""
+        more = {} if size is None else {"quotaSize": size}
+        self._call("Storage.overrideQuotaForOrigin", {"origin": address.rstrip("/"), **more})
+
+    def download_to(self, folder: Path) -> None:
+        self._call(
+            "Browser.setDownloadBehavior",
+            {"behavior": "allow", "downloadPath": str(folder)},
+            is_of_tab=False,
+        )
 
     # ---- the page
 
@@ -160,7 +228,7 @@ class Browser:
         while not self._holds(expression):
             if time.monotonic() > end:
                 shown = self.js("document.body.innerText")
-                raise BrowserError(f"This never became true: {expression}\n{shown}")
+                raise BrowserError(f"This never became true: {expression}\n{shown}\n{self.complaints}")
             time.sleep(0.03)
 
     def _holds(self, expression: str) -> bool:
@@ -184,18 +252,35 @@ class Browser:
         self._call("Input.dispatchKeyEvent", {**event, **down})
         self._call("Input.dispatchKeyEvent", {**event, "type": "keyUp"})
 
-    def click(self, selector: str) -> None:
-        """With the mouse, in the middle of the element. Raises BrowserError where something else lies there."""
+    def _middle(self, selector: str) -> dict[str, float]:
         place = self.js(f"({_MIDDLE})({json.dumps(selector)})")
         if place is None or not place["isThere"]:
-            raise BrowserError(f"There is nothing to click at {selector}.")
-        mouse = {"x": place["x"], "y": place["y"], "button": "left", "clickCount": 1}
+            raise BrowserError(f"There is nothing to reach at {selector}.")
+        return {"x": place["x"], "y": place["y"]}
+
+    def hover(self, selector: str) -> None:
+        self._call("Input.dispatchMouseEvent", {"type": "mouseMoved", **self._middle(selector)})
+
+    def drop(self, selector: str, *paths: Path) -> None:
+        """Drag files there and let them go."""
+        files = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        place = self._middle(selector)
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self._call("Input.dispatchDragEvent", {"type": kind, **place, "data": files})
+
+    def click(self, selector: str) -> None:
+        """With the mouse, in the middle of the element. Raises BrowserError where something else lies there."""
+        mouse = {**self._middle(selector), "button": "left", "clickCount": 1}
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", {"type": kind, **mouse})
 
     def resize(self, width: int, height: int, *, is_phone: bool = False) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
         self._call("Emulation.setDeviceMetricsOverride", metrics)
+
+    def touch(self) -> None:
+        """A finger instead of the mouse, for good: Chromium gives back no mouse that a machine does not have."""
+        self._call("Emulation.setTouchEmulationEnabled", {"enabled": True})
 
     def prefer(self, scheme: str) -> None:
         """light or dark"""

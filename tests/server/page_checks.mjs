@@ -1,7 +1,9 @@
 // The parts of the page that need no browser: node page_checks.mjs NUMBER_OF_RANDOM_TEXTS, beside a copy of the page's files.
 import assert from "node:assert/strict";
 import { ApiError, GoneError, Received, events, units } from "./web/api.js";
-import { Conversation, STORAGE_KEY } from "./web/conversation.js";
+import { fenced, textOf } from "./web/attachments.js";
+import { Conversation, areTurns } from "./web/conversation.js";
+import { asJson, asMarkdown, fileName } from "./web/export.js";
 import { parse, plain, safeAddress } from "./web/markdown.js";
 import { Settings, numbersOf } from "./web/settings.js";
 import { compared, contextOf, countsOf, curl, draftingOf, endOf, firstDifference, isFull, sdk, sizeOf } from "./web/words.js";
@@ -165,34 +167,49 @@ class Storage {
   items = new Map();
   getItem = (key) => this.items.get(key) ?? null;
   setItem = (key, value) => {
-    if (this.isFull) throw new Error("full");
     this.items.set(key, value);
   };
-  removeItem = (key) => this.items.delete(key);
 }
 const answer = (text, more = {}) => ({ role: "assistant", text, thought: "", marks: [], thoughtMarks: [], notices: [], end: "stop", asked: {}, ...more });
-const storage = new Storage();
-const kept = new Conversation(storage);
+const kept = new Conversation();
 for (const turn of [{ role: "user", text: "q1" }, answer("a1", { thought: "t" }), { role: "user", text: "q2" }, answer("", { end: "failed" }), { role: "user", text: "q3" }]) kept.add(turn);
 assert.deepEqual(kept.messages(5, "s"), [
   { role: "system", content: "s" }, { role: "user", content: "q1" }, { role: "assistant", content: "a1", reasoning_content: "t" }, { role: "user", content: "q3" },
 ]);
 assert.deepEqual(kept.messages(1, ""), [{ role: "user", content: "q1" }]);
-assert.ok(kept.save());
-assert.deepEqual(new Conversation(storage).turns, kept.turns);
-kept.cut(2);
-assert.deepEqual([kept.turns.length, kept.canUndo], [2, true]);
-kept.undo();
-assert.deepEqual([kept.turns.length, kept.canUndo], [5, false]);
-storage.isFull = true;
-assert.equal(kept.save(), false);
-for (const broken of ["{", "null", "[]", '{"version":2,"turns":[]}', '{"version":1,"turns":[{"role":"assistant","text":"x"}]}', '{"version":1,"turns":[{"role":"user","text":5}]}', '{"version":1,"turns":[{"role":"user","text":"q"},{"role":"assistant","text":"a"}]}']) {
-  const other = new Storage();
-  other.setItem(STORAGE_KEY, broken);
-  assert.deepEqual(new Conversation(other).turns, [], broken);
-}
-assert.deepEqual(new Conversation(null).turns, []);
-assert.equal(new Conversation(null).save(), false);
+assert.deepEqual([...kept.changed], kept.turns);
+kept.changed.clear();
+const restore = kept.cut(2);
+assert.deepEqual([kept.turns.length, kept.changed.size], [2, 0]);
+restore();
+assert.deepEqual([kept.turns.length, kept.changed.size], [5, 5]);
+const { id } = kept;
+Object.assign(kept, { version: 3, changed: new Set() }).detach();
+assert.deepEqual([kept.id === id, kept.version, kept.changed.size], [false, 0, 5]);
+assert.ok(areTurns(kept.turns));
+for (const broken of [[null], [answer("x")], [{ role: "user", text: 5 }], [{ role: "user", text: "q" }, { role: "assistant", text: "a" }], [{ role: "user", text: "q", images: ["http://a.b/c.png"] }]])
+  assert.ok(!areTurns(broken), JSON.stringify(broken));
+const titled = (text, more = {}) => new Conversation({ turns: [{ role: "user", text, ...more }] }).title;
+assert.deepEqual([titled(" a\n\n b "), titled("", { images: ["data:image/png;base64,"] }), titled("x".repeat(90)).length], ["a b", "Image", 80]);
+
+// ---- files, from the page and into it
+
+const IMAGE = "data:image/png;base64,AA==";
+const exported = new Conversation({ time: 0, turns: [{ role: "user", text: "q\n", images: [IMAGE] }, answer("a", { thought: "t\n\nu", model: "demo" })] });
+assert.equal(asMarkdown(exported), `# q\n\n## You\n\n![Image 1](${IMAGE})\n\nq\n\n## demo\n\n> t\n> \n> u\n\na\n`);
+const { turns: whole } = exported;
+whole.push({ role: "user", text: "no answer" }, answer("", { end: "failed" }), { role: "user", text: "r" }, answer("b", { model: "other", asked: { system: "s" } }));
+const messages = [
+  { role: "user", content: "q\n" }, { role: "assistant", content: "a", reasoning_content: "t\n\nu" }, { role: "user", content: "r" }, { role: "assistant", content: "b" },
+];
+assert.deepEqual(JSON.parse(asJson(exported)), {
+  format: "mlxspec-conversation", version: 1, model: "other", system: "s", messages, title: "q", changed: "1970-01-01T00:00:00.000Z", turns: whole,
+});
+assert.deepEqual([fileName("what/../ is é?", "md"), fileName("???", "json")], ["what-is-é.md", "conversation.json"]);
+assert.equal(fenced("a.py", "x = 1"), "a.py:\n```py\nx = 1\n```\n");
+assert.equal(fenced("note", "````\n"), "note:\n`````\n````\n`````\n");
+for (const [bytes, text] of [["é", "é"], [new Uint8Array([0x89, 0x50]), null], ["a\0", null], ["x".repeat(1_000_001), null]])
+  assert.equal(await textOf(new Blob([bytes])), text);
 
 const own = new Settings(new Storage());
 assert.deepEqual(own.fields(7), { seed: 7 });
@@ -211,16 +228,22 @@ assert.equal(draftingOf(counts(1), {}), "41 of 45 drafted tokens accepted (91 %)
 assert.equal(draftingOf(counts(1), { draft: "off" }), "without drafting");
 assert.equal(draftingOf(counts(1, { drafted: 0 }), {}), "nothing was drafted");
 const one = (text, speed, thought = "") => ({ text, thought, counts: counts(speed) });
-assert.deepEqual(compared(one("x", 90), one("x", 45)), { same: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in one run each." });
-assert.match(compared(one("x", 45), one("x", 90)).sentence, /: 0\.50 times as fast/);
+const compare = (drafted, plain, speeds = [[drafted.counts.speed, plain.counts.speed]]) => compared(drafted, plain, speeds);
+assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in one run each." });
+assert.match(compare(one("x", 45), one("x", 90)).sentence, /: 0\.50 times as fast/);
 for (const [a, b, where] of [[one("abc", 90), one("abd", 45), /texts differ from character 3 on/], [one("abc", 90), one("ab", 45), /character 3 on/], [one("a", 90, "hm"), one("a", 45, "ho"), /thinking differs from character 2 on/]]) {
-  const { same, sentence } = compared(a, b);
-  assert.equal(same, false);
+  const { same, isTimed, sentence } = compare(a, b);
+  assert.deepEqual([same, isTimed], [false, false]);
   assert.match(sentence, where);
   assert.doesNotMatch(sentence, /times|tokens\/s/);
 }
-assert.match(compared({ ...one("x", 9), counts: counts(9, { drafted: 0 }) }, one("x", 3)).sentence, /^The texts are equal\. Nothing was drafted/);
-assert.match(compared(one("x", 0), one("x", 3)).sentence, /^The texts are equal\. .*too short/);
+assert.match(compare({ ...one("x", 9), counts: counts(9, { drafted: 0 }) }, one("x", 3)).sentence, /^The texts are equal\. Nothing was drafted/);
+assert.match(compare(one("x", 0), one("x", 3)).sentence, /^The texts are equal\. .*too short/);
+assert.match(
+  compare(one("x", 90), one("x", 45), [[90, 45], [100, 40], [60, 60]]).sentence,
+  /With drafting 90\.0 tokens\/s, without 45\.0 tokens\/s: 2\.00 times as fast, in the median of 3 runs each \(1\.00 to 2\.50 in single pairs\)/,
+);
+assert.match(compare(one("x", 90), one("x", 45), [[90, 45], [0, 40]]).sentence, /too short/);
 assert.equal(firstDifference("ab", "ab"), null);
 assert.ok(isFull({ prompt: 60, tokens: 4 }, 64));
 assert.ok(!isFull({ prompt: 60, tokens: 4 }, null));

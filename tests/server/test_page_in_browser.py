@@ -5,127 +5,16 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
 
 from tests.server import chromium
+from tests.server.page_window import HOSTILE, IDLE, SLOW, ask, keep, kept, last, sent
 from tests.server.serving import QUESTION, Served
 from tests.server.test_page import contrast
 
-ROOT = Path(__file__).resolve().parents[2]
-
 pytestmark = pytest.mark.slow
-
-HOSTILE = (
-    "# <script>window.isOwned = 1</script>\n\n<img src=x onerror='window.isOwned = 1'> <style>body{display:none}</style>\n\n"
-    "[click](javascript:window.isOwned=1) ![pixel](https://tracker.example/pixel.png) [ok](https://good.example/a)\n\n"
-    "| a | b |\n|---|---|\n| 1 | " + "wide " * 40 + "|\n\n- one\n  - two\n\n**bold** *it* `code`\n\n"
-    + "```html\n<script>window.isOwned = 1</script>\n"
-    + "long line " * 30 + "\n```\n\n" + "unbroken" * 30
-)  # fmt: skip
-# In the server's process: some questions are answered slowly, some with the text above, some differently without drafting.
-PLANT = f"""
-import asyncio
-from dataclasses import replace
-from mlxspec.parsers.pieces import Content
-from mlxspec.server import job_run
-
-HOSTILE = {HOSTILE!r}
-original = job_run.JobRun.updates
-
-async def updates(self):
-    asked = self._job.rendered.rpartition("<|im_start|>user")[2]
-    is_first = True
-    async for update in original(self):
-        if isinstance(update, job_run.Delta):
-            if "slowly" in asked:
-                await asyncio.sleep(0.25)
-            if "hostile" in asked:
-                for at in range(0, len(HOSTILE) if is_first else 0, 7):
-                    text = HOSTILE[at : at + 7]
-                    yield replace(update, pieces=[Content(text)], drafted=[3])
-                    await asyncio.sleep(0.002)
-                is_first = False
-                continue
-            if "differently" in asked and not self._job.spec.drafters and is_first and update.pieces:
-                update, is_first = replace(update, pieces=[Content("Other: "), *update.pieces], drafted=[]), False
-        yield update
-
-job_run.JobRun.updates = updates
-"""
-SLOW = "slowly: what does os.path.join do?"
-IDLE = "document.querySelector('#stop').hidden"
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served("--max-rows", "4", "--policy", "fixed", "--draft", "mtp", plant=PLANT) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def program() -> str:
-    found = chromium.find()
-    if found is None:
-        pytest.skip("needs Chromium")
-    return found
-
-
-@pytest.fixture(scope="module")
-def window(program: str, served: Served) -> Iterator[chromium.Browser]:
-    with chromium.Browser(program) as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(window: chromium.Browser, served: Served) -> Iterator[chromium.Browser]:
-    """The page, with nothing kept. Afterwards nothing was complained of, and nothing was asked of any other server."""
-    home = f"http://127.0.0.1:{served.port}/"
-    window.resize(1000, 800)
-    window.prefer("light")
-    window.open(home)
-    window.js("localStorage.clear()")
-    window.reload()
-    window.until("document.querySelector('#model-facts').textContent")
-    window.complaints.clear()
-    window.requested.clear()
-    window.posted.clear()
-    window.js(
-        "addEventListener('securitypolicyviolation', (event) => console.error(event.violatedDirective))"
-    )
-    yield window
-    assert window.complaints == []
-    assert {address for address in window.requested if not address.startswith(home)} == set()
-
-
-def ask(browser: chromium.Browser, text: str, *, wait: bool = True) -> None:
-    browser.js("document.querySelector('#question').focus()")
-    browser.type(text)
-    browser.press("Enter")
-    browser.until(
-        "!document.querySelector('#stop').hidden || document.querySelector('.turn.assistant .tools')"
-    )
-    if wait:
-        browser.until(IDLE)
-
-
-def last(browser: chromium.Browser, selector: str = ".answer") -> str:
-    return str(
-        browser.js(f"[...document.querySelectorAll('.turn.assistant {selector}')].at(-1)?.innerText ?? ''")
-    )
-
-
-def kept(browser: chromium.Browser) -> list[dict[str, Any]]:
-    found = browser.js("localStorage.getItem('mlxspec.conversation')")
-    return [] if found is None else list(json.loads(found)["turns"])
-
-
-def sent(browser: chromium.Browser) -> list[dict[str, Any]]:
-    return [json.loads(body) for body in browser.posted]
 
 
 def test_send_and_stream(browser: chromium.Browser, served: Served) -> None:
@@ -285,17 +174,15 @@ def test_reload_keeps_the_conversation(browser: chromium.Browser) -> None:
     assert kept(browser) == turns
     ask(browser, SLOW, wait=False)
     browser.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 4")
+    while not kept(browser)[3]["text"]:
+        pass
     browser.reload()
     browser.until("document.querySelectorAll('.turn.assistant .tools').length === 2")
-    assert last(browser, ".end") == "The page was left before this answer ended."
+    assert last(browser, ".end").startswith("This answer has no end yet: its page was left")
     assert kept(browser)[3]["text"]
     ask(browser, "what does sorted do?")
     roles = [message["role"] for message in sent(browser)[-1]["messages"]]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
-    browser.click("#new")
-    assert kept(browser) == []
-    browser.click("#undo")
-    assert len(kept(browser)) == 6
 
 
 def test_compare(browser: chromium.Browser) -> None:
@@ -331,12 +218,12 @@ def test_keyboard_only(browser: chromium.Browser) -> None:
     assert browser.js("document.activeElement.getBoundingClientRect().left >= 0")
     browser.press("Tab")
     reached = [browser.js(focused)]
-    for _ in range(6):
+    for _ in range(8):
         browser.press("Tab")
         reached.append(browser.js(focused))
-    assert reached[:2] == ["open-settings", "open-connect"]  # nothing to begin anew yet
-    assert reached[2] == QUESTION
-    assert reached[5:] == ["question", "send"]
+    assert reached[:3] == ["open-list", "open-settings", "open-connect"]  # nothing to begin anew yet
+    assert reached[3] == QUESTION
+    assert reached[6:] == ["attach", "question", "send"]
     for name in ("settings", "connect"):
         browser.js(f"document.querySelector('#open-{name}').focus()")
         browser.press("Enter")
@@ -417,12 +304,12 @@ def test_a_hostile_answer_is_text(browser: chromium.Browser) -> None:
     assert browser.js("document.querySelector('.answer pre').textContent").startswith("<script>")
     browser.click(".code button")
     browser.until("document.querySelector('.code button').textContent !== 'Copy'")
-    browser.js(
-        "localStorage.setItem('mlxspec.conversation', "
-        "JSON.stringify({version: 1, turns: [{role: 'user', text: '<img src=x onerror=alert(1)>'}]}))"
-    )
+    keep(browser, "x", {"title": "<b>x</b>"}, [{"role": "user", "text": "<img src=x onerror=alert(1)>"}])
+    browser.js("sessionStorage.setItem('mlxspec.open', 'x')")
     browser.reload()
+    browser.until("document.querySelectorAll('.turn').length === 1")
     assert browser.js("document.querySelector('.user .text').textContent") == "<img src=x onerror=alert(1)>"
+    assert browser.js("document.querySelector('#kept-x .open').textContent") == "<b>x</b>"
 
 
 def test_the_policy_holds(browser: chromium.Browser) -> None:
@@ -587,7 +474,7 @@ def chosen(browser: chromium.Browser, *files: tuple[str, str, str]) -> None:
             const bytes = Uint8Array.from(atob(url.split(",")[1]), (c) => c.charCodeAt(0));
             transfer.items.add(new File([bytes], name, {{ type }}));
         }}
-        const input = document.querySelector("#image-files");
+        const input = document.querySelector("#files");
         input.files = transfer.files;
         input.dispatchEvent(new Event("change"));
         }})()"""
@@ -602,7 +489,7 @@ def test_images(program: str) -> None:
         browser.open(home)
         browser.js("localStorage.setItem('mlxspec.settings', JSON.stringify({temperature: 0}))")
         browser.reload()
-        browser.until("!document.querySelector('#attach').hidden")
+        browser.until("document.querySelector('#model-facts').textContent")
         chosen(
             browser,
             ("a.png", "image/png", one),
@@ -626,7 +513,7 @@ def test_images(program: str) -> None:
         browser.reload()
         browser.until("document.querySelector('.turn.user img')?.complete")
         assert browser.js("document.querySelector('.turn.user img').naturalWidth") == 96
-        browser.until("!document.querySelector('#attach').hidden")
+        browser.until("document.querySelector('#model-facts').textContent")
         browser.click("[aria-label='Edit message 1']")
         browser.until("document.activeElement.matches('.edit textarea')")
         browser.js("document.activeElement.select()")
@@ -648,7 +535,7 @@ def test_images(program: str) -> None:
 
 
 def test_a_model_without_vision_takes_no_images(browser: chromium.Browser) -> None:
-    assert browser.js("document.querySelector('#attach').hidden")
     chosen(browser, ("a.png", "image/png", picture("1")))
-    browser.until("document.querySelector('#notice-text').textContent === 'This model reads no images.'")
+    said = "Not attached: a.png. This model reads texts only, of at most 1 MB."
+    browser.until(f"document.querySelector('#notice-text').textContent === {said!r}")
     assert not browser.js("document.querySelectorAll('#images img').length")

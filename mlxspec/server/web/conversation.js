@@ -1,4 +1,4 @@
-// The turns of a conversation, kept in the browser's storage. Knows no DOM.
+// The turns of a conversation. Knows no DOM; store.js keeps it.
 //
 // A turn is {role: "user", text} or {role: "assistant", text, ...}. A user's turn may have images: data: URLs. An assistant's turn also has
 //   thought, marks, thoughtMarks   see Received in api.js
@@ -8,60 +8,49 @@
 //   counts    {tokens, speed, drafted, accepted, prompt, cached}
 //   notices   what the server said about the request
 
-const KEY = "mlxspec.conversation";
-const VERSION = 1;
+const TITLE_CHARACTERS = 80;
 
 export class Conversation {
-  turns = [];
-  #storage;
-  #undone = null;
+  changed = new Set(); // turns that are not kept as they are now
 
-  /** storage: of the browser, or null. Takes up the conversation that is kept there. */
-  constructor(storage) {
-    this.#storage = storage;
-    this.turns = read(storage) ?? [];
+  /** version: how often it was kept, 0 for never. time: of its last change, in milliseconds. */
+  constructor({ id = newId(), version = 0, time = Date.now(), turns = [] } = {}) {
+    Object.assign(this, { id, version, time, turns });
+  }
+
+  /** The beginning of the first question. */
+  get title() {
+    const text = this.turns[0]?.text.trim().replace(/\s+/g, " ") || "Image";
+    return text.length > TITLE_CHARACTERS ? `${text.slice(0, TITLE_CHARACTERS - 1)}…` : text;
   }
 
   add(turn) {
     this.turns.push(turn);
+    this.touch(turn);
     return turn;
   }
 
-  /** Take away the turns from number `first` on. `undo` brings back what was there. */
+  /** A turn has changed and is to be kept. */
+  touch(turn) {
+    this.changed.add(turn);
+    this.time = Date.now();
+  }
+
+  /** Take away the turns from number `first` on. Returns the function that brings back all that was there. */
   cut(first) {
-    this.#undone = [...this.turns];
-    this.turns = this.turns.slice(0, first);
+    const before = this.turns;
+    this.turns = before.slice(0, first);
+    return () => {
+      this.turns = before;
+      this.changed = new Set(before);
+    };
   }
 
-  /** Forget what `undo` would bring back. */
-  settle() {
-    this.#undone = null;
-  }
-
-  get canUndo() {
-    return this.#undone !== null;
-  }
-
-  undo() {
-    if (this.#undone) this.turns = this.#undone;
-    this.#undone = null;
-  }
-
-  /** Take up what another tab has stored. */
-  reload() {
-    this.turns = read(this.#storage) ?? [];
-    this.#undone = null;
-  }
-
-  /** Whether the browser has kept it. */
-  save() {
-    try {
-      if (this.turns.length) this.#storage.setItem(KEY, JSON.stringify({ version: VERSION, turns: this.turns }));
-      else this.#storage.removeItem(KEY);
-      return true;
-    } catch {
-      return false; // no storage, or it is full
-    }
+  /** Make it a conversation of its own, of which nothing is kept. */
+  detach() {
+    this.id = newId();
+    this.version = 0;
+    this.changed = new Set(this.turns);
   }
 
   /** What the model reads before turn number `end`. A question without an answer is left out, unless it is the last. */
@@ -73,14 +62,17 @@ export class Conversation {
         const next = turns[i + 1];
         if (!next || isAnswer(next)) out.push({ role: "user", content: contentOf(turn) });
       } else if (isAnswer(turn)) {
-        out.push({ role: "assistant", content: turn.text, ...(turn.thought ? { reasoning_content: turn.thought } : {}) });
+        out.push(messageOf(turn));
       }
     });
     return out;
   }
 }
 
-export const STORAGE_KEY = KEY;
+/** Pages of other machines have no crypto.randomUUID without TLS. */
+function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
 
 /** Of a user's turn: its text, or parts where it has images. */
 function contentOf({ text, images }) {
@@ -89,22 +81,18 @@ function contentOf({ text, images }) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
+/** An answer as the model reads it again. */
+export function messageOf({ text, thought }) {
+  return { role: "assistant", content: text, ...(thought ? { reasoning_content: thought } : {}) };
+}
+
 /** Whether an assistant's turn says something that the model can read again. */
 export function isAnswer(turn) {
   return turn.role === "assistant" && Boolean(turn.text || turn.thought);
 }
 
-function read(storage) {
-  try {
-    const found = JSON.parse(storage.getItem(KEY));
-    return found?.version === VERSION && Array.isArray(found.turns) && areTurns(found.turns) ? found.turns : null;
-  } catch {
-    return null;
-  }
-}
-
 /** Questions and answers in turn. What is stored may come from another version, or from another page of this address. */
-function areTurns(turns) {
+export function areTurns(turns) {
   return turns.every((turn, i) => {
     if (typeof turn?.text !== "string" || turn.role !== (i % 2 ? "assistant" : "user")) return false;
     if (turn.role === "user") return turn.images === undefined || (Array.isArray(turn.images) && turn.images.every(isImage));

@@ -1,33 +1,40 @@
 // The page: puts the conversation, the settings and the server together.
 
 import { Api, ApiError, GoneError, Received } from "./api.js";
-import { Conversation, STORAGE_KEY } from "./conversation.js";
-import { Images } from "./images.js";
-import { copyButton, element } from "./render.js";
-import { Settings, numbersOf } from "./settings.js";
+import { Attachments } from "./attachments.js";
+import { Conversation } from "./conversation.js";
+import { onSettings, openConnect, openSettings } from "./dialogs.js";
+import { asJson, asMarkdown, download, fileName } from "./export.js";
+import { List } from "./list.js";
+import { byId, element } from "./render.js";
+import { Server, UNKNOWN } from "./server.js";
+import { Settings } from "./settings.js";
+import { openStore } from "./store.js";
 import { AnswerTurn, UserTurn, isSend } from "./turn.js";
-import { compared, contextOf, count, countsOf, curl, endOf, isFull, sdk, sizeOf } from "./words.js";
+import { compared, contextOf, count, countsOf, endOf, isFull, sizeOf } from "./words.js";
 
 const EXAMPLES = [
   "what does os.path.join do?",
   "how do i use itertools.chain?",
   'remove the docstring:\n```python\ndef read_all(paths):\n    """Read the files at paths and return their texts."""\n    texts = []\n    for path in paths:\n        with open(path) as file:\n            texts.append(file.read())\n    return texts\n```',
 ];
-const SESSION_KEY = "mlxspec.key";
-const SAVE_MS = 1000;
-const [FIRST_RETRY_MS, LAST_RETRY_MS] = [1000, 15_000];
-const UNKNOWN = "the server's model";
+const [API_KEY, OPEN] = ["mlxspec.key", "mlxspec.open"]; // what this tab keeps: the API key, the id of its conversation
+const SAVE_MS = 500;
+const NO_ANSWER = "The browser's storage does not answer. Export this conversation and load the page again.";
+const KEEPS_NOTHING = "This browser keeps nothing here, so conversations are gone when the page is left.";
 
-const byId = (id) => document.getElementById(id);
 const question = byId("question");
 
 const storage = storageOf("localStorage");
 const session = storageOf("sessionStorage");
 const settings = new Settings(storage);
-const conversation = new Conversation(storage);
-const api = new Api(new URL(".", document.baseURI).href, session?.getItem(SESSION_KEY) ?? "");
+const api = new Api(new URL(".", document.baseURI).href, session?.getItem(API_KEY) ?? "");
+const server = new Server(api, settings, { notify, onmodels: showContext, onkey: (key) => remember(API_KEY, key) });
 
-let models = [];
+let conversation = new Conversation();
+let store = null; // where conversations are kept, null where the browser keeps nothing
+let list = null;
+let keeping = Promise.resolve(); // one write at a time
 let running = null; // the AbortController of the request in progress
 let active = null; // the turn that it is about
 let isLeaving = false; // whether the browser goes to another page
@@ -43,131 +50,26 @@ function storageOf(name) {
   }
 }
 
-// ---- the server: models, key, whether it answers
+// ---- what is kept and said
 
-async function connect() {
+/** Until this tab is closed, over reloads too, where the browser keeps that. */
+function remember(key, value) {
   try {
-    models = await api.models();
-    await untilReady();
-    banner("");
-  } catch (error) {
-    if (error instanceof ApiError && error.status === 401) askForKey(api.key ? "The server does not accept this key." : "");
-    else if (error instanceof GoneError) await waitForServer();
-    else banner(error.message, "Try again", connect);
-  }
-  showModels();
-}
-
-/** Wait while the server loads its model. */
-async function untilReady() {
-  for (;;) {
-    try {
-      await api.health();
-      models = await api.models();
-      return;
-    } catch (error) {
-      if (!(error instanceof ApiError) || error.code !== "loading") throw error;
-      banner("The server is loading its model.");
-      await pause(FIRST_RETRY_MS);
-    }
-  }
-}
-
-let isWaiting = false;
-
-/** The server does not answer: ask again now and then until it does. */
-async function waitForServer() {
-  if (isWaiting) return;
-  isWaiting = true;
-  for (let wait = FIRST_RETRY_MS; ; wait = Math.min(2 * wait, LAST_RETRY_MS)) {
-    banner("The server does not answer. The page asks again every few seconds; the conversation is kept.");
-    await pause(wait);
-    try {
-      await api.health();
-      break;
-    } catch (error) {
-      if (error instanceof ApiError) break; // it answers, if only with an error
-    }
-  }
-  isWaiting = false;
-  await connect();
-  if (byId("banner").hidden) notify("The server answers again.");
-}
-
-const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-
-function currentModel() {
-  return models.find((model) => model.id === settings.values.model) ?? models[0] ?? null;
-}
-
-function modelName() {
-  return currentModel()?.id ?? UNKNOWN;
-}
-
-/** Tokens of a model's context, null where that is not known. */
-function contextSize(name = modelName()) {
-  return models.find((model) => model.id === name)?.meta.n_ctx ?? null;
-}
-
-function showModels() {
-  const model = currentModel();
-  const select = byId("model");
-  select.hidden = models.length < 2;
-  byId("model-name").hidden = models.length > 1;
-  byId("model-name").textContent = modelName();
-  select.replaceChildren(...models.map(({ id }) => element("option", { value: id, selected: id === model?.id }, id)));
-  byId("model-facts").textContent = facts(model?.meta);
-  byId("attach").hidden = !sees();
-  document.title = `${modelName()} · mlxspec`;
-  showContext();
-}
-
-function facts(meta) {
-  if (!meta) return "";
-  if (!meta.loaded) return "loaded with the first message";
-  const drafting = meta.draft.length ? `drafting: ${meta.draft.join(", ")}` : "no drafting";
-  return `${count(meta.n_ctx, "token")} of context · ${drafting}`;
-}
-
-function askForKey(sentence) {
-  banner("The server asks for an API key.", "Enter the key", () => askForKey(""));
-  byId("key-error").textContent = sentence;
-  byId("key").value = "";
-  if (!byId("key-dialog").open) byId("key-dialog").showModal();
-}
-
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const key = byId("key").value.trim();
-  if (!key) {
-    byId("key-error").textContent = "The key is empty.";
-    return;
-  }
-  api.key = key;
-  try {
-    session?.setItem(SESSION_KEY, key);
+    session.setItem(key, value);
   } catch {
-    // it is asked for again after a reload
+    // a key is asked for again, and a reload begins a new conversation
   }
-  byId("key-dialog").close();
-  connect();
-});
-byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
-
-// ---- sentences about the state of things
-
-function banner(sentence, action = "", onclick = null) {
-  byId("banner").hidden = !sentence;
-  byId("banner-text").textContent = sentence;
-  const button = byId("banner-button");
-  button.hidden = !action;
-  button.textContent = action;
-  button.onclick = onclick;
 }
 
-function notify(sentence) {
+/** undo: brings back what the sentence says is gone. */
+function notify(sentence, undo = null) {
   byId("notice-text").textContent = sentence;
-  byId("undo").hidden = !sentence || !conversation.canUndo;
+  byId("undo").hidden = !undo;
+  byId("undo").onclick = undo && (() => {
+    notify("");
+    undo();
+    question.focus();
+  });
   byId("notice").classList.toggle("said", Boolean(sentence));
 }
 
@@ -180,7 +82,7 @@ function say(sentence) {
 
 function showContext() {
   const last = conversation.turns.at(-1);
-  byId("context").textContent = contextOf(last?.counts, contextSize(last?.model));
+  byId("context").textContent = contextOf(last?.counts, server.contextOf(last?.model));
 }
 
 // ---- the conversation
@@ -193,8 +95,10 @@ function showConversation() {
     if (turns.children[number] !== article) turns.insertBefore(article, turns.children[number] ?? null);
   });
   while (turns.children.length > conversation.turns.length) turns.lastChild.remove();
-  byId("empty").hidden = conversation.turns.length > 0;
-  byId("new").disabled = conversation.turns.length === 0;
+  const isEmpty = conversation.turns.length === 0;
+  byId("empty").hidden = !isEmpty;
+  for (const id of ["export-markdown", "export-json"]) byId(id).disabled = isEmpty;
+  for (const button of document.querySelectorAll(".new")) button.disabled = isEmpty || Boolean(running);
   showContext();
 }
 
@@ -214,18 +118,98 @@ function showFinished(view, turn, number) {
   const isLast = number === conversation.turns.length - 1;
   const isWhole = ["stop", "length", "context"].includes(turn.end);
   view.finished(turn, {
-    context: contextSize(turn.model),
+    context: server.contextOf(turn.model),
     regenerate: isLast && !running ? () => regenerate(number) : null,
-    compare: isWhole && !running && turn.counts?.tokens ? () => compare(turn, number) : null,
+    compare: isWhole && !running && turn.counts?.tokens ? (num) => compare(turn, number, num) : null,
   });
 }
 
-function keep() {
-  if (!conversation.save()) notify("The browser does not keep this conversation: its storage is full or switched off.");
+/** Write to the store what has changed. isMore: more is about to come, so that the lists of all tabs can wait. */
+function keep(isMore = false, kept = conversation) {
+  keeping = keeping.then(() => keepNow(kept, isMore));
+  return keeping;
+}
+
+async function keepNow(kept, isMore) {
+  if (!store) return;
+  let outcome = await store.save(kept);
+  if (outcome === "elsewhere") {
+    kept.detach();
+    outcome = await store.save(kept);
+    notify("This conversation was changed or deleted in another tab. This tab goes on with a copy of its own.");
+  }
+  kept.isUnkept = outcome !== "kept";
+  if (outcome === "full") notify("The storage for conversations is full, so this one is not kept. Delete others, or export this one.");
+  if (outcome === "failed") notify(NO_ANSWER);
+  if (kept === conversation) remember(OPEN, kept.id);
+  if (isMore) return;
+  store.announce(kept.id);
+  list.show(conversation.id);
+}
+
+/** Go on with another conversation. */
+function show(next) {
+  const before = conversation;
+  conversation = next;
+  remember(OPEN, next.id);
+  notify("");
+  if (before.turns.length && (!store || before.isUnkept)) notify("The conversation before this one is not kept.", () => show(before));
+  byId("turns").replaceChildren();
+  showConversation();
+  scrollToEnd();
+  list?.show(next.id);
+  if (byId("list").matches(":popover-open")) byId("list").hidePopover();
+  question.focus({ preventScroll: true });
+}
+
+/** Whether an answer runs, which this tab stays with. Says so. */
+function isBusy() {
+  if (running) notify("An answer is running here. Stop it first, or use another tab.");
+  return Boolean(running);
+}
+
+async function open(id) {
+  await keeping;
+  const found = await store.load(id);
+  if (isBusy()) return;
+  if (found) show(found);
+  else notify("This conversation cannot be read.");
+}
+
+/** Delete a conversation that is kept. */
+async function remove(head) {
+  await keeping;
+  const loaded = await store.load(head.id);
+  if (isBusy()) return;
+  const removed = head.id === conversation.id ? conversation : loaded;
+  await store.remove(head.id);
+  store.announce(head.id);
+  if (removed === conversation && !running) show(new Conversation());
+  else if (conversation.isUnkept) keep(); // there may be room now
+  else list.show();
+  const undo = async () => {
+    removed.detach();
+    await keep(false, removed);
+    if (!running && (removed.isUnkept || conversation.turns.length === 0)) show(removed);
+  };
+  notify(`Deleted: ${head.title}`, removed && undo);
+}
+
+/** Another tab has changed or deleted a conversation. */
+async function look(id) {
+  list.show();
+  if (id !== conversation.id || running) return;
+  await keeping;
+  const found = await store.load(id);
+  if (running || id !== conversation.id || found?.version === conversation.version) return;
+  if (found) show(found);
+  else {
+    conversation.detach();
+    notify("This conversation was deleted in another tab. It is kept again when you go on with it.");
+  }
 }
 
 function send(text, urls = []) {
-  conversation.settle();
   notify("");
   conversation.add(userTurn(text, urls));
   return answer();
@@ -239,20 +223,30 @@ function userTurn(text, urls) {
 function edit(number, text, urls) {
   if (running) return null;
   const hasMore = conversation.turns.length > number + 2;
-  conversation.cut(number);
+  const undo = cut(number);
   conversation.add(userTurn(text, urls));
-  notify(hasMore ? "The turns behind the edited message were removed." : "The message was edited.");
+  notify(hasMore ? "The turns behind the edited message were removed." : "The message was edited.", undo);
   return answer();
+}
+
+/** Take away turns; returns the function that brings them back. */
+function cut(number) {
+  const restore = conversation.cut(number);
+  return () => {
+    restore();
+    showConversation();
+    keep();
+  };
 }
 
 async function regenerate(number) {
   const before = conversation.turns[number];
-  conversation.cut(number);
+  const undo = cut(number);
   notify("");
   const turn = await answer();
   if (turn.end === "stop" && turn.text === before.text && turn.thought === before.thought) {
-    notify("The same answer came again. Above temperature 0 each answer is drawn anew.");
-  } else if (isUseful(before)) notify("The earlier answer was replaced.");
+    notify("The same answer came again. Above temperature 0 each answer is drawn anew.", undo);
+  } else if (isUseful(before)) notify("The earlier answer was replaced.", undo);
 }
 
 function isUseful(turn) {
@@ -262,13 +256,14 @@ function isUseful(turn) {
 /** Ask for the answer to the last message. */
 async function answer() {
   const number = conversation.turns.length;
-  const model = currentModel()?.id;
+  const model = server.model?.id;
   const seed = crypto.getRandomValues(new Uint32Array(1))[0];
   const asked = { ...(model ? { model } : {}), ...settings.fields(seed), ...systemOf() };
   const turn = conversation.add({
     role: "assistant", model: model ?? UNKNOWN, asked, text: "", thought: "", marks: [], thoughtMarks: [], notices: [], end: "cut", counts: null,
   });
   begin(turn);
+  keep();
   const view = views.get(turn);
   view.running("Waiting for the server.");
   scrollToEnd();
@@ -277,7 +272,7 @@ async function answer() {
   await follow(requestOf(asked, number), turn, view, running.signal);
   finish();
   speak(view.text(turn, false), true);
-  say(endOf(turn, contextSize(turn.model)) || "The answer is complete.");
+  say(endOf(turn, server.contextOf(turn.model)) || "The answer is complete.");
   return turn;
 }
 
@@ -317,12 +312,13 @@ async function follow(body, turn, view, signal) {
       Object.assign(turn, wordsOf(received));
       drawn ||= requestAnimationFrame(draw);
       if (performance.now() - saved > SAVE_MS) {
-        conversation.save();
+        conversation.touch(turn);
+        keep(true);
         saved = performance.now();
       }
     }
-    if (received.reason === "length" && !contextSize(turn.model)) await refreshFacts();
-    const isAtContext = received.reason === "length" && isFull(countsOf(received), contextSize(turn.model));
+    if (received.reason === "length" && !server.contextOf(turn.model)) await server.refresh();
+    const isAtContext = received.reason === "length" && isFull(countsOf(received), server.contextOf(turn.model));
     turn.end = isAtContext ? "context" : (received.reason ?? "stop");
   } catch (error) {
     turn.end = signal.aborted ? "stopped" : isLeaving ? "cut" : "failed"; // a page that is left loses its connections
@@ -330,6 +326,7 @@ async function follow(body, turn, view, signal) {
   }
   cancelAnimationFrame(drawn);
   Object.assign(turn, wordsOf(received), { counts: received.timings ? countsOf(received) : null, notices: received.notices });
+  conversation.touch(turn);
 }
 
 function wordsOf({ text, thought, marks, thoughtMarks }) {
@@ -339,11 +336,11 @@ function wordsOf({ text, thought, marks, thoughtMarks }) {
 /** Put into a turn why it failed, and look after the server. */
 function blame(turn, error) {
   turn.error = error.message;
-  if (error instanceof GoneError) waitForServer();
+  if (error instanceof GoneError) server.untilItAnswers();
   else if (!(error instanceof ApiError)) {
     turn.error = `This page made a mistake: ${error.message}`;
     console.error(error);
-  } else if (error.status === 401) askForKey("The server does not accept this key.");
+  } else if (error.status === 401) server.askForKey("The server does not accept this key.");
   else if (error.code === "context_length_exceeded") turn.error += " Start a new conversation, or edit an earlier message.";
 }
 
@@ -358,34 +355,45 @@ function speak(blocks, isWhole = false) {
   for (; spoken < blocks.length - (isWhole ? 0 : 1); spoken += 1) say(blocks[spoken]);
 }
 
-/** Send the same request with drafting switched the other way, and say what differs. */
-async function compare(turn, number) {
-  const wasOff = turn.asked.draft === "off";
+/** Repeat the request of an answer with drafting switched the other way, and say what differs. num: of runs each. */
+async function compare(turn, number, num) {
+  const isOff = turn.asked.draft === "off";
   const { draft, ...fields } = turn.asked;
-  const asked = wasOff ? fields : { ...fields, draft: "off" };
-  const other = new Received();
+  const switched = isOff ? fields : { ...fields, draft: "off" };
   const view = views.get(turn);
-  const how = wasOff ? "with" : "without";
+  const speeds = turn.comparison?.isTimed ? turn.comparison.speeds : [];
   begin(turn);
   const { signal } = running;
-  view.running(`The same request runs ${how} drafting.`);
-  say(`The same request runs ${how} drafting.`);
-  keepFocus();
-  try {
+  const run = async (asked) => {
+    const how = `The same request runs ${asked.draft === "off" ? "without" : "with"} drafting`;
+    view.running(`${how}.`);
+    say(`${how}.`);
+    keepFocus();
+    const received = new Received();
     for await (const chunk of api.chat(requestOf(asked, number), signal)) {
-      other.take(chunk);
-      if (other.timings) view.running(`The same request ${how} drafting: ${sizeOf(countsOf(other))}`);
+      received.take(chunk);
+      if (received.timings) view.running(`${how}: ${sizeOf(countsOf(received))}`);
     }
-    const pair = [turn, { ...wordsOf(other), counts: countsOf(other) }];
-    const { same, sentence } = compared(...(wasOff ? pair.reverse() : pair));
-    turn.comparison = { same, sentence, other: same ? "" : other.text };
-    say(sentence);
+    return { ...wordsOf(received), counts: countsOf(received) };
+  };
+  try {
+    for (let i = 0; i < num; i += 1) {
+      let own = speeds.length ? await run(turn.asked) : turn; // the answer itself is the first run
+      let other = own.text === turn.text && own.thought === turn.thought ? await run(switched) : own;
+      if (other === own) own = turn;
+      const [drafted, plain] = isOff ? [other, own] : [own, other];
+      speeds.push([drafted.counts.speed, plain.counts.speed]);
+      turn.comparison = { ...compared(drafted, plain, speeds), other: other.text, speeds };
+      if (!turn.comparison.isTimed) break;
+    }
+    say(turn.comparison.sentence);
   } catch (error) {
     const failed = { error: "" };
     if (!signal.aborted) blame(failed, error);
     const sentence = failed.error ? `The comparison failed: ${failed.error}` : "You stopped the comparison.";
-    turn.comparison = { same: false, sentence, other: "" };
+    turn.comparison = { same: true, isTimed: false, sentence, other: "", speeds: [] };
   }
+  conversation.touch(turn);
   finish();
 }
 
@@ -398,7 +406,6 @@ function begin(turn) {
   showConversation();
   byId("send").hidden = true;
   byId("stop").hidden = false;
-  byId("new").disabled = true;
   byId("open-settings").disabled = true;
   byId("model").disabled = true;
   byId("undo").hidden = true;
@@ -418,24 +425,13 @@ function finish() {
   byId("stop").hidden = true;
   byId("open-settings").disabled = false;
   byId("model").disabled = false;
-  byId("undo").hidden = !conversation.canUndo;
+  byId("undo").hidden = !byId("undo").onclick;
   keep();
   const wasAtEnd = atEnd();
   showConversation();
   if (wasAtEnd) scrollToEnd();
   if (wasFocused) question.focus({ preventScroll: true });
-  refreshFacts();
-}
-
-/** What is known of a model is known once it is loaded. */
-async function refreshFacts() {
-  if (currentModel()?.meta.loaded) return;
-  try {
-    models = await api.models();
-    showModels();
-  } catch {
-    // the next request says what is wrong
-  }
+  server.refresh();
 }
 
 function stop() {
@@ -456,10 +452,10 @@ function scrollToEnd() {
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = question.value;
-  if (running || reading || !(text.trim() || images.urls.length)) return;
+  if (running || attached.isReading || !(text.trim() || attached.urls.length)) return;
   question.value = "";
   grow();
-  send(text, images.take());
+  send(text, attached.take());
   question.focus({ preventScroll: true });
 });
 
@@ -471,46 +467,7 @@ question.addEventListener("keydown", (event) => {
 });
 question.addEventListener("input", grow);
 
-/** Images by the button, pasted into the field or dropped onto the page, where the model sees. */
-const images = new Images(byId("images"), () => question.focus({ preventScroll: true }));
-let reading = 0; // choices of files that are being read
-
-function sees() {
-  return currentModel()?.capabilities?.includes("vision") ?? false;
-}
-
-async function attach(files) {
-  if (!files.length) return;
-  if (!sees()) {
-    notify("This model reads no images.");
-    return;
-  }
-  reading += 1;
-  notify(await images.add(files));
-  reading -= 1;
-}
-
-byId("attach").addEventListener("click", () => byId("image-files").click());
-byId("image-files").addEventListener("change", async (event) => {
-  const files = [...event.target.files];
-  event.target.value = ""; // the same file may be chosen again
-  await attach(files);
-});
-question.addEventListener("paste", (event) => {
-  const files = [...event.clipboardData.files];
-  if (!files.length) return;
-  event.preventDefault();
-  attach(files);
-});
-document.addEventListener("dragover", (event) => {
-  if (event.dataTransfer.types.includes("Files")) event.preventDefault();
-});
-document.addEventListener("drop", (event) => {
-  const files = [...event.dataTransfer.files];
-  if (!files.length) return;
-  event.preventDefault();
-  attach(files);
-});
+const attached = new Attachments(question, { sees: () => server.sees, notify, oninsert: grow });
 
 /** The field is as high as its text where the browser does not do that by itself. */
 function grow() {
@@ -521,28 +478,16 @@ function grow() {
 
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && running && !document.querySelector("dialog[open], :popover-open")) stop();
 });
 
-byId("new").addEventListener("click", () => {
-  conversation.cut(0);
-  keep();
-  showConversation();
-  notify("A new conversation has begun.");
-  question.focus();
-});
+for (const button of document.querySelectorAll(".new")) button.addEventListener("click", () => show(new Conversation()));
 
-byId("undo").addEventListener("click", () => {
-  conversation.undo();
-  keep();
-  showConversation();
-  notify("The earlier turns are back.");
-  question.focus();
-});
-
-byId("model").addEventListener("change", (event) => {
-  settings.change({ model: event.target.value });
-  showModels();
+byId("export-markdown").addEventListener("click", () => download(asMarkdown(conversation), fileName(conversation.title, "md"), "text/markdown"));
+byId("export-json").addEventListener("click", () => download(asJson(conversation), fileName(conversation.title, "json"), "application/json"));
+byId("export-all").addEventListener("click", async () => {
+  const all = await Promise.all((await store.list()).map(({ id }) => store.load(id)));
+  download(`[${all.filter(Boolean).map(asJson).join(",\n")}]`, "conversations.json", "application/json");
 });
 
 byId("examples").append(
@@ -557,96 +502,43 @@ function showTint() {
   document.body.classList.toggle("no-tint", !settings.values.colour);
 }
 
-byId("open-settings").addEventListener("click", () => {
-  const { values } = settings;
-  const meta = currentModel()?.meta;
-  const names = meta?.drafters ?? [];
-  const own = names.length ? `as the server does (${meta.draft.join(", ") || "off"})` : "as the server does";
-  const options = [["", own], ["off", "off"], ...names.map((name) => [name, name])];
-  byId("draft").replaceChildren(...options.map(([value, text]) => element("option", { value }, text)));
-  byId("draft").value = options.some(([value]) => value === values.draft) ? values.draft : "";
-  byId("temperature").value = values.temperature ?? "";
-  byId("max-tokens").value = values.max_tokens ?? "";
-  byId("seed").value = values.seed ?? "";
-  byId("thinking").value = values.thinking;
-  byId("system").value = values.system;
-  byId("colour").checked = values.colour;
-  wrong(null, "");
-  byId("settings").showModal();
-});
-
-function wrong(field, sentence) {
-  byId("settings-error").textContent = sentence;
-  for (const input of byId("settings-form").querySelectorAll("input[type=number]")) {
-    input.setAttribute("aria-invalid", String(input.name === field));
-    if (input.name === field) input.focus();
-  }
-}
-
-byId("settings-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const typed = (id) => (byId(id).validity.badInput ? "?" : byId(id).value);
-  const found = numbersOf({ temperature: typed("temperature"), max_tokens: typed("max-tokens"), seed: typed("seed") });
-  if (!found.values) {
-    wrong(found.field, found.sentence);
-    return;
-  }
-  const kept = settings.change({
-    ...found.values,
-    draft: byId("draft").value,
-    thinking: byId("thinking").value,
-    system: byId("system").value,
-    colour: byId("colour").checked,
-  });
+byId("open-settings").addEventListener("click", () => openSettings(settings, server.model?.meta));
+onSettings(settings, (kept) => {
   showTint();
-  byId("settings").close();
   notify(kept ? "" : "The browser does not keep these settings: its storage is full or switched off.");
 });
-byId("settings-cancel").addEventListener("click", () => byId("settings").close());
+byId("open-connect").addEventListener("click", () => openConnect(api));
 
-byId("open-connect").addEventListener("click", () => {
-  const base = `${api.base}v1`;
-  byId("base").textContent = base;
-  const shown = [
-    ["Claude Code; codex and opencode too", `${api.key ? "MLXSPEC_API_KEY=KEY " : ""}mlxspec launch claude --port ${location.port || 80}`],
-    ["From a terminal", curl(base, Boolean(api.key))],
-    ["From Python, with the openai package", sdk(base, Boolean(api.key))],
-  ];
-  byId("snippets").replaceChildren(
-    ...shown.map(([title, text]) =>
-      element(
-        "div",
-        { class: "code snippet" },
-        element("div", { class: "bar" }, element("span", {}, title), copyButton(() => text, `Copy: ${title}`)),
-        element("pre", {}, element("code", {}, text)),
-      ),
-    ),
-  );
-  byId("connect").showModal();
-});
-byId("connect-close").addEventListener("click", () => byId("connect").close());
+// ---- leaving, start
 
-// ---- leaving, other tabs, start
-
-window.addEventListener("beforeunload", () => {
-  isLeaving = true;
+window.addEventListener("beforeunload", (event) => {
+  if (conversation.isUnkept) event.preventDefault(); // the browser asks whether to leave
+  else isLeaving = true;
 });
 window.addEventListener("pageshow", () => {
   isLeaving = false;
 });
-window.addEventListener("pagehide", () => {
-  if (running) conversation.save(); // what has come of the answer; its turn says that it was cut
-});
 
-window.addEventListener("storage", (event) => {
-  if (event.key !== STORAGE_KEY || running) return;
-  conversation.reload();
-  byId("turns").replaceChildren();
-  showConversation();
-});
+/** Take up what the browser keeps: the list, and the conversation that was open in this tab. */
+async function takeUp() {
+  store = await openStore();
+  if (!store) {
+    byId("list-state").textContent = KEEPS_NOTHING;
+    byId("search").hidden = true;
+    byId("export-all").hidden = true;
+    notify(KEEPS_NOTHING);
+    return;
+  }
+  const told = (act) => (given) => act(given).catch(() => notify(NO_ANSWER));
+  list = new List(store, { open: told(open), remove: told(remove) });
+  store.onchange = told(look);
+  const found = await store.load(session?.getItem(OPEN) ?? "");
+  if (found && conversation.turns.length === 0) show(found);
+  else await list.show(conversation.id);
+}
 
 showTint();
 showConversation();
-scrollToEnd();
 question.focus({ preventScroll: true });
-connect();
+takeUp();
+server.connect();

@@ -2,6 +2,8 @@
 
 import { parse, plain } from "./markdown.js";
 
+export const byId = (id) => document.getElementById(id);
+
 /** An element with attributes and children. Texts among the children become text nodes. */
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);

@@ -1,8 +1,10 @@
 // The elements of one turn of the conversation.
 
-import { picture } from "./images.js";
+import { picture } from "./attachments.js";
 import { Markdown, copyButton, element, texts } from "./render.js";
 import { draftingOf, endOf, sizeOf } from "./words.js";
+
+const MORE_RUNS = 4; // of a comparison, so that there are five
 
 function button(text, onclick, more = {}) {
   return element("button", { type: "button", class: "small", onclick, ...more }, text);
@@ -115,21 +117,21 @@ export class AnswerTurn {
     if (sentence) parts.push(element("p", { class: "end" }, sentence));
     parts.push(element("div", { class: "tools" }, ...this.#tools(turn, regenerate, compare)));
     if (turn.notices.length) parts.push(notices(turn.notices));
-    if (turn.comparison) parts.push(comparison(turn));
+    if (turn.comparison) parts.push(comparison(turn.comparison, compare));
     this.#foot.replaceChildren(...parts);
   }
 
   #tools(turn, regenerate, compare) {
     const tools = [];
-    if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
-    if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate));
-    const other = turn.asked.draft === "off" ? "with" : "without";
-    if (compare) tools.push(button("Compare", compare, { "aria-label": `Compare ${other} drafting` }));
     if (turn.counts?.tokens) {
       const drafting = draftingOf(turn.counts, turn.asked);
       const legend = turn.counts.accepted ? element("span", { class: "drafted" }, drafting) : drafting;
       tools.push(element("span", { class: "counts" }, `${sizeOf(turn.counts)} · `, legend));
     }
+    if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
+    if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate));
+    const other = turn.asked.draft === "off" ? "with" : "without";
+    if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(1), { "aria-label": `Compare ${other} drafting` }));
     return tools;
   }
 }
@@ -138,11 +140,9 @@ function notices(sentences) {
   return element("ul", { class: "notices", "aria-label": "Notices of the server" }, ...sentences.map((s) => element("li", {}, s)));
 }
 
-function comparison({ comparison: { same, sentence, other }, asked }) {
+function comparison({ same, isTimed, sentence, other }, compare) {
   const made = element("div", { class: "comparison" }, element("p", {}, sentence));
-  if (!same && other) {
-    const title = `The answer ${asked.draft === "off" ? "with" : "without"} drafting`;
-    made.append(element("details", {}, element("summary", {}, title), element("div", { class: "other" }, other)));
-  }
+  if (!same && other) made.append(element("details", {}, element("summary", {}, "The other answer"), element("div", { class: "other" }, other)));
+  if (isTimed && compare) made.append(button(`${MORE_RUNS} more runs`, () => compare(MORE_RUNS)));
   return made;
 }

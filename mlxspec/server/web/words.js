@@ -55,7 +55,7 @@ export function endOf(turn, context) {
     case "stopped":
       return "You stopped this answer.";
     case "cut":
-      return "The page was left before this answer ended.";
+      return "This answer has no end yet: its page was left, or it runs in another tab.";
     case "failed":
       return turn.error ?? "The answer failed.";
     case "tool_calls":
@@ -77,24 +77,33 @@ export function contextOf(counts, context) {
 }
 
 /**
- * An answer and another one to the same request with drafting switched the other way.
- * Returns {same, sentence}. A speed-up is named only for equal texts.
+ * An answer and another one to the same request with drafting switched the other way. speeds: of each run, drafted and plain.
+ * Returns {same, isTimed, sentence}. A speed-up is named only for equal texts.
  */
-export function compared(drafted, plain) {
+export function compared(drafted, plain, speeds) {
   const at = firstDifference(drafted.thought + "\n" + drafted.text, plain.thought + "\n" + plain.text);
   if (at !== null) {
     const where = at <= drafted.thought.length ? "The thinking differs" : "The texts differ";
     const character = at <= drafted.thought.length ? at + 1 : at - drafted.thought.length;
-    return { same: false, sentence: `${where} from character ${NUMBER.format(character)} on, so no speeds are compared.` };
+    return { same: false, isTimed: false, sentence: `${where} from character ${NUMBER.format(character)} on, so no speeds are compared.` };
   }
-  if (!drafted.counts.drafted) return { same: true, sentence: "The texts are equal. Nothing was drafted, so no speeds are compared." };
-  const [fast, slow] = [drafted.counts.speed, plain.counts.speed];
-  if (!fast || !slow) return { same: true, sentence: "The texts are equal. They are too short to compare speeds." };
+  const untimed = (why) => ({ same: true, isTimed: false, sentence: `The texts are equal. ${why}` });
+  if (!drafted.counts.drafted) return untimed("Nothing was drafted, so no speeds are compared.");
+  if (!speeds.flat().every(Boolean)) return untimed("They are too short to compare speeds.");
+  const [fast, slow] = [0, 1].map((i) => median(speeds.map((pair) => pair[i])));
   const ratio = (fast / slow).toFixed(2);
-  return {
-    same: true,
-    sentence: `The texts are equal. With drafting ${speed(fast)}, without ${speed(slow)}: ${ratio} times as fast, in one run each.`,
-  };
+  const runs = speeds.length === 1 ? "in one run each" : `in the median of ${speeds.length} runs each (${rangeOf(speeds.map(([a, b]) => a / b))} in single pairs)`;
+  return { same: true, isTimed: true, sentence: `The texts are equal. With drafting ${speed(fast)}, without ${speed(slow)}: ${ratio} times as fast, ${runs}.` };
+}
+
+function median(numbers) {
+  const sorted = [...numbers].sort((one, other) => one - other);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+function rangeOf(numbers) {
+  return `${Math.min(...numbers).toFixed(2)} to ${Math.max(...numbers).toFixed(2)}`;
 }
 
 /** The number of the first character in which two texts differ; null where they are equal. */
