@@ -78,12 +78,31 @@ def test_refused_fields_name_themselves(demo: Served) -> None:
         assert (status, answer["error"]["param"]) == (400, name), answer
         assert answer["error"]["message"].startswith(f"{name} cannot be honoured: ")
     for more, path in (
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"messages": [USER, {"role": "assistant", "content": "x", "function_call": {}}, USER]}, "messages[1].function_call"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ):  # fmt: skip
         status, answer = demo.post("/v1/chat/completions", {**BODY, **more})
         assert (status, answer["error"]["param"]) == (400, path), answer
+
+
+def test_usage_in_every_chunk(demo: Served) -> None:
+    """As load tools ask for it: guidellm 0.8.1's request."""
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    more = {"max_completion_tokens": 16, "ignore_eos": True, "stream_options": asked}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/completions", {"prompt": QUESTION}),
+    ):
+        chunks, _, _ = demo.stream(path, {**body, **more})
+        *texts, _, last = [
+            c for c in chunks if c["choices"] == [] or c["choices"][0].get("delta", {}).get("role") is None
+        ]
+        counted = [c["usage"]["completion_tokens"] for c in texts]
+        assert counted == sorted(counted)
+        assert 0 < counted[0] <= counted[-1] == last["usage"]["completion_tokens"] == 16
+        assert {c["usage"]["prompt_tokens"] for c in texts} == {last["usage"]["prompt_tokens"]}
+        chunks, _, _ = demo.stream(path, {**body, **more, "stream_options": {"include_usage": True}})
+        assert [c["usage"] for c in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
 def test_values_that_ask_for_nothing_are_taken() -> None:

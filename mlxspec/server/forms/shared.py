@@ -295,7 +295,9 @@ class Generation(t.Fields):
 
 class StreamOptions(t.Fields):
     include_usage: t.Flag = None
-    refused = t.refuse("continuous_usage_stats", "use timings_per_token", *t.OFF)
+    continuous_usage_stats: t.Flag = t.optional(
+        "beside include_usage: every chunk with text has its answer's"
+    )
     harmless = t.harmless("include_obfuscation", "padding against listeners on a network")
 
 
