@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near, num_bytes, size
 from mlxspec.cli.ranks import one_model
 from mlxspec.cli.recommended import recommended
-from mlxspec.config import SamplingParams, shown
+from mlxspec.config import EngineConfig, SamplingParams, shown
 from mlxspec.errors import ConfigError, RankError
 
 if TYPE_CHECKING:
@@ -61,6 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             list,
             "NAME",
             "another host name of this machine that requests may use; may be given again",
+        ),
+        (
+            "--embedding-model",
+            list,
+            "[NAME=]M",
+            "a model for embeddings or a reranker, held beside the others; may be given again",
         ),
         (
             "--idle-unload",
@@ -138,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         return options.sampling_params(own, max_tokens=MAX_TOKENS, **found)
 
     try:
-        has_ended = serve(makers, config, tell, sampling, watch)
+        has_ended = serve(makers, config, tell, sampling, watch, _beside(args, makers))
     except RankError as error:
         terminal.complain(str(error))
         os._exit(2)  # a thread may wait for a rank that is gone
@@ -153,6 +159,8 @@ def _watch(args: argparse.Namespace) -> Watch | None:
     if peers is None:
         return None
     one_model(args.model)
+    if args.embedding_model:
+        raise ConfigError("--embedding-model is for a process alone.")
     if args.idle_unload is not None:
         raise ConfigError("--idle-unload is for a process alone: ranks load their model once.")
     found: Watch = peers.line.on_fault
@@ -175,6 +183,26 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
         options.sampling_params(own)
         makers[name] = partial(options.load_engine, own, options.spec_config(own))
     return makers
+
+
+def _beside(args: argparse.Namespace, taken: Collection[str]) -> dict[str, Callable[[], Engine]]:
+    """Of --embedding-model. taken: names of other models."""
+    found: dict[str, Callable[[], Engine]] = {}
+    for given in args.embedding_model or ():
+        if not given:
+            raise ConfigError("--embedding-model must not be empty.")
+        name, model = _named(given, argparse.Namespace(alias=None))
+        if name in taken or name in found:
+            raise ConfigError(f"Two models are called {name}; --embedding-model NAME=MODEL gives them names.")
+        found[name] = partial(_load_beside, model, args)
+    return found
+
+
+def _load_beside(model: str, args: argparse.Namespace) -> Engine:
+    from mlxspec.engine.load import load
+
+    config = EngineConfig(prefix_budget=0, prefill_chunk=args.prefill_chunk)
+    return load(model, draft="off", config=config, dtype=args.dtype, images=False)
 
 
 def _named(given: str, args: argparse.Namespace) -> tuple[str, str]:

@@ -55,6 +55,7 @@ from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, Que
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
+from mlxspec.loading.pooling import NO_POOLING, Pooling
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
@@ -78,7 +79,7 @@ class Engine(EngineApi):
     for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
     (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts
     from), factory (makes its requests), group (the other processes that run its model), health (tells of drafters that are hardly ever
-    right; None: nobody is told).
+    right; None: nobody is told), pooling (how texts become vectors, see embedding.py, or why they do not).
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Engine(EngineApi):
         _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)
         self.health: DrafterHealth | None = None
+        self.pooling: Pooling | str = NO_POOLING
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()

@@ -38,6 +38,7 @@ from mlxspec.engine.rehearsal import unraced_notice
 from mlxspec.errors import ConfigError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
+from mlxspec.loading.pooling import pooling_of
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models import tune
 from mlxspec.models.adapters import ADAPTER_FILES
@@ -190,6 +191,7 @@ def load(
     )
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
+    loaded.pooling = pooling_of(folder.path)
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     if names and loaded.spec.policy == "auto":
         loaded.follow(together.costs(loaded, model, allowance(time.perf_counter() - started)))

@@ -69,6 +69,11 @@ class EngineMemory:
         self._tower = tower
         self._reserved: dict[int, _Reserved] = {}  # by request
 
+    def hold(self, num_bytes: int) -> None:
+        """So much of the budget is another model's. Raises MemoryBudgetError where nothing would be left."""
+        self.weights += num_bytes
+        check_weights(self.weights, self.config.memory_budget)
+
     @property
     def left(self) -> int:
         """Bytes that the weights leave of the budget."""

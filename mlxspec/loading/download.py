@@ -24,7 +24,9 @@ from mlxspec.loading.reach import check_reachable
 
 LARGE = 8 << 20  # bytes; smaller files are quickly fetched again
 _SPARE = 1 << 30  # bytes of the disk to be left alone
-_PLACE = re.compile(r"(?:mtp/)?[\w.-]+", re.ASCII)  # of what is read; no other folder is
+_PLACE = re.compile(
+    r"(?:mtp/)?[\w.-]+|1_Pooling/config\.json", re.ASCII
+)  # of what is read; no other folder is
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -91,7 +91,7 @@ def check_links(folder: Path) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     allowed = (folder.resolve(), Path(HF_HUB_CACHE).resolve())
-    for path in (*folder.glob("*"), *folder.glob("mtp/*")):
+    for path in (*folder.glob("*"), *folder.glob("mtp/*"), *folder.glob("1_Pooling/*")):
         if is_hidden(path):
             continue
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe waits for ever

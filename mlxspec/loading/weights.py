@@ -32,6 +32,9 @@ _PREFIXES = (  # longest first
     ("language_model.lm_head.", "language_model.lm_head."),
     ("lm_head.", "language_model.lm_head."),
     ("model.", "language_model.model."),
+    *(
+        (name, f"language_model.model.{name}") for name in ("embed_tokens.", "layers.", "norm.")
+    ),  # a trunk alone
 )
 STACKS = "switch_mlp."  # our name of stacks of experts
 _SCALES = ("scales", "biases", "global_scale")

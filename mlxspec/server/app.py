@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
-from mlxspec.server import llama_api, log, page, request_parsing, work
+from mlxspec.server import embeddings, llama_api, log, page, request_parsing, work
 from mlxspec.server.answer_writer import AnswerWriter, encode
 from mlxspec.server.chat import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
@@ -236,6 +236,35 @@ class Server:
                 "Preparing this request (template, tokens, grammar) takes too long.", code="preparing"
             ) from error
 
+    # --- vectors
+
+    async def _embed(self, asked: Asked, reply: Reply) -> None:
+        await self._vectors(asked, reply, lambda engine, _: embeddings.embeddings(asked.body, engine))
+
+    async def _ollama_embed(self, asked: Asked, reply: Reply) -> None:
+        model = ollama_name(asked.body, self.models.listed)
+        asked = replace(asked, body={**asked.body, "model": model})
+        await self._vectors(asked, reply, lambda engine, _: embeddings.ollama_embeddings(asked.body, engine))
+
+    async def _rerank(self, asked: Asked, reply: Reply) -> None:
+        def read(engine: Engine, is_beside: bool) -> embeddings.Texts:
+            return embeddings.reranking(asked.body, engine, is_reranker=is_beside)
+
+        await self._vectors(asked, reply, read)
+
+    async def _vectors(
+        self, asked: Asked, reply: Reply, read: Callable[[Engine, bool], embeddings.Texts]
+    ) -> None:
+        """read: of the model that is asked, and whether it is one that is held beside those that answer."""
+        name, model = self.models.for_vectors(asked.body.get("model"))
+        async with self.models.use(model) as loaded:
+            beside = self.models.beside(name)
+            engine = loaded.engine if beside is None else beside
+            texts = await self._prepare(asked, partial(read, engine, beside is not None))
+            found = await texts.run(loaded.worker)
+            said = await asked.off_loop(lambda: encode(texts.answer(name, found)), is_large=len(found) > 8)
+            await reply.text(said, "application/json")
+
     # --- prompts and tokens
 
     async def _tokenize(self, asked: Asked, reply: Reply) -> None:
@@ -292,14 +321,14 @@ class Server:
     # --- about models and this server
 
     async def _models(self, asked: Asked, reply: Reply) -> None:
-        names = self.models.names
+        names = self.models.listed
         data = [self._described(name, asked) for name in names]
         of_anthropic = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         await reply.json({"object": "list", "data": data, **of_anthropic})
 
     async def _model(self, asked: Asked, reply: Reply) -> None:
         name = asked.request.path_params["name"]
-        if name not in self.models.names:
+        if name not in self.models.listed:
             raise ApiError(f"There is no model {name[:100]!r} here.", status=404, code="model_not_found")
         await reply.json(self._described(name, asked))
 
@@ -329,11 +358,12 @@ class Server:
         }
 
     async def _ollama_tags(self, asked: Asked, reply: Reply) -> None:
-        await reply.json({"models": [ollama_model(n, self.models.created) for n in self.models.names]})
+        await reply.json({"models": [ollama_model(n, self.models.created) for n in self.models.listed]})
 
     async def _ollama_show(self, asked: Asked, reply: Reply) -> None:
         given = {"model": asked.body.get("model") or asked.body.get("name")}
-        name = self.models.resolve(ollama_name(given, self.models.names))
+        wanted = ollama_name(given, self.models.listed)
+        name = wanted if wanted in self.models.listed else self.models.resolve(wanted)
         facts = self.models.facts(name)
         length = {"mlxspec.context_length": facts["n_ctx"]} if facts else {}
         await reply.json(

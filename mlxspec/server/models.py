@@ -20,6 +20,7 @@ from mlxspec.engine.prefix_disk.mover import DiskStats
 from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError
+from mlxspec.loading.pooling import Pooling
 from mlxspec.server.errors import ApiError
 from mlxspec.server.fill_in import form_of
 from mlxspec.server.request_parsing import format_of
@@ -57,8 +58,12 @@ class Models:
         *,
         idle_seconds: float | None = None,
         sampling: Callable[[str], SamplingParams] | None = None,
+        beside: Mapping[str, Callable[[], Engine]] | None = None,
     ) -> None:
+        """beside: name -> what makes an engine that answers nothing and is held beside the others, for embeddings and ranks; made in the
+        engines' thread before the first of them."""
         self._makers = dict(makers)
+        self._beside_makers, self._beside = dict(beside or {}), dict[str, "Engine"]()
         self._sampling = sampling
         self._params: dict[str, SamplingParams] = {}
         self._idle = idle_seconds
@@ -80,6 +85,26 @@ class Models:
         return tuple(self._makers)
 
     @property
+    def listed(self) -> tuple[str, ...]:
+        """All models, those for embeddings and ranks included."""
+        return (*self._makers, *self._beside_makers)
+
+    def beside(self, name: str) -> Engine | None:
+        """One that is held for embeddings or ranks."""
+        return self._beside.get(name)
+
+    def for_vectors(self, asked: str | None) -> tuple[str, str]:
+        """The model that a request for vectors means, and the one that answers meanwhile, in whose pauses it runs: any name means the one
+        that is there for vectors, where there is one. Raises ApiError."""
+        there = tuple(self._beside_makers)
+        if asked in self._makers or not there:
+            name = self.resolve(asked)
+            return name, name
+        if asked not in there and asked is not None and len(there) > 1:
+            raise self._unknown(asked)
+        return (there[0] if asked is None or asked not in there else asked), self._name or self.names[0]
+
+    @property
     def worker(self) -> Worker | None:
         """Of the model in memory, or on its way there."""
         return self._worker
@@ -93,16 +118,17 @@ class Models:
 
     def resolve(self, asked: str | None) -> str:
         """The model a request means. With one model any name means that one. Raises ApiError."""
+        if asked in self._beside_makers:
+            raise ApiError(f"{asked} is there for embeddings and ranks alone.", param="model")
         if len(self._makers) == 1 or asked is None:
             return self.names[0]
         if asked in self._makers:
             return asked
-        raise ApiError(
-            f"There is no model {asked[:100]!r} here; there are: {', '.join(self.names)}.",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
+        raise self._unknown(asked)
+
+    def _unknown(self, asked: str) -> ApiError:
+        said = f"There is no model {asked[:100]!r} here; there are: {', '.join(self.listed)}."
+        return ApiError(said, status=404, param="model", code="model_not_found")
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Loaded]:
@@ -149,7 +175,7 @@ class Models:
         return self._users == 0 and self._worker is not None and self._worker.state in ("failed", "stopped")
 
     def _load(self, name: str) -> None:
-        worker = Worker(self._makers[name], thread=self._thread)
+        worker = Worker(lambda: self._made(name), thread=self._thread)
         self._worker, self._name = worker, name
         self.num_loads += 1
 
@@ -168,6 +194,15 @@ class Models:
 
         self._loading.add_done_callback(note)
 
+    def _made(self, name: str) -> Engine:
+        """In the engines' thread."""
+        for other, make in self._beside_makers.items():
+            if other not in self._beside:
+                self._beside[other] = make()
+        engine = self._makers[name]()
+        engine.memory.hold(sum(other.memory.weights for other in self._beside.values()))
+        return engine
+
     async def _unload(self) -> None:
         worker, self._worker, self._name, self._loading = self._worker, None, None, None
         if worker is not None:
@@ -176,15 +211,16 @@ class Models:
     def facts(self, name: str) -> dict[str, Any]:
         """What never changes about a model, known once it has been loaded: its context, vocabulary, drafters, and `capabilities`, the words
         of Ollama's API for what it can do. Empty before. Reads no files."""
-        engine = self._engine(name)
+        engine = self._beside[name] if name in self._beside else self._engine(name)
         if engine is not None and name not in self._facts:
             form = format_of(engine)
             can = {
-                "completion": True,
+                "completion": name not in self._beside,
                 "insert": form_of(engine) is not None,
                 "vision": engine.vision is not None,
                 "tools": form.takes_tools,
                 "thinking": form.thinking is not None,
+                "embedding": isinstance(engine.pooling, Pooling),
             }
             self._facts[name] = {
                 "n_ctx": engine.max_context,
@@ -199,7 +235,7 @@ class Models:
 
     def meta(self, name: str) -> dict[str, Any]:
         """The facts, and whether it is loaded."""
-        return {"loaded": self._engine(name) is not None, **self.facts(name)}
+        return {"loaded": name in self._beside or self._engine(name) is not None, **self.facts(name)}
 
     def loaded_facts(self) -> dict[str, Any]:
         """Of the model in memory, empty where none is."""
@@ -247,6 +283,7 @@ class Models:
         self._is_stopping = True
         worker = self._worker
         ended = worker is None or await asyncio.to_thread(worker.stop, STOP_SECONDS - 2)
+        self._thread.run(self._beside.clear)  # their arrays belong to that thread
         self._thread.close()
         ended = ended and await asyncio.to_thread(self._thread.join, 1.0)
         async with self._turn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxspec.server.answer_writer import EVENTS, JSON_LINES
-from mlxspec.server.forms import chat, completions, messages, models, ollama, responses, shared
+from mlxspec.server.forms import chat, completions, embeddings, messages, models, ollama, responses, shared
 from mlxspec.server.forms.base import Fields
 
 PAGE_FOLDER = "/page/"  # files of the page at /
@@ -55,6 +55,8 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
     _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),
     _post("/infill", "infill", "Fill a gap in a text, in llama.cpp's form.", completions.InfillRequest, completions.NativeAnswers, EVENTS),
+    _post("/embeddings", "embed", "Vectors of texts.", embeddings.EmbeddingsRequest, embeddings.EmbeddingsAnswer),
+    _post("/rerank", "rerank", "How well documents answer a query.", embeddings.RerankRequest, embeddings.RerankAnswer),
     _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages.MessagesRequest, messages.MessagesAnswer, EVENTS),
     _post("/messages/count_tokens", "count_message", "How many tokens its prompt has.", messages.CountTokensRequest, messages.CountAnswer),
     _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses.ResponsesRequest,
@@ -63,6 +65,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/api/chat", "ollama_chat", "Answer a conversation, in Ollama's form.", ollama.OllamaChatRequest, ollama.OllamaChatAnswer,
           JSON_LINES),
     _post("/api/generate", "ollama_generate", "Answer a prompt.", ollama.OllamaGenerateRequest, ollama.OllamaGenerateAnswer, JSON_LINES),
+    _post("/api/embed", "ollama_embed", "Vectors of texts, in Ollama's form.", embeddings.OllamaEmbedRequest, embeddings.OllamaEmbedAnswer),
     _post("/api/show", "ollama_show", "What a model can do.", ollama.OllamaShowRequest, ollama.OllamaShown),
     _get("/", "page", "A page to chat on.", ("text/html",)),
     _get(PAGE_FOLDER + "{name}", "page_file", "A file of the page.", ("text/*", "image/svg+xml"), "404"),

@@ -70,14 +70,15 @@ def serve(
     tell: Callable[[str, Loaded], None],
     sampling: Callable[[str], SamplingParams] | None = None,
     watch: Watch | None = None,
+    beside: Mapping[str, Callable[[], Engine]] | None = None,
 ) -> bool:
-    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. sampling: see Models. watch: is given
-    a function that ends all answers and the server with an error, wherever the engine is. Returns whether everything has ended by itself;
-    where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and that
-    error."""
+    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. sampling, beside: see Models. watch:
+    is given a function that ends all answers and the server with an error, wherever the engine is. Returns whether everything has ended by
+    itself; where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and
+    that error."""
     listener = _listen(config)
     with listener:
-        return asyncio.run(_serve(makers, config, listener, tell, sampling, watch))
+        return asyncio.run(_serve(makers, config, listener, tell, sampling, watch, beside))
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -124,11 +125,12 @@ async def _serve(
     tell: Callable[[str, Loaded], None],
     sampling: Callable[[str], SamplingParams] | None,
     watch: Watch | None,
+    beside: Mapping[str, Callable[[], Engine]] | None,
 ) -> bool:
     raise_descriptors()
     log.take_over()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    models = Models(makers, idle_seconds=config.idle_unload, sampling=sampling)
+    models = Models(makers, idle_seconds=config.idle_unload, sampling=sampling, beside=beside)
     server = Server(models, config)
     web = _Uvicorn(
         web_config(server.app),
@@ -143,7 +145,7 @@ async def _serve(
             asyncio.create_task(web.serve(sockets=[listener])),
             asyncio.create_task(stopping.wait()),
         ]
-        beside = asyncio.create_task(models.unload_when_idle())
+        unloading = asyncio.create_task(models.unload_when_idle())
         loading = asyncio.create_task(_first_load(models, base_url(config, listener.getsockname()[1]), tell))
         try:
             done, _ = await asyncio.wait([*tasks, loading], return_when=asyncio.FIRST_COMPLETED)
@@ -154,9 +156,9 @@ async def _serve(
             ended = False if broken.why is not None else await models.stop()
             web.should_exit = True
             await asyncio.wait([tasks[0]])
-            for task in (*tasks, beside, loading):
+            for task in (*tasks, unloading, loading):
                 task.cancel()
-            await asyncio.wait([*tasks, beside, loading])
+            await asyncio.wait([*tasks, unloading, loading])
             server.close()
         if broken.why is not None:
             raise broken.why

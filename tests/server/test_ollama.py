@@ -114,7 +114,7 @@ def test_bad_input_is_one_sentence_in_the_apis_form(thinker: Served) -> None:
         assert set(answer) == {"error"}
         assert sentence in answer["error"], (body, answer)
         assert "\n" not in answer["error"]
-    for path in ("/api/pull", "/api/embed"):
+    for path in ("/api/pull", "/api/embeddings"):
         status, answer = thinker.post(path, {})
         assert (status, set(answer)) == (404, {"error"})
     assert isinstance(thinker.post("/api/pull", {})[1]["error"], str)

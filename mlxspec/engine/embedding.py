@@ -1,0 +1,130 @@
+"""Vectors of texts, and how well documents answer a query, by a loaded model: forwards without answers.
+
+Both are generators whose every `next` is one forward of at most so many tokens, so that rows that decode wait for no more than that between
+two rounds. Short texts share a forward; a longer one takes several. All of it belongs to the engine's thread.
+
+Ranks are those of Qwen3-Reranker (Zhang et al. 2025): the probability of "yes" against "no" behind a question about query and document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxspec.errors import ConfigError
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.loading.pooling import Pooling
+from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.platform import device
+from mlxspec.platform.host import numbers
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+MOST_ROWS = 32  # texts that share a forward
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_VERDICT = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+Found = dict[int, NDArray[np.float32]]  # number of a text -> its vector (H,), or (1,) its rank
+
+
+def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
+    """Of texts as token ids, none longer than the context: the vectors (H,) float32 of those that ended with this
+    forward. Raises ConfigError where the model makes none."""
+    pooling = engine.pooling
+    if not isinstance(pooling, Pooling):
+        raise ConfigError(f"{engine.name} makes no embeddings: {pooling}.")
+
+    def made(pooled: mx.array) -> mx.array:
+        length = mx.sqrt(mx.sum(pooled * pooled, axis=-1, keepdims=True))
+        return pooled / mx.maximum(length, 1e-12) if pooling.normalizes else pooled
+
+    return _read(engine, texts, pooling.mode, made)
+
+
+def ranks(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
+    """Of texts that `judged` gives: probabilities (1,) float32 of "yes"."""
+    yes, no = answers_of(engine)
+
+    def made(pooled: mx.array) -> mx.array:
+        logits = engine.model.head(pooled.astype(engine.model.dtype)).astype(mx.float32)
+        return mx.sigmoid(logits[:, yes : yes + 1] - logits[:, no : no + 1])
+
+    return _read(engine, texts, "last", made)
+
+
+def answers_of(engine: Engine) -> tuple[int, int]:
+    """Ids of "yes" and "no". Raises ConfigError where they are no tokens, or the control tokens of the question are none."""
+    tokenizer = engine.tokenizer
+    found = (
+        []
+        if tokenizer is None
+        else [tokenizer.id_of(name) for name in ("yes", "no", "<|im_start|>", "<|im_end|>")]
+    )
+    if len(found) < 4 or None in found:
+        raise ConfigError(f"{engine.name} cannot rank: it is no reranker of Qwen3's kind.")
+    return int(found[0] or 0), int(found[1] or 0)
+
+
+def judged(tokenizer: Tokenizer, query: str, document: str, instruction: str = INSTRUCTION) -> list[int]:
+    """Ids of the question whether a document answers a query. What they spell is text."""
+    told = tokenizer.encode_plain(f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}")
+    return [*tokenizer.encode(_JUDGE, special=False), *told, *tokenizer.encode(_VERDICT, special=False)]
+
+
+def _read(
+    engine: Engine, texts: Sequence[Sequence[int]], mode: str, made: Callable[[mx.array], mx.array]
+) -> Iterator[Found]:
+    """made: from (B, H) float32, pooled, to what is wanted (B, ...)."""
+    model, most = engine.model, engine.prefill_chunk
+    for group in _groups([len(text) for text in texts], most):
+        cache = model.make_cache(len(group))
+        longest, pooled = max(len(texts[i]) for i in group), mx.zeros((len(group), model.hidden_size))
+        for start in range(0, longest, most):  # more than once for one text alone
+            parts = [texts[i][start : start + most] for i in group]
+            rows = FlatRows(tuple(map(len, parts)))
+            device.prefill_threads()
+            try:
+                tokens = mx.array(np.concatenate([np.asarray(part, np.int32) for part in parts]))
+                out = model.forward(tokens, rows, cache, certain=True, logits_at="none")
+                cache.commit()
+                hidden = out.hidden.astype(mx.float32)
+                if mode == "mean":
+                    pooled = pooled + _shares(rows, longest if len(group) == 1 else None) @ hidden
+                elif mode == "last":
+                    pooled = rows.last(hidden)
+                elif start == 0:
+                    pooled = hidden[mx.array(np.asarray(rows.starts[:-1], np.int32))]
+                mx.eval(pooled, cache.arrays)
+            finally:
+                device.decode_threads()
+            if start + most < longest:
+                yield {}
+        yield dict(zip(group, numbers(made(pooled)).copy(), strict=True))  # in memory of their own
+
+
+def _shares(rows: FlatRows, length: int | None) -> mx.array:
+    """(B, N) float32: what each token is of its text's mean. length: of the one text that these are a part of."""
+    found = np.zeros((rows.num_rows, rows.num_tokens), np.float32)
+    for row, (start, width) in enumerate(zip(rows.starts, rows.widths, strict=False)):
+        found[row, start : start + width] = 1 / (length or width)
+    return mx.array(found)
+
+
+def _groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Numbers of texts that share a forward: of `most` tokens together, or one text alone."""
+    group: list[int] = []
+    for i, length in enumerate(lengths):
+        if group and (len(group) == MOST_ROWS or sum(lengths[j] for j in group) + length > most):
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
