@@ -94,7 +94,8 @@ OWN_FILES = {
     ".claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "ANTHROPIC_MODEL": "other"}}',
     ".codex/config.toml": 'model = "other"\nmodel_provider = "other"\n'
     '[model_providers.other]\nname = "other"\nbase_url = "http://127.0.0.1:9/v1"\n',
-    ".config/opencode/opencode.json": '{"model": "other/none"}',
+    # opencode adds the schema itself where it is missing
+    ".config/opencode/opencode.json": '{"$schema": "https://opencode.ai/config.json", "model": "other/none"}',
 }
 
 
