@@ -86,6 +86,7 @@ def test_list(wide: chromium.Browser) -> None:
         browser.click("#undo")
         browser.until("document.querySelectorAll('#conversations li').length === 2")
         lists(browser, QUESTION, OTHER)
+        assert browser.js(NOTICE) == ""
     assert kept(browser) == before
     assert browser.js("document.querySelectorAll('.turn').length") == 4
 

@@ -88,14 +88,15 @@ class Store {
     await ended(stores[0].transaction);
   }
 
-  /** Those of `heads` whose title or turns hold a text, in either case, each with an excerpt where a turn holds it. */
+  /** Those of `heads` whose title or turns hold a text, in either case, with an excerpt where it is not in the title. */
   async search(text, heads) {
     const wanted = text.toLowerCase();
     const out = [];
     for (const head of heads) {
       const turns = await resultOf(this.#open("readonly")[1].getAll(from(head.id)));
       const turn = turns.find((one) => one.text.toLowerCase().includes(wanted));
-      if (turn) out.push({ ...head, excerpt: excerpt(turn.text, turn.text.toLowerCase().indexOf(wanted)) });
+      const isTitle = head.title.toLowerCase().includes(wanted);
+      if (turn) out.push({ ...head, excerpt: isTitle ? "" : excerpt(turn.text, turn.text.toLowerCase().indexOf(wanted)) });
     }
     return out;
   }

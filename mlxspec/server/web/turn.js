@@ -74,6 +74,8 @@ export function isSend(event) {
 /** An answer, shown as it grows. */
 export class AnswerTurn {
   #markdown;
+  #source = null; // the text that is shown: of 500 turns only the one that changes is parsed again
+  #blocks = [];
   #body = element("div", { class: "answer" });
   #thought = element("div", { class: "thought" });
   #thinking;
@@ -101,7 +103,11 @@ export class AnswerTurn {
     if (received.thought && this.#thought.textContent !== received.thought) {
       this.#thought.replaceChildren(...texts(received.thought, 0, received.thoughtMarks));
     }
-    return this.#markdown.show(received.text, received.marks);
+    if (received.text !== this.#source) {
+      this.#source = received.text;
+      this.#blocks = this.#markdown.show(received.text, received.marks);
+    }
+    return this.#blocks;
   }
 
   /** What is going on while the answer runs. */
