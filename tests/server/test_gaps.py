@@ -14,6 +14,7 @@ import pytest
 import mlxspec.demo
 from mlxspec import SamplingParams, load
 from mlxspec.engine.engine import Engine
+from mlxspec.server.fill_in import with_gap
 from tests.server.serving import Served
 
 NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
@@ -96,6 +97,14 @@ def test_the_text_of_the_same_tokens_drafted_and_plain(filler: Served, engine: E
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == right
     several = post(filler, "/v1/completions", {"prompt": [BEFORE, BEFORE[:40]], "suffix": BEHIND, **PLAIN})
     assert [c["text"] for c in several["choices"]] == [right, expected(engine, BEFORE[:40], BEHIND)]
+
+
+def test_tokens_around_a_gap_end_an_answer_unless_ends_are_ignored(engine: Engine) -> None:
+    assert engine.tokenizer is not None
+    ends = {engine.tokenizer.id_of(name) for name in (*NAMES, "<|endoftext|>")}
+    body = {"prompt": "a", "suffix": "b", "stop_token_ids": [7]}
+    assert set(with_gap(body, engine)["stop_token_ids"]) == ends | {7}
+    assert with_gap({**body, "ignore_eos": True}, engine)["stop_token_ids"] == [7]
 
 
 def test_the_text_behind_the_gap_is_drafted_from(filler: Served) -> None:
