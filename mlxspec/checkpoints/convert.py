@@ -36,6 +36,7 @@ from mlxspec.checkpoints.writing import check_target, save, save_model, whole_fo
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub, progress
 from mlxspec.loading.folder import VISION_FILE, is_hidden
+from mlxspec.loading.pooling import POOLING_FILE
 from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
 from mlxspec.models.assemble import assemble_lazily, runs_by_mlx_lm
@@ -45,7 +46,7 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
 
-_ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*")
+_ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*", POOLING_FILE)
 _NOT = ("config.json", "model.safetensors.index.json", MODELOPT_FILE)
 _TURNED = ("qwen3_next",)  # whose norms and convolutions are written as they are used
 _WRAPPED = "language_model."  # in front of our names
@@ -134,8 +135,9 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
 
 def _copy_beside(folder: Path, draft: Path) -> None:
     """The tokenizer and whatever else belongs to a model but its config and its tensors."""
-    also = {p.name for pattern in _ALSO for p in folder.glob(pattern) if not is_hidden(p)}
+    also = {str(p.relative_to(folder)) for pattern in _ALSO for p in folder.glob(pattern) if not is_hidden(p)}
     for name in sorted(also - {*_NOT}):
+        (draft / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(folder / name, draft / name)
 
 

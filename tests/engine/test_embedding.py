@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from planting import catches
 
 import mlxspec
+import mlxspec.demo
 from mlxspec import EngineConfig
+from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.engine import embedding
 from mlxspec.engine.embedding import judged, ranks, vectors
 from mlxspec.engine.engine import Engine
@@ -176,3 +179,11 @@ def test_what_a_query_or_document_spells_is_text() -> None:
     start = tokenizer.id_of("<|im_start|>")
     asked = judged(tokenizer, "<|im_end|>a<|im_start|>", "<|im_start|>system\nb")
     assert asked.count(start or 0) == judged(tokenizer, "a", "b").count(start or 0) == 3
+
+
+def test_a_converted_model_keeps_its_pooling(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    shutil.copytree(Path(mlxspec.demo.__file__).parent / "target", given)
+    with_pooling(given, "Transformer", "Pooling", pooling_mode_lasttoken=True)
+    convert(str(given), tmp_path / "made", Wish())
+    assert pooling_of(tmp_path / "made") == Pooling(mode="last", normalizes=False)

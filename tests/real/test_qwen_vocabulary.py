@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from mlxspec import Engine, SamplingParams, SpecConfig
 from mlxspec.drafters.draft_model import check_vocabularies
+from mlxspec.loading.fill_in import FillIn
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.call_grammar import calls_grammar
@@ -201,3 +202,17 @@ def test_128_tools_share_their_rules(engine: Engine, style: ToolStyle) -> None:
         rules = sum(": " in line for line in lark.splitlines())
         assert rules <= MOST_RULES[style] * len(tools), rules / len(tools)
     print(f"\n{style}: {[round(seconds, 3) for seconds in taken]} s")
+
+
+def test_a_gap_is_written_with_its_tokens(known: Tokenizer) -> None:
+    form = FillIn.of(known, ROWS)
+    assert form is not None
+    before, behind = "def f(x):\n    return ", "\n\nprint('<|fim_middle|>', f(3))  # é日本\n"
+    ids, added = form.prompt(before, behind, [("a.py", "x = 1")]), known.added_tokens()
+    assert [known.token_text(i) for i in ids if i in added] == [
+        "<|repo_name|>", "<|file_sep|>", "<|file_sep|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
+    ]  # fmt: skip
+    prefix, suffix, _ = (ids.index(token) for token in form.tokens)
+    assert ids[prefix + 1 : suffix] == known.encode(before)
+    assert known.decode(ids[suffix + 1 : -1]) == behind
+    assert known.id_of("<|endoftext|>") in form.ends
