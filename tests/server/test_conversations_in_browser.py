@@ -62,7 +62,7 @@ def turns_of(num: int) -> list[dict[str, Any]]:
 
 def test_list(wide: chromium.Browser) -> None:
     browser = wide
-    assert browser.js("document.querySelector('#list-state').textContent") == "Nothing is kept yet."
+    browser.until("document.querySelector('#list-state').textContent === 'Nothing is kept yet.'")
     assert browser.js("document.querySelector('#list .new').disabled")
     two(browser)
     assert browser.js(CURRENT) == OTHER

@@ -102,25 +102,28 @@ function showConversation() {
   showContext();
 }
 
-/** The view of a turn, with the buttons that make sense now. */
+/** The view of a turn. Of 500 turns only those are drawn again of which something has changed. */
 function viewOf(turn, number) {
   let view = views.get(turn);
   if (!view) {
     view = turn.role === "user" ? new UserTurn(turn, number, (text) => edit(number, text, turn.images)) : new AnswerTurn(number, turn.model ?? UNKNOWN);
     views.set(turn, view);
   }
-  if (turn.role === "user") view.allow(!running);
-  else if (turn !== active) showFinished(view, turn, number);
+  if (turn.role === "assistant" && turn !== active) showFinished(view, turn, number);
   return view;
 }
 
 function showFinished(view, turn, number) {
   const isLast = number === conversation.turns.length - 1;
   const isWhole = ["stop", "length", "context"].includes(turn.end);
+  const context = server.contextOf(turn.model);
+  const drawn = `${isLast} ${context}`;
+  if (view.drawn === drawn) return;
+  view.drawn = drawn;
   view.finished(turn, {
-    context: server.contextOf(turn.model),
-    regenerate: isLast && !running ? () => regenerate(number) : null,
-    compare: isWhole && !running && turn.counts?.tokens ? (num) => compare(turn, number, num) : null,
+    context,
+    regenerate: isLast ? () => regenerate(number) : null,
+    compare: isWhole && turn.counts?.tokens ? (num) => compare(turn, number, num) : null,
   });
 }
 
@@ -240,6 +243,7 @@ function cut(number) {
 }
 
 async function regenerate(number) {
+  if (running) return;
   const before = conversation.turns[number];
   const undo = cut(number);
   notify("");
@@ -357,6 +361,7 @@ function speak(blocks, isWhole = false) {
 
 /** Repeat the request of an answer with drafting switched the other way, and say what differs. num: of runs each. */
 async function compare(turn, number, num) {
+  if (running) return;
   const isOff = turn.asked.draft === "off";
   const { draft, ...fields } = turn.asked;
   const switched = isOff ? fields : { ...fields, draft: "off" };
@@ -403,7 +408,9 @@ async function compare(turn, number, num) {
 function begin(turn) {
   running = new AbortController();
   active = turn;
+  document.body.classList.add("busy");
   showConversation();
+  views.get(turn).drawn = null;
   byId("send").hidden = true;
   byId("stop").hidden = false;
   byId("open-settings").disabled = true;
@@ -421,6 +428,7 @@ function keepFocus() {
 function finish() {
   const wasFocused = document.activeElement === byId("stop");
   running = active = null;
+  document.body.classList.remove("busy");
   byId("send").hidden = false;
   byId("stop").hidden = true;
   byId("open-settings").disabled = false;

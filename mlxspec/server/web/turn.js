@@ -12,8 +12,6 @@ function button(text, onclick, more = {}) {
 
 /** A message of the user. */
 export class UserTurn {
-  #edit;
-
   /** edit(text): called with the changed message. */
   constructor(turn, number, edit) {
     const title = `question-${number}`;
@@ -22,17 +20,12 @@ export class UserTurn {
     const text = element("div", { class: "text" }, ...images, turn.text);
     const close = () => {
       this.article.replaceChildren(heading, text, tools);
-      this.#edit.focus();
+      change.focus();
     };
     const open = () => this.article.replaceChildren(heading, editor(turn, close, edit));
-    this.#edit = button("Edit", open, { "aria-label": `Edit message ${number / 2 + 1}` });
-    const tools = element("div", { class: "tools" }, this.#edit, copyButton(() => turn.text, "Copy message"));
+    const change = button("Edit", open, { class: "small idle", "aria-label": `Edit message ${number / 2 + 1}` });
+    const tools = element("div", { class: "tools" }, change, copyButton(() => turn.text, "Copy message"));
     this.article = element("article", { class: "turn user", "aria-labelledby": title }, heading, text, tools);
-  }
-
-  /** Whether it can be edited now. */
-  allow(canEdit) {
-    this.#edit.hidden = !canEdit;
   }
 }
 
@@ -135,9 +128,9 @@ export class AnswerTurn {
       tools.push(element("span", { class: "counts" }, `${sizeOf(turn.counts)} · `, legend));
     }
     if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
-    if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate));
+    if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate, { class: "small idle" }));
     const other = turn.asked.draft === "off" ? "with" : "without";
-    if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(1), { "aria-label": `Compare ${other} drafting` }));
+    if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(1), { class: "small idle", "aria-label": `Compare ${other} drafting` }));
     return tools;
   }
 }
@@ -149,6 +142,6 @@ function notices(sentences) {
 function comparison({ same, isTimed, sentence, other }, compare) {
   const made = element("div", { class: "comparison" }, element("p", {}, sentence));
   if (!same && other) made.append(element("details", {}, element("summary", {}, "The other answer"), element("div", { class: "other" }, other)));
-  if (isTimed && compare) made.append(button(`${MORE_RUNS} more runs`, () => compare(MORE_RUNS)));
+  if (isTimed && compare) made.append(button(`${MORE_RUNS} more runs`, () => compare(MORE_RUNS), { class: "small idle" }));
   return made;
 }
