@@ -123,7 +123,7 @@ def test_documents_are_ranked(server: Served, folders: tuple[Path, Path]) -> Non
 
 
 def test_a_chat_goes_on_meanwhile(server: Served) -> None:
-    """Many texts, while a chat streams: all vectors come, and the chat's text is what it is alone."""
+    """Many texts, and chats meanwhile: all vectors come, and the chats' texts are what they are alone."""
     asked = {
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": 60,
