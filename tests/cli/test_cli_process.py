@@ -226,6 +226,7 @@ def test_a_command_that_waits_for_its_reader_can_be_ended(number: int, model: Pa
 ENDED = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so does nohup
 from mlxspec.checkpoints import convert
 def slow(draft, *more):
     (draft / "model.safetensors").write_bytes(b"half")
