@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW_STEPS = Path(__file__).with_name("slow_steps.py")
 recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
 pytestmark = pytest.mark.terminal
 
@@ -31,10 +32,12 @@ def ready(text: str) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a chat with the demo model; keyword arguments set variables."""
+    """Starts a chat with the demo model, is_slow: with an engine that sleeps before each step. Other keyword arguments set variables."""
     open_ones = []
 
-    def chat(*arguments: str, columns: int = 90, rows: int = 40, **variables: str) -> recorder.Recorder:
+    def chat(
+        *arguments: str, columns: int = 90, rows: int = 40, is_slow: bool = False, **variables: str
+    ) -> recorder.Recorder:
         kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM", "TERM")}
         settings = {
             **kept,
@@ -45,7 +48,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             # else the editor waits two seconds for the terminal to say where its cursor is, and then prints a warning
             "PROMPT_TOOLKIT_NO_CPR": "1",
         }
-        command = [sys.executable, "-m", "mlxspec", "chat", *arguments]
+        program = [str(SLOW_STEPS)] if is_slow else ["-m", "mlxspec"]
+        command = [sys.executable, *program, "chat", *arguments]
         made = recorder.Recorder(command, environment=settings | variables, columns=columns, rows=rows)
         open_ones.append(made)
         return made
@@ -144,7 +148,7 @@ LONG = "Write a function that returns the sum of squares of a list of numbers."
 
 def test_ctrl_c_resize_and_typing_ahead(start: Start) -> None:
     """An answer is stopped and kept; the window changes while it comes; keys pressed meanwhile wait for the prompt."""
-    chat = start(*ENDLESS, rows=60)
+    chat = start(*ENDLESS, rows=60, is_slow=True)
     chat.wait_for(ready)
     chat.type(LONG + "\r")
     grown = len(chat.wait_for(LONG))
@@ -167,7 +171,7 @@ def test_ctrl_c_resize_and_typing_ahead(start: Start) -> None:
 
 def test_ctrl_s_holds_the_answer_until_ctrl_q_ctrl_c_or_a_signal(start: Start) -> None:
     """A terminal that is held takes nothing, so the chat waits in a write. It can be ended there."""
-    chat = start(*ENDLESS, rows=60)
+    chat = start(*ENDLESS, rows=60, is_slow=True)
     chat.wait_for(ready)
 
     def held() -> int:
