@@ -54,6 +54,7 @@ from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.policy.cost_file import models_of
 
+_OLD_COSTS = "What rounds and drafts cost was kept by another version of mlxspec or MLX: drafting begins with that, and measures it anew."
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -194,7 +195,9 @@ def load(
     loaded.pooling = pooling_of(folder.path)
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     if names and loaded.spec.policy == "auto":
-        loaded.follow(together.costs(loaded, model, allowance(time.perf_counter() - started)))
+        costs = together.costs(loaded, model, allowance(time.perf_counter() - started))
+        loaded.notices += (_OLD_COSTS,) if costs.is_doubted else ()
+        loaded.follow(costs)
     return loaded
 
 

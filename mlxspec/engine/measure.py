@@ -225,7 +225,8 @@ def measure(
     known: CostModel | None = None,
     clock: Clock = now,
 ) -> CostModel:
-    """Costs of this model on this machine, for short contexts: what `known` lacks, as far as the seconds go, and guesses for the rest."""
+    """Costs of this model on this machine, for short contexts: `known` and what it lacks, as far as the seconds go, and guesses for the
+    rest."""
     ends_at, ends = clock() + seconds, plateau_ends(model, exact=config.exact)
     done = frozenset[int]() if known is None else known.measured
     likely, layers = likely_rounds(model), Streams.of(drafters.values(), model.hidden_size).layers
@@ -237,33 +238,31 @@ def measure(
             found = _rounds(model, config, layers, ends, done, likely, plain, rounds_end, clock)
         factor = plain / found.get(1, plain) if 1 in done else 1.0
         plain = plain if 1 in done else found.get(1, plain)
-        points = (
-            {w: plain * s for w, s in likely.knots().items()} if known is None else known.curve(0).knots()
-        )
-        if known is None and len(found) > 1:
-            points = {}
+        if known is not None:  # guesses among these keep their ratio to plain rounds
+            was = known.curve(0).seconds(1)
+            scale = 1.0 if 1 in done else found.get(1, was) / was
+            points = {w: s if w in done else scale * s for w, s in known.curve(0).knots().items()}
+        else:
+            points = {} if len(found) > 1 else {w: plain * s for w, s in likely.knots().items()}
         points |= {w: factor * s for w, s in found.items() if w not in done}
-        costs = CostModel(
-            {0: points},
-            {} if known is None else known.drafts,
-            measured=done | set(found),
-            ends=ends,
-            pause=0.0 if device.has_gpu() else _PAUSE,
-            acceptance=None if known is None else known.acceptance,
-            judged=None if known is None else known.judged,
-            choosing=None if known is None else known.choosing,
-        )
-        if not costs.choosing and found:
-            costs.choosing = choosing(model, ends_at, clock)
-        for name in models_of(drafters):
+        pause = 0.0 if device.has_gpu() else _PAUSE
+        costs = CostModel({0: points}, {}, pause=pause) if known is None else known
+        costs.know(points, done | set(found), ends)
+        if found and (costs.is_doubted or not costs.choosing):
+            costs.choosing = choosing(model, ends_at, clock) or costs.choosing
+        for name in _unmeasured(drafters, costs):
             drafter = drafters[name]
-            if isinstance(drafter, ModelDrafter) and name not in costs.drafts:
-                guess, is_measured = _draft_cost(drafter, model, plain, ends_at, clock)
+            if isinstance(drafter, ModelDrafter):
+                cost, is_measured = _draft_cost(drafter, model, plain, ends_at, clock)
                 if is_measured:
-                    costs.drafts[name] = guess
+                    costs.know_draft(name, cost)
                 else:
-                    costs.guess_draft(name, guess)
+                    costs.guess_draft(name, costs.drafts.get(name, cost))
     return costs
+
+
+def _unmeasured(drafters: Mapping[str, Drafter], costs: CostModel) -> list[str]:
+    return [d for d in models_of(drafters) if d not in costs.drafts or costs.is_guess(d)]
 
 
 def _is_complete(model: Model, config: EngineConfig, ends: Sequence[int], done: frozenset[int]) -> bool:
@@ -324,9 +323,8 @@ def _completed(
     clock: Clock,
 ) -> CostModel:
     """What is known, with what it lacks measured within `seconds` or guessed. file: where it is kept, by rank 0 alone among ranks."""
-    missing = [d for d in models_of(drafters) if known is None or d not in known.drafts]
     ends = plateau_ends(model, exact=config.exact)
-    if known is None or missing or not _is_complete(model, config, ends, known.measured):
+    if known is None or _unmeasured(drafters, known) or not _is_complete(model, config, ends, known.measured):
         known = measure(model, drafters, config, seconds, known=known, clock=clock)
         if file is not None:
             file.write(known)

@@ -1,8 +1,8 @@
 """What rounds and drafts cost on this machine and how drafts fared, kept in the user's cache folder: written when it was measured and, with
 what rounds have taught since, when the process ends. A load beside other work measures badly; what it keeps is put right by later rounds.
 
-One file for each model, its drafters, the machine and the code of the rounds. A file that is damaged, too large or of another version is as
-good as none. Measures nothing.
+One file for each model, its drafters and the machine. What other code has measured is doubted: it is where measuring begins. A file that is
+damaged, too large or of another form is as good as none. Measures nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ _followed: dict[Path, tuple[int, str, CostModel]] = {}  # by file: the process, 
 
 
 def known_costs(data: Any) -> CostModel | None:
-    """Costs from a file's data; None where they cannot be used."""
+    """Costs from a file's data, doubted where other code measured them; None where they cannot be used."""
     try:
-        return CostModel.from_data(data)
+        costs = CostModel.from_data(data)
     except ConfigError:
         return None
+    if data.get("code") != _code():
+        costs.doubt()
+    return costs
 
 
 class CostFile:
@@ -55,7 +58,26 @@ class CostFile:
         num_ranks: int = 1,
     ) -> CostFile:
         """num_ranks: among which the model is divided. What rounds take holds what their sums over ranks take."""
-        return cls(_path(model, drafters, config, name, num_ranks), name)
+        report = device.report()
+        parameters: object = getattr(model, "parameters", dict)()
+        described = [
+            report.backend,
+            report.device,
+            report.blas,
+            report.compile_enabled,
+            name,
+            config.rollback,
+            config.exact,
+            config.kv_bits,
+            num_ranks,
+            getattr(getattr(model, "config", None), "made_by", ""),
+            [
+                (d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", None))
+                for d in models_of(drafters)
+            ],
+            [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
+        ]
+        return cls(kept_json.kept_file("costs", described), name)
 
     def data(self) -> Any:
         """As `kept_json.read`."""
@@ -95,7 +117,7 @@ def judged_drafters(model: str) -> dict[str, tuple[int, int]]:
 
 
 def _write(path: Path, model: str, costs: CostModel) -> None:
-    kept_json.write(path, {"model": model} | costs.as_data())
+    kept_json.write(path, {"model": model, "code": _code()} | costs.as_data())
 
 
 def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
@@ -103,34 +125,10 @@ def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
     return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]
 
 
-def _path(
-    model: Model, drafters: Mapping[str, Drafter], config: EngineConfig, name: str, num_ranks: int = 1
-) -> Path:
-    report = device.report()
-    parameters: object = getattr(model, "parameters", dict)()
-    described = [
-        _code(),
-        version("mlx"),
-        report.backend,
-        report.device,
-        report.blas,
-        report.compile_enabled,
-        name,
-        config.rollback,
-        config.exact,
-        config.kv_bits,
-        num_ranks,
-        getattr(getattr(model, "config", None), "made_by", ""),
-        [(d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", None)) for d in models_of(drafters)],
-        [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
-    ]
-    return kept_json.kept_file("costs", described)
-
-
 @cache
 def _code() -> str:
-    """Of the code that rounds run: whatever changes what they cost changes it, releases included."""
-    found = hashlib.sha256()
+    """Of the code that rounds run, MLX's version included: whatever changes what they cost changes it."""
+    found = hashlib.sha256(version("mlx").encode())
     for package in (kernels, caches, models):
         for file in sorted(Path(package.__path__[0]).rglob("*.py")):
             found.update(file.read_bytes())

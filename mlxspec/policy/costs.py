@@ -31,7 +31,7 @@ _ROW = 0.25  # share of a draft that each further row costs, until somebody says
 GREEDY = "greedy"  # the kind of sampling measured at load. These cost a GPU dozens of launches more, in this order; the rest do not:
 DEARER = ("sampled", "rejected", "constrained")
 _FORMAT = 8
-_MOST_CURVES = 200  # in a file
+_MOST_CURVES, _LEAST, _MOST = 200, 1e-9, MAX_TOKENS * 1e3  # in a file: curves, and seconds of a round
 
 
 def bucket(context: int) -> int:
@@ -134,8 +134,10 @@ class DraftCost:
     row: float = _ROW
 
     def __post_init__(self) -> None:
-        if not all(isfinite(v) and v >= 0 for v in vars(self).values()) or self.row > 1:
-            raise ConfigError("What a draft costs must be seconds, not below 0, and a row's share at most 1.")
+        if not all(0 <= v <= _MOST for v in vars(self).values()) or self.row > 1:
+            raise ConfigError(
+                f"What a draft costs must be seconds from 0 to {_MOST:.0f}, and a row's share at most 1."
+            )
 
     def times(self, factor: float) -> DraftCost:
         """So many times as dear."""
@@ -155,9 +157,9 @@ class CostModel:
     that was, greedy sampling in the end. And how drafts at these costs fared, which is kept with them.
 
     drafts: by drafter. acceptance: by kind of request and drafter. judged: by drafter, how many drafts were compared with the text and
-    how many began right. pause: share of a plain round of several rows that any drafts are taken
-    to cost beyond their tokens until that has been measured. choosing: by kind of sampling, seconds that a position takes longer than a
-    greedy one, where that has been measured."""
+    how many began right. is_doubted: other code has measured all of this. pause: share of a plain round of several rows that any drafts are
+    taken to cost beyond their tokens until that has been measured. choosing: by kind of sampling, seconds that a position takes longer than
+    a greedy one, where that has been measured."""
 
     def __init__(
         self,
@@ -182,6 +184,7 @@ class CostModel:
         self._buckets = sorted(verify)
         self.drafts, self.pause, self.acceptance = dict(drafts), pause, dict(acceptance or {})
         self.judged, self.choosing = dict(judged or {}), dict(choosing or {})
+        self.is_doubted = False
         # guessed costs of drafters, and by which factors of them the first drafts differed, as logarithms
         self._guesses: dict[str, tuple[DraftCost, list[float]]] = {}
 
@@ -219,6 +222,18 @@ class CostModel:
                 points[w] = (1.0 + self.pause) * plain + one.seconds(1 + w - num_rows) - first
         return Curve(points, ends=self.ends, measured=())
 
+    def doubt(self) -> None:
+        """Other code has measured all of this: it is taken for guesses, which measuring, rounds and drafts replace."""
+        self.is_doubted = True
+        self._curves = {k: Curve(c.knots(), ends=self.ends, measured=()) for k, c in self._curves.items()}
+        for name, cost in self.drafts.items():
+            self.guess_draft(name, cost)
+
+    def know(self, points: Mapping[int, float], measured: Collection[int], ends: Collection[int]) -> None:
+        """One greedy row's rounds at short contexts have been measured, at these widths; the other points are guesses."""
+        self.ends = tuple(sorted(ends))
+        self._curves[0, 1, GREEDY] = Curve(points, ends=ends, measured=measured)
+
     @property
     def num_measured(self) -> int:
         """Rounds that have corrected what is known, and drafts that have replaced guesses."""
@@ -245,6 +260,11 @@ class CostModel:
         """What a drafter is taken to cost until it drafts. Its first drafts replace that."""
         self.drafts[name] = guess
         self._guesses[name] = guess, []
+
+    def know_draft(self, name: str, cost: DraftCost) -> None:
+        """What a drafter costs has been measured."""
+        self.drafts[name] = cost
+        self._guesses.pop(name, None)
 
     def is_guess(self, name: str) -> bool:
         """Whether a drafter's cost rests on no drafts, or on too few."""
@@ -299,8 +319,8 @@ class CostModel:
             ends, curves = [int(e) for e in data["ends"]], {}
             for part in data["curves"]:
                 points = {int(w): float(s) for w, s in part["seconds"].items()}
-                if len(points) > MAX_TOKENS or max(points.values()) > MAX_TOKENS * 1e3:
-                    raise ConfigError("These costs are too large.")
+                if len(points) > MAX_TOKENS or not all(_LEAST <= s <= _MOST for s in points.values()):
+                    raise ConfigError("These costs are too many, too small or too large.")
                 curve = Curve(points, ends=ends, measured=[int(w) for w in part["measured"]])
                 curves[int(part["bucket"]), int(part["rows"]), str(part["kind"])] = curve
             drafts = {n: DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()}

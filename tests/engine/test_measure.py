@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -12,6 +14,7 @@ import write_checkpoint
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import measure
+from mlxspec.engine.load import load
 from mlxspec.engine.measure import WIDTHS, BareRounds
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -19,10 +22,21 @@ from mlxspec.models.reads import reads
 from mlxspec.models.registry import architecture
 from mlxspec.policy import cost_file
 from mlxspec.policy.cost_file import write_followed
-from mlxspec.policy.costs import DraftCost
+from mlxspec.policy.costs import CostModel, Curve, DraftCost
 from tests import tiny_models
+from tests.planting import catches
 
 HEAD = 0.1  # plain rounds a draft's token
+COSTS = "mlxspec.policy.costs:CostModel"
+
+
+def _none(data: object) -> None:
+    return None
+
+
+def _know_as_before(self: CostModel, points: dict[int, float], measured: set[int], ends: Any) -> None:
+    points = {w: s if w in measured else self.curve(0).seconds(w) for w, s in points.items()}
+    self._curves[0, 1, "greedy"] = Curve(points, measured=measured)
 
 
 class Clock:
@@ -113,18 +127,80 @@ def test_what_one_load_has_no_time_for_the_next_ones_add(
     assert costs.draft("mtp").step == pytest.approx(HEAD * clock.plain)
 
 
-def test_other_code_has_other_costs(parts: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
-    model, _, config = parts
-    path = cost_file._path(model, {}, config, "tiny")
-    assert cost_file._path(model, {}, config, "tiny") == path
+@pytest.fixture
+def other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From the call on the code of the rounds is another one."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "rounds.py").write_text("faster = True")
+
+    def change() -> None:
+        monkeypatch.setattr(cost_file.kernels, "__path__", [str(changed)])
+        cost_file._code.cache_clear()
+
+    yield change
     cost_file._code.cache_clear()
-    monkeypatch.setattr(cost_file.kernels, "__path__", [str(changed)])
-    assert cost_file._path(model, {}, config, "tiny") != path
-    cost_file._code.cache_clear()
+
+
+@catches("costs of other code are believed", f"{COSTS}.doubt", lambda right: lambda self: None)
+@catches("costs of other code are thrown away", "mlxspec.engine.measure:known_costs", lambda right: _none)
+def test_what_other_code_has_measured_is_a_start(
+    clock: Clock, parts: tuple, other_code: Callable[[], None]
+) -> None:
+    clock.plain = 0.001
+    before = measure.kept_costs(*parts, "tiny")
+    before.accepted("greedy", "mtp").mean = 0.25
+    for _ in range(20):
+        before.curve(0).refine(1, clock.plain)
+    write_followed()
+    assert not measure.kept_costs(*parts, "tiny").is_doubted
+    other_code()
+    clock.plain = 0.002
+    start = measure.kept_costs(*parts, "tiny", 0.0)  # no time to measure anything
+    assert start.is_doubted
+    assert not start.measured
+    assert start.is_guess("mtp")
+    assert start.curve(0).knots() == pytest.approx(before.curve(0).knots())
+    assert start.draft("mtp") == before.draft("mtp")
+    assert start.accepted("greedy", "mtp").mean == pytest.approx(0.25)
+    found = measure.kept_costs(*parts, "tiny")
+    assert found.measured == {1, *WIDTHS}
+    for width in WIDTHS:
+        assert found.curve(0).seconds(width) == pytest.approx(clock.plain * (0.9 + 0.1 * width))
+    assert not found.is_guess("mtp")
+    assert found.draft("mtp").step == pytest.approx(HEAD * clock.plain)
+    assert found.accepted("greedy", "mtp").mean == pytest.approx(0.25)
+
+
+@catches("nothing moves with a plain round", f"{COSTS}.know", lambda right: _know_as_before)
+def test_widths_without_time_keep_their_ratio_to_a_plain_round(
+    clock: Clock, parts: tuple, other_code: Callable[[], None]
+) -> None:
+    clock.plain = 0.001
+    measure.kept_costs(*parts, "tiny")
+    other_code()
+    clock.plain = 0.1
+    found = measure.kept_costs(*parts, "tiny", 1.0)
+    assert found.measured < {1, *WIDTHS}
+    assert 1 in found.measured
+    for width in WIDTHS:
+        assert found.curve(0).seconds(width) == pytest.approx(clock.plain * (0.9 + 0.1 * width), rel=0.02)
+
+
+def test_a_load_says_once_that_another_version_measured(
+    other_code: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxspec.engine.load.allowance", lambda load_seconds: 0.0)
+
+    def told() -> list[str]:
+        with load("demo") as engine:
+            return [n for n in engine.notices if "another version" in n]
+
+    assert told() == []
+    other_code()
+    assert len(told()) == 1
+    assert told() == []
 
 
 def test_drafters_of_one_name_and_different_sizes_keep_costs_apart(

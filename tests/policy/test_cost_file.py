@@ -103,8 +103,8 @@ def _spoiled(data: Any, wrong: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     "wrong",
-    [10**400, -(10**4000), float("inf"), _deep(5000), "9" * 5000, None, {}],
-    ids=["huge", "huge and negative", "infinite", "deep", "long", "null", "object"],
+    [10**400, -(10**4000), 1e300, 1e-300, float("inf"), _deep(5000), "9" * 5000, None, {}],
+    ids=["huge", "huge and negative", "large", "small", "infinite", "deep", "long", "null", "object"],
 )
 def test_whatever_a_file_holds_stops_no_start(wrong: Any) -> None:
     known = CostModel({0: {1: 1.0, 4: 9.0}}, {"mtp": DraftCost(step=0.4)}, ends=[8])
@@ -115,6 +115,9 @@ def test_whatever_a_file_holds_stops_no_start(wrong: Any) -> None:
         found = known_costs(spoiled)
         if found is not None:
             assert found.curve(0, 2).seconds(5) > 0
+            found.curve(0).refine(4, 0.1)
+            for _ in range(2):
+                found.refine_draft("mtp", 8, 1, 1, 0.1)
             json.dumps(found.as_data())
 
 
