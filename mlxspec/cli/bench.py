@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
     outcomes = []
     for workload in read_workloads(engine, names):
-        with Waiting(f"measuring {workload.name}"):
+        with Waiting(f"measuring {workload.name}", is_long=True):
             outcome = run_workload(
                 engine,
                 replace(workload, prompts=workload.prompts[: args.items]),

@@ -1,4 +1,4 @@
-"""Shows on stderr what a command waits for: after one second, until the wait is over, and only on a terminal.
+"""Shows on stderr what a command waits for: on a terminal after one second, until the wait is over; elsewhere long waits in lines.
 
 Knows rich and stderr; knows no work.
 """
@@ -25,16 +25,18 @@ _PATIENCE = 1.0  # seconds without a word
 class Waiting:
     """One wait: enter it, `tell` how far it has come, leave it. Several may be open, one within the other: each has a line.
 
-    total: how much there is to do, None where nobody knows. unit: what is counted; "bytes" are shown as sizes.
+    total: how much there is to do, None where nobody knows. unit: what is counted; "bytes" are shown as sizes. is_long: where no line can
+    be written again, as in a pipe, the beginning and each tenth of it are lines.
     """
 
     _board: Progress | None = None  # shared by all that are shown
     _num_shown = 0
     _lock = threading.RLock()
 
-    def __init__(self, what: str, total: int | None = None, unit: str = "") -> None:
+    def __init__(self, what: str, total: int | None = None, unit: str = "", *, is_long: bool = False) -> None:
         self._what, self._total, self._unit = what, total, unit
-        self._done = 0
+        self._is_long = is_long and not terminal.can_move(sys.stderr)
+        self._done = self._tenths = 0
         self._task: TaskID | None = None
         self._since = 0.0
         self._timer: threading.Timer | None = None
@@ -46,6 +48,8 @@ class Waiting:
             self._timer = threading.Timer(max(_PATIENCE, 0.0), self._show)
             self._timer.daemon = True
             self._timer.start()
+        elif self._is_long:
+            terminal.note(self._what)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,6 +65,9 @@ class Waiting:
                 Waiting._board.update(self._task, **self._state())
             elif _PATIENCE < 0 and self._timer is not None:
                 self._show()
+            elif self._is_long and self._total and 10 * self._done // self._total > self._tenths:
+                self._tenths = 10 * self._done // self._total
+                terminal.note(f"{self._what}: {self._state()['counts']}")
 
     def end(self) -> None:
         """The wait is over: its line goes away. May be called twice."""

@@ -75,10 +75,10 @@ def run(args: argparse.Namespace) -> int:
     prompts = encoded(engine, texts)
     from mlxspec.engine import measure
 
-    with Waiting("measuring what rounds cost here"):
+    with Waiting("measuring what rounds cost here", is_long=True):
         costs, path = measure.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
     engine.follow(costs)
-    with Waiting("measuring") as wait:
+    with Waiting("measuring every drafter", unit="answers", is_long=True) as wait:
         plain, scores = bench.compare(
             engine,
             prompts,

@@ -189,6 +189,11 @@ def test_waits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress_bar.Waiting("loading demo"):
         pass
     assert pipe.getvalue() == ""
+    with progress_bar.Waiting("measuring", unit="answers", is_long=True) as wait:
+        for done in range(41):
+            wait.tell(done, 40)
+    tenths = [f"measuring: {4 * i} of 40 answers" for i in range(1, 11)]
+    assert pipe.getvalue().splitlines() == ["measuring", *tenths]
 
 
 def test_every_wait_of_a_command_has_a_name(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

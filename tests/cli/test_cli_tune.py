@@ -31,6 +31,8 @@ def test_a_table_a_verdict_and_costs_that_are_kept(
     assert ran.code == 0, ran.err
     assert (tmp_path / "p.png").stat().st_size > 10_000
     assert "tokens verified" in ran.out
+    assert ran.err.index("measuring what rounds cost here\n") < ran.err.index("measuring every drafter: ")
+    assert "measuring every drafter: 18 of 18 answers\n" in ran.err
     assert ran.out.count("mtp") >= 7
     assert "Best: " in ran.out or "Nothing beats plain decoding" in ran.out
     kept = list((tmp_path / "cache" / "costs").glob("*.json"))
