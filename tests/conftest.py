@@ -23,6 +23,7 @@ from hypothesis import settings
 if "--compiled" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["MLX_DISABLE_COMPILE"] = "1"
 
+import fast_tier
 import gpu_rounding
 import planting
 import shards
@@ -46,6 +47,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    fast_tier.pytest_addoption(parser)
     planting.pytest_addoption(parser)
     shards.pytest_addoption(parser)
     gpu_rounding.pytest_addoption(parser)
@@ -59,7 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     planting.pytest_configure(config)
     shards.pytest_configure(config)
     gpu_rounding.pytest_configure(config)
-    settings.register_profile("mlxspec", deadline=None)  # a busy machine fails no test
+    # a busy machine fails no test; the fast tier tries the same examples each time, all other runs try new ones
+    settings.register_profile("mlxspec", deadline=None, derandomize=config.getoption("--fast"))
     settings.load_profile("mlxspec")
     if config.getoption("--compiled"):
         device.compile_kernels()
@@ -102,7 +105,7 @@ def _has_terminals() -> bool:
     return True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:  # workers that run side by side would collect different tests
         raise pytest.UsageError(f"a test's name holds an address, give it ids: {unstable[0]}")
@@ -115,6 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 reason = _missing(marker)
                 if reason is not None:
                     item.add_marker(pytest.mark.skip(reason=reason))
+    fast_tier.pytest_collection_modifyitems(config, items)
 
 
 @pytest.fixture(autouse=True, scope="session")
