@@ -181,7 +181,20 @@ def _timed(rounds: int) -> tuple[str, dict[str, float]]:
         peer, engine = _models()
         found = {"decode_over_mlx_lm": _decode(peer, engine, rounds)}
         found |= _verify(peer, engine, rounds) | _prefill(peer, engine, max(3, rounds // 2))
-    return device.report().device, found
+    return _processor(), found
+
+
+def _processor() -> str:
+    """The device's name; on Linux with family and model, because virtual machines call processors of several generations alike."""
+    path = Path("/proc/cpuinfo")
+    lines = [line.partition(":") for line in path.read_text().splitlines()] if path.exists() else []
+    known = {name.strip(): value.strip() for name, _, value in lines}
+    kind = [
+        f"{word} {known[name]}"
+        for name, word in (("cpu family", "family"), ("model", "model"))
+        if name in known
+    ]
+    return ", ".join([device.report().device, *kind])
 
 
 def _models() -> tuple[Any, Engine]:
