@@ -30,10 +30,10 @@ _FLAGS = (
 )  # fmt: skip
 _KEYS = {
     "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowDown": (40, ""),
-    "End": (35, ""), "Backspace": (8, ""),
+    "End": (35, ""), "Backspace": (8, ""), "k": (75, ""),
 }  # fmt: skip
 _NO_STORAGE = {"profile": {"default_content_setting_values": {"cookies": 2}}}
-_SHIFT = 8
+_CONTROL, _SHIFT = 2, 8
 _MIDDLE = """(selector) => {
   const found = document.querySelector(selector);
   if (!found) return null;
@@ -243,10 +243,11 @@ class Browser:
         """Into what has the focus."""
         self._call("Input.insertText", {"text": text})
 
-    def press(self, key: str, *, shift: bool = False) -> None:
+    def press(self, key: str, *, shift: bool = False, control: bool = False) -> None:
         code, text = _KEYS[key]
         event = {
-            "key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code, "modifiers": _SHIFT if shift else 0,
+            "key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code,
+            "modifiers": _SHIFT * shift + _CONTROL * control,
         }  # fmt: skip
         down = {"type": "keyDown" if text else "rawKeyDown", **({"text": text} if text else {})}
         self._call("Input.dispatchKeyEvent", {**event, **down})

@@ -105,7 +105,7 @@ def test_search(wide: chromium.Browser) -> None:
     two(wide)
     answer = kept(wide)[1]["text"]
     word = max(answer.split(), key=len).upper()
-    wide.js("document.querySelector('#search').focus()")
+    wide.press("k", control=True)
     wide.type(word)
     wide.until("document.querySelector('#list-state').textContent === '1 conversation found.'")
     assert wide.js(ROWS) == [OTHER]
@@ -166,6 +166,11 @@ def test_list_by_keys_on_a_narrow_page(browser: chromium.Browser) -> None:
     browser.press("Escape")
     browser.until("!document.querySelector('#list').matches(':popover-open')")
     assert browser.js("document.activeElement.id") == "open-list"
+    browser.press("k", control=True)
+    assert browser.js(FOCUS) == "Search conversations"
+    assert browser.js("document.querySelector('#list').matches(':popover-open')")
+    browser.press("Escape")
+    browser.until("!document.querySelector('#list').matches(':popover-open')")
     browser.js("document.querySelector('#undo').focus()")
     browser.press("Enter")
     browser.until("document.querySelectorAll('#conversations li').length === 2")
@@ -349,6 +354,8 @@ def test_five_hundred_turns_and_stop(wide: chromium.Browser) -> None:
         ask(browser, "more", wait=False)
         browser.until(f"document.querySelectorAll('.turn').length === {502 + 2 * number}")
         browser.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 20")
+        assert browser.js("document.querySelector('.idle').offsetWidth")  # nothing is laid out again
+        assert not browser.js("document.querySelector('.idle').checkVisibility({ visibilityProperty: true })")
         took.append(browser.js(STOP))
         assert last(browser, ".end") == "You stopped this answer."
     assert min(took) < 200, took

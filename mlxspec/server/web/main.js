@@ -427,6 +427,7 @@ function keepFocus() {
 /** The buttons as they are while nothing runs. Focus does not get lost with the button for stopping. */
 function finish() {
   const wasFocused = document.activeElement === byId("stop");
+  const wasAtEnd = atEnd();
   running = active = null;
   document.body.classList.remove("busy");
   byId("send").hidden = false;
@@ -435,7 +436,6 @@ function finish() {
   byId("model").disabled = false;
   byId("undo").hidden = !byId("undo").onclick;
   keep();
-  const wasAtEnd = atEnd();
   showConversation();
   if (wasAtEnd) scrollToEnd();
   if (wasFocused) question.focus({ preventScroll: true });
@@ -487,6 +487,11 @@ function grow() {
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && running && !document.querySelector("dialog[open], :popover-open")) stop();
+  if (event.key === "k" && (event.ctrlKey || event.metaKey) && store && !document.querySelector("dialog[open]")) {
+    event.preventDefault();
+    if (!byId("list").checkVisibility()) byId("list").showPopover();
+    byId("search").focus();
+  }
 });
 
 for (const button of document.querySelectorAll(".new")) button.addEventListener("click", () => show(new Conversation()));
