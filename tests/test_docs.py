@@ -16,6 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlxspec.checkpoints.known import known
 from mlxspec.cli import options
 from mlxspec.cli.main import main
 from mlxspec.kernels import launch
@@ -269,3 +270,17 @@ def test_measurements_are_what_their_script_makes() -> None:
         measurements.filled("<!-- peers plain -->\n| old |\n")
         == f"<!-- peers plain -->\n{measurements.table('peers', 'plain')}"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("column", "context"), [(2, 1 << 15), (3, 1 << 17)])
+def test_memory_of_models_for_agents(column: int, context: int) -> None:
+    """The table of docs/agents.md is what `mlxspec models` computes."""
+    text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `mlx-community/(\S+)-([48])bit` \| ([\d.]+) GB \| ([\d.]+) GB \|", text)
+    assert len(rows) == 6
+    models = {name.partition("/")[2]: m for m in known(context) for name in m.names}
+    for row in rows:
+        model = models[row[0]]
+        total = model.weights[f"{row[1]} bits"] + model.state + model.head_bytes
+        assert f"{total / 1e9:.1f}" == row[column], row
