@@ -125,6 +125,8 @@ class SamplingParams:
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
     answer that loops outside it, with finish_reason "length". A notice says so. The text up to there is the same.
 
+    adapters: of those that the model was loaded with beside its weights, by name, how much each counts; the others do not.
+
     logits_processors: callables (tokens (n,), logits (1, V)) -> logits (1, V), as in mlx-lm, in order and before everything above, with
     tokens all that stands before the position. sampler: a callable, log-probabilities (1, V) -> token, that draws in place of temperature,
     top-k, top-p and min-p. Both are called at every position a round verifies, also for drafts that do not stand, so they must depend on
@@ -167,6 +169,7 @@ class SamplingParams:
     thinking_budget: int | None = None
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
     loop_breaker: LoopBreaker = "off"
+    adapters: Mapping[str, float] = field(default_factory=dict)
     logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     sampler: Callable[[Any], Any] | None = None
 
@@ -225,6 +228,10 @@ class SamplingParams:
             )
         object.__setattr__(self, "thinking_tags", tags)
         _check_choice("loop_breaker", self.loop_breaker, get_args(LoopBreaker))
+        if not isinstance(self.adapters, Mapping):
+            raise ConfigError("adapters must map names to numbers.")
+        for name, scale in self.adapters.items():
+            check_number(f"the scale of adapter {shown(name)}", scale, -100, 100)
         self._check_hooks()
 
     def _check_hooks(self) -> None:

@@ -49,7 +49,8 @@ class ModelCache:
     """B rows of a model's caches.
 
     lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and
-    its index: not 0 only behind images, and set by whoever knows of those (`shift`). A forward is either of certain tokens (prefill) or
+    its index: not 0 only behind images, and set by whoever knows of those (`shift`). scales: by row, how much each of the model's adapters
+    counts, none where none does; set by whoever made the row. A forward is either of certain tokens (prefill) or
     of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token, which
     every verify runs, and its accepted drafts.
     deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
@@ -73,6 +74,7 @@ class ModelCache:
         self.rollback, self.defers = rollback, defers
         self.lengths = [0] * num_rows
         self.shifts = [0] * num_rows
+        self.scales: list[tuple[float, ...]] = [()] * num_rows
         self.exact: mx.array | None = None
         # of the unread commit: its forward, and the lengths before it
         self._unread: tuple[FlatRows, list[int]] | None = None
@@ -210,7 +212,7 @@ class ModelCache:
         self._require_alive()
         twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0, self.rollback)
         twin.lengths, twin.deferred, twin.exact = list(self.lengths), self.deferred, self.exact
-        twin.shifts = list(self.shifts)
+        twin.shifts, twin.scales = list(self.shifts), list(self.scales)
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
         return twin
@@ -233,6 +235,7 @@ class ModelCache:
             mine.join(theirs)  # type: ignore[arg-type]
         self.lengths += other.lengths
         self.shifts += other.shifts
+        self.scales += other.scales
         self._family["writer"] = id(self)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -245,6 +248,7 @@ class ModelCache:
             layer.select(rows)
         self.lengths = [self.lengths[r] for r in rows]
         self.shifts = [self.shifts[r] for r in rows]
+        self.scales = [self.scales[r] for r in rows]
         self._family["writer"] = id(self)
 
     def truncate(self, row: int, length: int) -> None:

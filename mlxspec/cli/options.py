@@ -216,7 +216,7 @@ MODEL = "demo (the default), demo-gemma, demo-vision, a folder, or a Hugging Fac
 
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    more = "; NAME=M serves it under another name; given again: another model, loaded when asked for"
+    more = "; NAME=M serves it under another name, NAME=M+DIR with an adapter; given again: another one, loaded when asked for"
     declare(
         parser.add_argument_group("model"),
         ("--model", list, "M", MODEL + more) if several else ("--model", str, "M", MODEL, DEMO),
@@ -478,9 +478,14 @@ def _tell_template(engine: Engine, variables: Mapping[str, Any]) -> list[str]:
 
 
 def load_engine(
-    args: argparse.Namespace, spec: SpecConfig, *, draft: str | None = None, quiet: bool = False
+    args: argparse.Namespace,
+    spec: SpecConfig,
+    *,
+    draft: str | None = None,
+    quiet: bool = False,
+    adapter: Mapping[str, str] | None = None,
 ) -> Engine:
-    """The engine these options ask for. quiet: notices are not told. Raises MlxspecError subclasses."""
+    """The engine these options ask for. quiet: notices are not told. adapter: several, see `load`. Raises MlxspecError subclasses."""
     config, asked = engine_config(args), args.draft if draft is None else draft
     variables = template_variables(args)
     from mlxspec.cli.progress_bar import Waiting, shown_progress
@@ -498,7 +503,7 @@ def load_engine(
             spec=spec,
             config=config,
             dtype=args.dtype,
-            adapter=args.adapter,
+            adapter=adapter or args.adapter,
             chat_template=args.chat_template,
             images=not args.no_images,
             peers=getattr(args, "peers", None),

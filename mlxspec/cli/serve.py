@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near, num_bytes, size
 from mlxspec.cli.ranks import one_model
 from mlxspec.cli.recommended import recommended
-from mlxspec.config import EngineConfig, SamplingParams, shown
-from mlxspec.errors import ConfigError, RankError
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig, shown
+from mlxspec.errors import ConfigError, ModelError, RankError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         )
     watch = _watch(args)
     makers = _makers(args)
-    models = dict(_named(given, args) for given in args.model or [options.DEMO])
+    models = {s.name: s.model for s in _served(args)}
 
     def tell(url: str, loaded: Loaded) -> None:
         _tell(url, loaded, config.api_key is not None)
@@ -174,15 +174,32 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
         value = getattr(args, flag[2:].replace("-", "_"))
         if value is not None and len(args.model or ()) > 1:
             raise ConfigError(f"{flag} is of one model, and several were given.")
-    for given in args.model or [options.DEMO]:
-        name, model = _named(given, args)
-        if name in makers:
+    engines: dict[str, tuple[argparse.Namespace, dict[str, str | None]]] = {}
+    for name, model, adapter in _served(args):
+        if any(name in names for _, names in engines.values()):
             raise ConfigError(f"Two models are called {name}; --model NAME=MODEL gives them names.")
         own = argparse.Namespace(**{**vars(options.for_model(args, name, model)), "model": model})
         options.engine_config(own)  # what is wrong with it is said before a port is taken
         options.sampling_params(own)
-        makers[name] = partial(options.load_engine, own, options.spec_config(own))
+        # names are one engine where nothing but adapters and sampling tells them apart
+        alike = {
+            k: v for k, v in vars(own).items() if f"--{k.replace('_', '-')}" not in options.SAMPLING.values()
+        }
+        _, names = engines.setdefault(repr(sorted(alike.items())), (own, {}))
+        names[name] = adapter
+    for own, names in engines.values():
+        adapters = {name: adapter for name, adapter in names.items() if adapter is not None}
+        make = partial(_load, own, options.spec_config(own), adapters, is_all=len(adapters) == len(names))
+        makers |= dict.fromkeys(names, make)
     return makers
+
+
+def _load(args: argparse.Namespace, spec: SpecConfig, adapters: Mapping[str, str], *, is_all: bool) -> Engine:
+    """An engine with adapters beside it. is_all: nobody asks for it without one. Raises MlxspecError subclasses."""
+    engine = options.load_engine(args, spec, adapter=adapters)
+    if is_all and adapters and not engine.adapters:
+        raise ModelError(next(iter(engine.refused_adapters.values())))
+    return engine
 
 
 def _beside(args: argparse.Namespace, taken: Collection[str]) -> dict[str, Callable[[], Engine]]:
@@ -203,6 +220,30 @@ def _load_beside(model: str, args: argparse.Namespace) -> Engine:
 
     config = EngineConfig(prefix_budget=0, prefill_chunk=args.prefill_chunk)
     return load(model, draft="off", config=config, dtype=args.dtype, images=False)
+
+
+class _Served(NamedTuple):
+    name: str
+    model: str
+    adapter: str | None
+
+
+def _served(args: argparse.Namespace) -> list[_Served]:
+    """What each --model names. Raises ConfigError."""
+    found = []
+    for given in args.model or [options.DEMO]:
+        name, model = _named(given, args)
+        adapter = None
+        if "+" in model and not os.path.exists(os.path.expanduser(model)):
+            model, _, adapter = model.partition("+")
+            if not model or not adapter:
+                raise ConfigError(
+                    f"--model needs a model and a folder on the two sides of + in {shown(given)}."
+                )
+            if args.adapter is not None:
+                raise ConfigError("--adapter and --model NAME=MODEL+DIR contradict each other: give one.")
+        found.append(_Served(name, model, adapter))
+    return found
 
 
 def _named(given: str, args: argparse.Namespace) -> tuple[str, str]:
@@ -273,6 +314,8 @@ def _tell(url: str, loaded: Loaded, has_key: bool) -> None:
             if getattr(params, name) != SamplingParams.__dataclass_fields__[name].default
         )
         terminal.note(f"Sampling where a request says nothing: {shown_fields}.")
+    if engine.adapters:
+        terminal.note(f"Adapters beside {engine.name}: {', '.join(engine.adapters)}.")
     terminal.note(f"A page to chat on: {url.removesuffix('v1')}")
     terminal.note_as_is(page.curl(url, has_key=has_key))
     terminal.note_as_is(page.sdk(url, has_key=has_key))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -79,7 +79,8 @@ class Engine(EngineApi):
     for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
     (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts
     from), factory (makes its requests), group (the other processes that run its model), health (tells of drafters that are hardly ever
-    right; None: nobody is told), pooling (how texts become vectors, see embedding.py, or why they do not).
+    right; None: nobody is told), pooling (how texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why
+    they cannot be used).
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Engine(EngineApi):
         self.drafting = Drafting(self.chain)
         self.health: DrafterHealth | None = None
         self.pooling: Pooling | str = NO_POOLING
+        self.refused_adapters: Mapping[str, str] = {}
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
@@ -571,6 +573,11 @@ class Engine(EngineApi):
         """Bytes of all rows' state: the target's and the drafters'."""
         drafters = sum(d.nbytes for d in self.chain.drafters.values())
         return self._prefills.nbytes + self._rows.nbytes + drafters
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of adapters beside the weights, for `SamplingParams.adapters`."""
+        return self.factory.adapters
 
     @property
     def max_context(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def load(
     config: EngineConfig | None = None,
     max_context: int | None = None,
     dtype: str | None = None,
-    adapter: str | None = None,
+    adapter: str | Mapping[str, str] | None = None,
     chat_template: str | os.PathLike[str] | None = None,
     images: bool = True,
     peers: Peers | None = None,
@@ -77,18 +77,19 @@ def load(
 ) -> Engine:
     """Load a model and its drafters.
 
-    model: `demo`, `demo-gemma`, `demo-vision`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or
-    commit of an id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in
-    the order in which they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a
-    Gemma 4 assistant (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes
-    it, not the model's own head, and a list that leaves it out is refused; the demo brings its own, and `mlxspec pull` may have paired one
-    with the model, which "auto" asks beside the head. drafters: objects of your own
-    (docs/adding-a-drafter.md); "auto" asks them first, a list in `draft` names them where it wants them. spec: limits of the drafts (its
-    `drafters` are replaced by `draft` unless that is "auto" and spec names some). max_context: tokens of a row at most, as in
-    EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32 elsewhere.
-    adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it. chat_template: a file with a template that counts instead of
-    the model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided
-    (engine/ranks/); all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none.
+    model: `demo`, `demo-gemma`, `demo-vision`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or commit
+    of an id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order
+    in which they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a Gemma 4
+    assistant (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes it, not
+    the model's own head, and a list that leaves it out is refused; the demo brings its own, and `mlxspec pull` may have paired one with the
+    model, which "auto" asks beside the head. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a list in
+    `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and
+    spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps
+    the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it; or several
+    by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer has. chat_template: a file
+    with a template that counts instead of the model's own. images: load the vision tower of a model that has one. peers: the ranks among
+    which the model is divided (engine/ranks/); all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does
+    so where we have none.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -98,6 +99,8 @@ def load(
     weights_dtype = _dtype(dtype)
     if engine not in ("auto", "mlx-lm"):
         raise ConfigError(f"engine must be auto or mlx-lm, not {shown(engine)}.")
+    if isinstance(adapter, Mapping) and config.exact:
+        raise ConfigError("Several adapters cannot be had with exact.")
     own = own_drafters(drafters)
     if peers is not None and own:
         raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
@@ -193,6 +196,10 @@ def load(
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
     loaded.pooling = pooling_of(folder.path)
+    if isinstance(adapter, Mapping):
+        gate = target.model.gate
+        loaded.factory.adapters, loaded.refused_adapters = gate.names, gate.refused
+        loaded.notices += tuple(f"{name} cannot be asked for. {why}" for name, why in gate.refused.items())
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     if names and loaded.spec.policy == "auto":
         costs = together.costs(loaded, model, allowance(time.perf_counter() - started))
@@ -225,7 +232,7 @@ def _without_useless_head(
     tokenizer: Tokenizer,
     folder: ModelFolder,
     beside: ModelFolder | None,
-    adapter: str | None,
+    adapter: str | Mapping[str, str] | None,
     together: LoadTogether,
 ) -> tuple[list[Drafter], list[str]]:
     """The drafters without an MTP head that predicts no better than chance, and the notice on it; the norms of one that stays are right."""
@@ -236,7 +243,9 @@ def _without_useless_head(
         notice = None
         if isinstance(head, Qwen35Mtp):
             files = [*folder.files(), *(beside.files() if beside is not None else ())]
-            beside_it = [] if adapter is None else [Path(adapter).expanduser() / n for n in ADAPTER_FILES]
+            beside_it = (
+                [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
+            )
             files += [path for path in beside_it if path.is_file()]
             notice = check_head(head, tokenizer, files, together.first)
         kept += [] if notice else [drafter]

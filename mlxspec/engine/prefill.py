@@ -58,6 +58,7 @@ class Prefill:
         stops = prefix.stops(request.marks, len(request.prompt))
         self._stops = stops if request.seen is None else request.seen.images.edges(stops)
         self.cache = model.make_cache(1, rollback, kv_bits=kv_bits)
+        self.cache.scales[0] = request.scales
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None
         self._layers: tuple[int, ...] = ()

@@ -37,6 +37,15 @@ def stride_of(cache: ModelCache) -> int:
     return STRIDE if not per_token else STRIDE * max(1, -(-STATE_SHARE * state // (per_token * STRIDE)))
 
 
+def key_of(request: Request, tokens: Sequence[int]) -> Sequence[int]:
+    """A beginning of the request's text as the store knows it. Under adapters it is another text from its first token on: that one is a
+    number that no token and no other set of adapters has."""
+    if not request.scales or not tokens:
+        return tokens
+    said = repr((request.scales, tokens[0])).encode()  # at least ten bytes, which no image's key has
+    return [-int.from_bytes(said), *tokens[1:]]
+
+
 class Prefix:
     """The engine's prefix store. stride, spacing: tokens between two states of a long prompt without marks, and between two marks at which
     states are kept. near: see NEAR. disk: the store on disk, None where there is none."""
@@ -124,8 +133,8 @@ class Prefix:
     def fetch(self, request: Request) -> Fetch | None:
         """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. `end_fetch` must
         follow."""
-        if self.disk is None or not self.is_on or request.prompt_logprobs is not None:
-            return None
+        if self.disk is None or not self.is_on or request.prompt_logprobs is not None or request.scales:
+            return None  # the disk knows texts of the weights alone
         room = self._allowed - self._coming - self.disk.reserve
         fetch = self.disk.fetch(request.prompt, self.store.depth(request.prompt), room)
         if fetch is not None:
@@ -144,7 +153,9 @@ class Prefix:
         if not self.is_on:
             return None
         is_kept = fetched is not None and self._take(request, drafting, fetched)
-        hit = None if request.prompt_logprobs is not None else self.store.find(request.prompt)
+        hit = (
+            None if request.prompt_logprobs is not None else self.store.find(key_of(request, request.prompt))
+        )
         if fetched is not None and (hit is None or hit.length <= fetched.length):
             hit = fetched
         known = 0 if hit is None else hit.length
@@ -152,7 +163,12 @@ class Prefix:
             request.hiddens = Hiddens(known)
             if hit is not None and hit is fetched and not is_kept:
                 request.hiddens = _heard(hit)
-        if hit is not None and self.disk is not None and (hit is not fetched or is_kept):
+        if (
+            hit is not None
+            and self.disk is not None
+            and not request.scales
+            and (hit is not fetched or is_kept)
+        ):
             self.disk.offer(request.prompt[:known])
         if hit is not None:
             request.stats.num_cached = known
@@ -190,7 +206,7 @@ class Prefix:
         if not self.is_on:
             return
         try:
-            if len(tokens) - self.store.depth(tokens) >= self.near:
+            if len(tokens) - self.store.depth(key_of(request, tokens)) >= self.near:
                 self._put(request, tokens, cache, row, drafting, copied(hidden))
         except Exception as error:
             request.stats.notices.append(f"nothing of this was kept for later prompts: {described(error)}")
@@ -204,8 +220,8 @@ class Prefix:
         drafting: Drafting,
         hidden: mx.array,
     ) -> None:
-        names = [TARGET, *(request.spec.drafters)]
-        starts = self.store.starts(tokens, names)
+        names, key = [TARGET, *(request.spec.drafters)], key_of(request, tokens)
+        starts = self.store.starts(key, names)
         parts = {TARGET: cache.snapshot(row, starts[TARGET])}
         if request.spec.drafters:
             parts |= drafting.snapshot(request.number, len(tokens), starts)
@@ -215,14 +231,14 @@ class Prefix:
         heard = request.hiddens
         sources = heard.until(len(tokens)) if heard is not None and lacking else None
         # rather no state than one behind which a drafter could not begin
-        if heard is None or self.store.covers(tokens, lacking, 0 if sources is None else len(sources)):
+        if heard is None or self.store.covers(key, lacking, 0 if sources is None else len(sources)):
             rest = max(0, len(request.prompt) - len(tokens))
             is_waypoint = not self._is_anchor(request, len(tokens))
-            is_kept = self.store.put(tokens, parts, hidden, sources, rest=rest, is_waypoint=is_waypoint)
-            if is_kept and not is_waypoint and self.disk is not None:
+            is_kept = self.store.put(key, parts, hidden, sources, rest=rest, is_waypoint=is_waypoint)
+            if is_kept and not is_waypoint and self.disk is not None and not request.scales:
                 self.disk.offer(tokens)
         # what the store did not take is needed for the next state of this text
-        if heard is not None and self.store.depth(tokens) == len(tokens):
+        if heard is not None and self.store.depth(key) == len(tokens):
             heard.drop(len(tokens))
 
 

@@ -41,7 +41,7 @@ class Request:
     hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
     sampled from, None where nobody will need that. shows_layers: whether forwards over it give the residual streams that drafters of the
     engine need, beside the final hidden: H is then the width of `Streams`. seen: the images of the prompt, None where there are none;
-    their tokens are keys in prompt and history (models/image_rows.py).
+    their tokens are keys in prompt and history (models/image_rows.py). scales: of the engine's adapters, as ModelCache has them.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Request:
         compiled: Compiled | None = None,
         client: str = "",
         seen: SeenImages | None = None,
+        scales: tuple[float, ...] = (),
     ) -> None:
         """prompt: with keys for image tokens. deadline: seconds from now. compiled: of params, where that has been done. Raises
         ConfigError and GrammarError for what cannot be honoured."""
@@ -74,7 +75,7 @@ class Request:
             if deadline is None
             else (time.monotonic() + deadline, f"{deadline:g} seconds were not enough.")
         )
-        self.seen = seen
+        self.seen, self.scales = seen, scales
         self.maker = maker or ConstraintMaker(tokenizer, vocab_size)
         self.client = client
         compiled = compiled or self.maker.compile(params)

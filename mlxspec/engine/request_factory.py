@@ -6,7 +6,7 @@ gives them they are taken to be behind the tokens that end a turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mlxspec.config import ALWAYS_THERE, READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
@@ -24,8 +24,8 @@ LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds
 
 
 class RequestFactory:
-    """Makes requests for one model. max_context: of the engine, in tokens; drafters: names of those that were loaded; spec: for requests
-    that bring none."""
+    """Makes requests for one model. adapters: names of those that a request may have. max_context: of the engine, in tokens;
+    drafters: names of those that were loaded; spec: for requests that bring none."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class RequestFactory:
         self.vocab_size, self.max_context = vocab_size, max_context
         self._drafters, self._spec = tuple(drafters), spec
         self._check_drafters(spec)
+        self.adapters: tuple[str, ...] = ()
         self.constraints = ConstraintMaker(tokenizer, vocab_size)
         self._num_requests = 0
 
@@ -101,7 +102,18 @@ class RequestFactory:
             compiled=compiled,
             client=client,
             seen=seen,
+            scales=self._scales(params.adapters),
         )
+
+    def _scales(self, asked: Mapping[str, float]) -> tuple[float, ...]:
+        """Raises ConfigError for an adapter that was not loaded."""
+        for name in asked:
+            if name not in self.adapters:
+                there = ", ".join(self.adapters) or "none"
+                raise ConfigError(
+                    f"The adapter {shown(name)} was not loaded with this model; loaded are: {there}."
+                )
+        return tuple(asked.get(name, 0.0) for name in self.adapters) if any(asked.values()) else ()
 
     def _seen(self, prompt: PromptWithImages) -> SeenImages:
         """Raises ImageError where the model reads no images."""

@@ -60,6 +60,7 @@ class Rows:
         """Its row goes on where it was. cache: a fresh one, of one row."""
         kept = self.parked.pop(request)
         cache.restore(kept)
+        cache.scales[0] = request.scales
         if request.seen is not None:
             cache.shift(0, request.seen.images.shift(kept.length))
         self.join(request, cache)

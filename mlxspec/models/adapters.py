@@ -1,8 +1,10 @@
-"""LoRA and DoRA adapters of mlx-lm and PEFT, put into a model before its layers are fused.
+"""LoRA and DoRA adapters of mlx-lm and PEFT, put into a model before its layers are fused: one for all rows, or several beside one another,
+of which each row has its own (gate.py).
 
 A LoRA layer gives W x + B A x, and A and B are small. DoRA then scales each output so that the adapted weight's rows have learned lengths.
 Where W is kept as floats the change is added to it. Where W is quantized it stays as it is and the change is computed beside it
-(`AdaptedLinear`): quantizing the sum again would round most of a small change away.
+(`AdaptedLinear`): quantizing the sum again would round most of a small change away. Of several adapters all changes are computed beside W,
+which is there once.
 
 Formats: mlx-lm has `NAME.lora_a` (in, r), `NAME.lora_b` (r, out) and `NAME.m`; PEFT has `NAME.lora_A.weight` (r, in),
 `NAME.lora_B.weight` (out, r) and `NAME.lora_magnitude_vector`.
@@ -13,18 +15,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights, our_name, read_file
+from mlxspec.models.gate import AdapterGate
 from mlxspec.models.layers import AdaptedLinear
+from mlxspec.models.text_model import TextModel
 
 CONFIG_FILE = "adapter_config.json"
 MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
@@ -33,6 +39,8 @@ _PEFT = re.compile(
     r"(?:base_model\.model\.)?(.+)\.lora_(?:(embedding_)?([AB])|(magnitude_vector))(?:\.default)?(?:\.weight)?"
 )
 _STACKS = (".switch_mlp.", ".switch_glu.")
+_LOOKED_UP = (nn.Embedding, nn.QuantizedEmbedding)
+_ALONE = "which a model can have for all requests only: load it alone, with --adapter"
 
 
 class Change(NamedTuple):
@@ -47,30 +55,61 @@ class Change(NamedTuple):
 
 def add_adapter(model: nn.Module, adapter: str) -> None:
     """Put the adapter in a folder into `model`, lazily. Raises ModelError, also where any of its tensors has no place in the model."""
+    with _read(adapter) as (tensors, changes):
+        if not changes:
+            _replace(model, tensors)
+            return
+        modules = dict(model.named_modules())
+        adapted = [(path, _adapted(path, modules.get(path), change)) for path, change in changes.items()]
+    model.update_modules(tree_unflatten(adapted))
+
+
+def add_adapters(model: TextModel, adapters: Mapping[str, str]) -> None:
+    """Put the adapters in these folders, by name, beside the layers of `model`, lazily; `model.gate` knows them by these names from then
+    on. One that cannot be used costs only itself: `model.gate.refused` says why in one sentence."""
+    modules, refused = dict(model.named_modules()), dict[str, str]()
+    found: dict[str, list[tuple[int, Change]]] = {}
+    names: list[str] = []
+    for name, adapter in adapters.items():
+        try:
+            with _read(adapter) as (_, changes):
+                for path, change in changes.items():
+                    _check_beside(path, _checked(path, modules.get(path), change), change)
+                if not changes:
+                    raise ModelError(f"it holds whole layers, {_ALONE}")
+        except ModelError as error:
+            refused[name] = str(error)
+            continue
+        for path, change in changes.items():
+            found.setdefault(path, []).append((len(names), change))
+        names.append(name)
+    gated = [(path, _gated(modules[path], changes, model.gate)) for path, changes in found.items()]
+    model.update_modules(tree_unflatten(gated))
+    model.gate.names, model.gate.refused = tuple(names), refused
+
+
+@contextmanager
+def _read(adapter: str) -> Iterator[tuple[Weights, dict[str, Change]]]:
+    """Tensors and changes of the adapter in a folder; no changes where it holds whole layers. Whatever is wrong with it, also
+    within the `with`, is raised as ModelError with one sentence."""
     folder = _folder(adapter)
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ModelError(f"{CONFIG_FILE} is no object.")
-        if (folder / MLX_FILE).is_file():
-            tensors = read_file(folder / MLX_FILE)
-            if config.get("fine_tune_type", "lora") == "full":
-                _replace(model, tensors)
-                return
-            changes = _of_mlx_lm(tensors, config)
-        else:
-            changes = _of_peft(read_file(folder / PEFT_FILE), config)
-        if not changes:
+        is_mlx_lms = (folder / MLX_FILE).is_file()
+        tensors = read_file(folder / (MLX_FILE if is_mlx_lms else PEFT_FILE))
+        is_whole = is_mlx_lms and config.get("fine_tune_type", "lora") == "full"
+        changes = {} if is_whole else (_of_mlx_lm if is_mlx_lms else _of_peft)(tensors, config)
+        if not changes and not is_whole:
             raise ModelError("It adapts no layer.")
-        modules = dict(model.named_modules())
-        adapted = [(path, _adapted(path, modules.get(path), change)) for path, change in changes.items()]
+        yield tensors, changes
     except KeyError as error:
         raise ModelError(f"The adapter in {folder} has no {error} in {CONFIG_FILE}.") from error
     except (ModelError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise ModelError(
             f"The adapter in {folder} cannot be used: {printable(error).rstrip('.')}."
         ) from error
-    model.update_modules(tree_unflatten(adapted))
 
 
 def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
@@ -146,14 +185,14 @@ def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> 
     return parts[first].astype(mx.float32), parts[second].astype(mx.float32)
 
 
-def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
-    """A module in place of `module`. Raises ModelError."""
-    kinds = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
-    is_stack = any(part in f".{path}." for part in _STACKS)
+def _checked(path: str, module: nn.Module | None, change: Change) -> nn.Module:
+    """The module that a change is to. Raises ModelError where it does not fit."""
+    kinds = (nn.Linear, nn.QuantizedLinear, *_LOOKED_UP)
+    is_stack = _is_stack(path)
     if module is None or not (isinstance(module, kinds) or (is_stack and "weight" in module)):
         raise ModelError(f"{printable(path)} is no layer of this model that can be adapted.")
-    looked_up = isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
-    a, b, scale, lengths = change
+    looked_up = isinstance(module, _LOOKED_UP)
+    a, b, _, lengths = change
     delta_shape = (*a.shape[:-1], b.shape[-1]) if looked_up else (*a.shape[:-2], b.shape[-1], a.shape[-2])
     shape = _shape(module)
     if a.shape[-1] != b.shape[-2] or delta_shape != shape or a.ndim != b.ndim:
@@ -162,6 +201,34 @@ def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
         )
     if lengths is not None and (is_stack or lengths.size != shape[0]):
         raise ModelError(f"The lengths that are learned for {printable(path)} do not match its layer.")
+    return module
+
+
+def _check_beside(path: str, module: nn.Module, change: Change) -> None:
+    """Raises ModelError for a change that rows cannot have each for themselves."""
+    if not isinstance(module, (nn.Linear, nn.QuantizedLinear)) or path.endswith("lm_head"):
+        raise ModelError(f"it changes {printable(path)}, {_ALONE}")
+    if change.lengths is not None:
+        raise ModelError(f"it learns lengths of rows (DoRA), {_ALONE}")
+
+
+def _gated(module: nn.Module, changes: list[tuple[int, Change]], gate: AdapterGate) -> nn.Module:
+    """The layer as it is, with the changes of several adapters, by their places in `gate.names`, computed beside it."""
+    a = mx.concatenate([c.a for _, c in changes], axis=1)
+    b = mx.concatenate([c.scale * c.b for _, c in changes])
+    owner = np.repeat([i for i, _ in changes], [c.a.shape[1] for _, c in changes])
+    return AdaptedLinear(module, a, b, gate=gate, owner=mx.array(owner.astype(np.int32)))
+
+
+def _is_stack(path: str) -> bool:
+    return any(part in f".{path}." for part in _STACKS)
+
+
+def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
+    """A module in place of `module`. Raises ModelError."""
+    module = _checked(path, module, change)
+    is_stack, looked_up = _is_stack(path), isinstance(module, _LOOKED_UP)
+    a, b, scale, lengths = change
     is_head = path.endswith("lm_head")
     if "scales" in module and not looked_up and not is_head:
         return _beside(module, change, is_stack=is_stack)

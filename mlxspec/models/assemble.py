@@ -19,7 +19,7 @@ from mlxspec.kernels.attention import score_bytes
 from mlxspec.loading.names import printable
 from mlxspec.loading.qwen_weights import QK_NORMS, TWO_HEADS, has_two
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision, parts_of, parts_read
-from mlxspec.models.adapters import add_adapter
+from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import (
     Stays,
     evaluate,
@@ -101,7 +101,7 @@ def assemble_folder(
     *,
     engine: Engine = "auto",
     beside: int = 0,
-    adapter: str | None = None,
+    adapter: str | Mapping[str, str] | None = None,
     draft_bits: int = 16,
     images: bool = False,
     ranks: Ranks = ALONE,
@@ -113,6 +113,8 @@ def assemble_folder(
 
         if ranks.size > 1:
             raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
+        if isinstance(adapter, Mapping):
+            raise ModelError("A model that runs by mlx-lm's code takes one adapter, with --adapter.")
         model: Any = load_adapted(folder, dtype, adapter)
         notice = f"{MADE_BY} runs this model: drafts come from n-gram drafters or a draft model, and images are not read."
         return Assembled(
@@ -142,16 +144,16 @@ def assemble_lazily(
     dtype: mx.Dtype | None = None,
     *,
     beside: int = 0,
-    adapter: str | None = None,
+    adapter: str | Mapping[str, str] | None = None,
     draft_bits: int = 16,
     images: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
-    with LoRA layers for this model. draft_bits: as SpecConfig has it. images: the folder with the preprocessing settings,
-    where the model is to read images. What is wrong with its vision only costs it the images. ranks: those that run the model together, of
-    which this process gets its share; the MTP head is whole on each."""
+    with LoRA layers for this model, or several by name, of which each row of a cache has its own. draft_bits: as SpecConfig
+    has it. images: the folder with the preprocessing settings, where the model is to read images. What is wrong with its vision only costs
+    it the images. ranks: those that run the model together, of which this process gets its share; the MTP head is whole on each."""
     kind = architecture(config)
     parsed = kind.parse(config)
     if ranks.size > 1 and adapter is not None:
@@ -169,7 +171,9 @@ def assemble_lazily(
         return made, fill(made, trunk, dtype, "The model", foreign, beside, stays=stays), head
 
     model, packed, head = filled(weights if own is None else parts_of(weights, own.cut_of))
-    if adapter is not None:
+    if isinstance(adapter, Mapping):
+        add_adapters(model, adapter)
+    elif adapter is not None:
         add_adapter(model, adapter)
     mtp = None
     refused = parsed.unsupported_head if isinstance(parsed, Qwen35Config) else None

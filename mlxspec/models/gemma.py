@@ -58,7 +58,7 @@ class Gemma(TextModel):
         super().__init__(GemmaTextStack(config), config)
         self.config = config
         self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in config.layers}
-        self._runners = Runners(self.language_model.model.layers)
+        self._runners = Runners(self.language_model.model.layers, self.gate.held)
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
@@ -109,6 +109,7 @@ class Gemma(TextModel):
         images: ImageInput | None = None,
     ) -> Output:
         places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
+        self.gate.open(cache.scales, rows)
         angles = {shape: rotary.table(places.turns) for shape, rotary in self._rotaries.items()}
         c = self.config
         prepare = self._runners.get("prepare", self._prepare, rows)

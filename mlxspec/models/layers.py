@@ -17,6 +17,7 @@ import numpy as np
 from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.panels import PANELS_AT_MOST, in_panels, product_in_place, side_by_side
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
+from mlxspec.models.gate import AdapterGate
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling
 from mlxspec.platform import device
 
@@ -124,23 +125,39 @@ class FusedLinear(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """A quantized linear layer with a low-rank change computed beside it: gain * (W x) + b^T a^T x.
+    """A linear layer with low-rank changes computed beside it: gain * (W x) + b^T (s * a^T x).
 
-    weight, scales, biases: as in nn.QuantizedLinear. lora_a (in, r), lora_b (r, out) float32; gain (out,) float32, None for ones.
+    weight, and scales and biases where it is quantized: as in nn.Linear and nn.QuantizedLinear. lora_a (in, r), lora_b (r, out) float32;
+    gain (out,) float32, None for ones. gate: says s (N, r), by the adapter that each column of lora_a is of, owner (r,) int32; None: ones.
     """
 
-    def __init__(self, base: nn.Module, a: mx.array, b: mx.array, gain: mx.array | None) -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        a: mx.array,
+        b: mx.array,
+        gain: mx.array | None = None,
+        *,
+        gate: AdapterGate | None = None,
+        owner: mx.array | None = None,
+    ) -> None:
         super().__init__()
-        self.group_size, self.bits, self.mode = base.group_size, base.bits, base.mode
-        self.weight, self.scales = base.weight, base.scales
-        if base.get("biases") is not None:
-            self.biases = base.biases
+        if "scales" in base:
+            self.group_size, self.bits, self.mode = base.group_size, base.bits, base.mode
+        for name in ("weight", "scales", "biases"):
+            if base.get(name) is not None:
+                self[name] = base[name]
         self.lora_a, self.lora_b = a, b
         if gain is not None:
             self.gain = gain
+        self.gate = gate
+        if owner is not None:
+            self.owner = owner
 
     @property
-    def base(self) -> nn.QuantizedLinear:
+    def base(self) -> nn.Module:
+        if "scales" not in self:
+            return _linear(self.weight)
         return quantized_linear(
             self.weight,
             self.scales,
@@ -152,16 +169,23 @@ class AdaptedLinear(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """(N, in) -> (N, out) in x's dtype"""
-        out = project(self.base, x).astype(mx.float32)
+        out = project(self.base, x)
+        if self.gate is not None and not self.gate.held:
+            return out
+        out = out.astype(mx.float32)
         out = out * self.gain if "gain" in self else out
-        return (out + (x.astype(mx.float32) @ self.lora_a) @ self.lora_b).astype(x.dtype)
+        low = x.astype(mx.float32) @ self.lora_a
+        if self.gate is not None:
+            low = low * self.gate.held["scales"][:, self.owner]
+        return (out + low @ self.lora_b).astype(x.dtype)
 
     def rows(self, shape: Sequence[int], places: Any) -> AdaptedLinear:
         """As `rows_of`."""
         gain = self.gain.reshape(*shape)[places].reshape(-1) if "gain" in self else None
         rank = self.lora_b.shape[0]
         b = self.lora_b.T.reshape(*shape, rank)[places].reshape(-1, rank).T
-        return AdaptedLinear(rows_of(self.base, shape, places), self.lora_a, b, gain)
+        base = rows_of(self.base, shape, places)
+        return AdaptedLinear(base, self.lora_a, b, gain, gate=self.gate, owner=self.get("owner"))
 
 
 _adds_alike = False

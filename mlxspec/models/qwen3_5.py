@@ -79,7 +79,7 @@ class Qwen35(TextModel):
         self._config = config
         self._rotary = qwen_rotary(config)
         pieces = LayerPieces(linear=linear_layer, before=before_attention, after=after_attention)
-        self._segments = Segments(config, self.language_model.model.layers, pieces)
+        self._segments = Segments(config, self.language_model.model.layers, pieces, self.gate.held)
 
     @property
     def attention_heads(self) -> tuple[Heads, ...]:
@@ -114,6 +114,7 @@ class Qwen35(TextModel):
         images: ImageInput | None = None,
     ) -> Output:
         places = cache.begin(rows, certain=certain)
+        self.gate.open(cache.scales, rows)
         run = self._segments.begin(rows, cache, self.dtype, certain=certain, taps=taps)
         turns = self._rotary.table(turns_of(self._rotary, places, images))  # cosines and sines
         x = self.embed(tokens)

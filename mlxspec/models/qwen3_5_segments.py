@@ -69,10 +69,13 @@ class Segment:
 class Segments:
     """The segments of one model, and what was compiled of them."""
 
-    def __init__(self, config: Qwen35Config, layers: Sequence[Any], pieces: LayerPieces) -> None:
+    def __init__(
+        self, config: Qwen35Config, layers: Sequence[Any], pieces: LayerPieces, beside: dict[str, mx.array]
+    ) -> None:
+        """beside: as `Runners` has it."""
         self._config, self._layers, self._pieces = config, layers, pieces
         self._segments = Segment.cut(config.is_linear)
-        self.runners = Runners(layers)
+        self.runners = Runners(layers, beside)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)

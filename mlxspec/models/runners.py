@@ -40,9 +40,10 @@ class Runners:
     num_cold: how many of those handed out were new, and compile when they run.
     """
 
-    def __init__(self, layers: Sequence[nn.Module] = ()) -> None:
-        """layers: those that `of_layer` knows by number."""
+    def __init__(self, layers: Sequence[nn.Module] = (), beside: dict[str, mx.array] | None = None) -> None:
+        """layers: those that `of_layer` knows by number. beside: arrays of a forward that functions read and are not given."""
         self.num_cold = 0
+        self._beside = {} if beside is None else beside
         self._layers, self._forms = layers, Forms(layers)
         self._few: dict[Hashable, Callable[..., Any]] = {}
         self._wide: dict[Hashable, Callable[..., Any]] = {}
@@ -94,12 +95,13 @@ class Runners:
 
     def _kept(self, whole: Hashable, run: Callable[..., Any], rows: FlatRows) -> Callable[..., Any]:
         kept, most = (self._few, _SHAPES_AT_MOST) if _are_few(rows) else (self._wide, _WIDE_AT_MOST)
+        whole = whole, *self._beside
         found = kept.get(whole)
         if found is None:
             if len(kept) >= most:
                 del kept[next(iter(kept))]
             self.num_cold += 1
-            found = kept[whole] = mx.compile(run)
+            found = kept[whole] = mx.compile(run, inputs=self._beside or None)
         return found
 
 

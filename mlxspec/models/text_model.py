@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt
+from mlxspec.models.gate import AdapterGate
 from mlxspec.models.layers import FusedLinear, compute_dtype, project
 
 
@@ -42,11 +43,13 @@ class LanguageModel(nn.Module):
 class TextModel(nn.Module):
     """stack: has `embed_tokens`, `layers` that can `fuse`, and `norm`. A subclass gives the forward.
 
+    gate: which of its adapters count in a forward; `forward` opens it.
     parts: of a rank's share that is not evaluated, what reads the parameters without reading whole tensors; None elsewhere.
     """
 
     def __init__(self, stack: nn.Module, sizes: TextSizes) -> None:
         super().__init__()
+        self.gate = AdapterGate()
         self.parts: Callable[[], dict[str, Any]] | None = None
         head = None if sizes.tied else nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False)
         self.language_model = LanguageModel(stack, head)

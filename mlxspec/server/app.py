@@ -217,10 +217,20 @@ class Server:
             if update.choice == 0 and run.first_token is not None:
                 self.metrics.first_token(run.first_token - run.started)
 
+    def _defaults(self, loaded: Loaded) -> SamplingParams:
+        """What holds where a request says nothing. Raises ApiError for a model whose adapter cannot be used."""
+        name, engine, params = loaded.name, loaded.engine, loaded.params or self.config.params
+        why = engine.refused_adapters.get(name)
+        if why is not None:
+            raise ApiError(
+                f"There is no {name[:100]}. {why}", status=404, param="model", code="model_not_found"
+            )
+        return replace(params, adapters={name: 1.0}) if name in engine.adapters else params
+
     def _job(self, asked: Asked, make: MakeJob, loaded: Loaded) -> Job:
         """Everything that is done for a request before the engine hears of it, within the limits."""
         work.check_number_of_answers(asked.body, self.config.limits)
-        job = make(asked.body, loaded.engine, loaded.params or self.config.params)
+        job = make(asked.body, loaded.engine, self._defaults(loaded))
         job = replace(job, notices=(*asked.notices, *job.notices), fingerprint=loaded.fingerprint)
         return work.compiled(job, loaded.engine, self.config.limits)
 
@@ -259,6 +269,8 @@ class Server:
         name, model = self.models.for_vectors(asked.body.get("model"))
         async with self.models.use(model) as loaded:
             beside = self.models.beside(name)
+            if beside is None and self._defaults(loaded).adapters:
+                raise ApiError("Vectors are made without adapters: ask for the model itself.", param="model")
             engine = loaded.engine if beside is None else beside
             texts = await self._prepare(asked, partial(read, engine, beside is not None))
             found = await texts.run(loaded.worker)
@@ -381,10 +393,16 @@ class Server:
     async def _props(self, asked: Asked, reply: Reply) -> None:
         name = self.models.resolve(asked.request.query_params.get("model"))
         async with self.models.use(name) as loaded:
-            await reply.json(llama_api.props(loaded.name, loaded.engine, loaded.params or self.config.params))
+            await reply.json(llama_api.props(loaded.name, loaded.engine, self._defaults(loaded)))
 
     async def _slots(self, asked: Asked, reply: Reply) -> None:
         await reply.json(llama_api.slots(self.models))
+
+    async def _lora_adapters(self, asked: Asked, reply: Reply) -> None:
+        async with self.models.use(self.models.resolve(asked.request.query_params.get("model"))) as loaded:
+            counts = self._defaults(loaded).adapters
+            found = enumerate(loaded.engine.adapters)
+            await reply.json([{"id": i, "path": name, "scale": counts.get(name, 0.0)} for i, name in found])
 
     async def _ollama_version(self, asked: Asked, reply: Reply) -> None:
         await reply.json({"version": __version__})

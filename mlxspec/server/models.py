@@ -1,4 +1,5 @@
-"""The server's fixed table of models, one in memory at a time: loaded when asked for, unloaded for another or when idle.
+"""The server's fixed table of models, one in memory at a time: loaded when asked for, unloaded for another or when idle. Names whose maker
+is the same object are one engine, which knows a name's adapter by that name.
 
 A request uses a model from before its prompt is rendered until its last event. The model is not unloaded meanwhile. Requests for another
 model wait in order, so that neither model starves.
@@ -145,6 +146,10 @@ class Models:
             async with self._turn:
                 self._turn.notify_all()
 
+    def _shares(self, name: str) -> bool:
+        """Whether the engine in memory, or on its way there, is this name's."""
+        return self._name is not None and self._makers.get(name) is self._makers[self._name]
+
     async def _take(self, name: str) -> asyncio.Future[Engine]:
         ticket = object()
         async with self._turn:
@@ -153,12 +158,12 @@ class Models:
                 await self._turn.wait_for(
                     lambda: (
                         self._is_stopping
-                        or (self._queue[0] is ticket and (self._name == name or self._users == 0))
+                        or (self._queue[0] is ticket and (self._shares(name) or self._users == 0))
                     )
                 )
                 if self._is_stopping:
                     raise EngineStoppedError("The server is being stopped.")
-                if self._name != name or self._loading is None or self._is_broken:
+                if not self._shares(name) or self._loading is None or self._is_broken:
                     await self._unload()
                     self._load(name)
                 self._users += 1
@@ -175,31 +180,32 @@ class Models:
         return self._users == 0 and self._worker is not None and self._worker.state in ("failed", "stopped")
 
     def _load(self, name: str) -> None:
-        worker = Worker(lambda: self._made(name), thread=self._thread)
+        make = self._makers[name]
+        worker = Worker(lambda: self._made(make), thread=self._thread)
         self._worker, self._name = worker, name
         self.num_loads += 1
 
         def ready() -> Engine:
             engine = worker.wait_ready()
             if self._sampling is not None:
-                self._params[name] = self._sampling(name)
+                self._params |= {n: self._sampling(n) for n, m in self._makers.items() if m is make}
             return engine
 
         self._loading = asyncio.ensure_future(asyncio.to_thread(ready))
 
         def note(done: asyncio.Future[Engine]) -> None:
             """Its exception is seen, whoever waits; its facts are known from now on."""
-            if not done.cancelled() and done.exception() is None:
-                self.facts(name)
+            for other in self._makers if not done.cancelled() and done.exception() is None else ():
+                self.facts(other)
 
         self._loading.add_done_callback(note)
 
-    def _made(self, name: str) -> Engine:
+    def _made(self, make: Callable[[], Engine]) -> Engine:
         """In the engines' thread."""
-        for other, make in self._beside_makers.items():
+        for other, make_other in self._beside_makers.items():
             if other not in self._beside:
-                self._beside[other] = make()
-        engine = self._makers[name]()
+                self._beside[other] = make_other()
+        engine = make()
         engine.memory.hold(sum(other.memory.weights for other in self._beside.values()))
         return engine
 
@@ -244,7 +250,7 @@ class Models:
 
     def _engine(self, name: str) -> Engine | None:
         loading = self._loading
-        if name != self._name or loading is None or not loading.done() or loading.cancelled():
+        if not self._shares(name) or loading is None or not loading.done() or loading.cancelled():
             return None
         return None if loading.exception() is not None else loading.result()
 

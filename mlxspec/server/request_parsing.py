@@ -410,9 +410,28 @@ def _params(
             raise BadField(
                 "logit_bias", f"logit_bias names a token that is not there; ids end at {size - 1}."
             )
+    if body.get("lora") is not None:
+        given["adapters"] = _adapters(body["lora"], engine)
     if any(name in given for name in ("json_schema", "regex", "lark")):
         given = {"json_schema": None, "regex": None, "lark": None, **given}
     return replace(defaults, **given)
+
+
+def _adapters(given: str | Sequence[Mapping[str, Any]], engine: Engine) -> dict[str, float]:
+    """One adapter by name, or llama.cpp's list, by place among those that were loaded. Raises BadField."""
+    names = engine.adapters
+    known = dict.fromkeys(names, 1.0) if isinstance(given, str) else dict.fromkeys(range(len(names)), 1.0)
+    asked = [(given, 1.0)] if isinstance(given, str) else [(int(a["id"]), a.get("scale", 1.0)) for a in given]
+    for which, scale in asked:
+        if which not in known and scale:
+            there = ", ".join(f"{i} {name}" for i, name in enumerate(names))
+            said = (
+                f"there are: {there}"
+                if there
+                else "a server that was started with --model NAME=MODEL+ADAPTER has some"
+            )
+            raise BadField("lora", f"lora names an adapter that is not there, {repr(which)[:80]}; {said}.")
+    return {which if isinstance(which, str) else names[which]: scale for which, scale in asked if scale}
 
 
 def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine) -> dict[int, float]:

@@ -77,6 +77,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _get("/limits", "limits", "Bounds on the work that a client may cause.", {"type": "object"}),
     _get("/metrics", "metrics", "Counters for Prometheus.", ("text/plain",)),
     _get("/props", "props", "What llama.cpp tells of a model.", models.PropsAnswer),
+    _get("/lora-adapters", "lora_adapters", "Adapters beside a model, by llama.cpp's numbers.", models.AdaptersAnswer),
     _get("/slots", "slots", "Places for rows, and how many are busy.", models.SlotsAnswer),
     _get("/openapi.json", "openapi", "This description.", {"type": "object"}),
     _get("/api/tags", "ollama_tags", "The models of this server.", ollama.OllamaTags),

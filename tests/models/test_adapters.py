@@ -37,13 +37,16 @@ PROMPT = "def read_lines(path):\n"
 SIZE = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
-def write_adapter(folder: Path, model: Path, kind: str = "lora", **changes: Any) -> Path:
+DENSE = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj"]
+
+
+def write_adapter(folder: Path, model: Path, kind: str = "lora", *, seed: int = 1, **changes: Any) -> Path:
     """An adapter with random layers, made by mlx-lm's own conversion."""
     folder.mkdir()
     parameters = {"rank": 4, "scale": 20.0, "dropout": 0.0} | changes
     trunk, _ = mlx_lm.load(str(model))
     utils.linear_to_lora_layers(trunk, 2, parameters, use_dora=kind == "dora")
-    mx.random.seed(1)
+    mx.random.seed(seed)
     wanted = {
         k: v for k, v in tree_flatten(trunk.parameters()) if k.rsplit(".", 1)[-1] in ("lora_a", "lora_b", "m")
     }
@@ -96,14 +99,24 @@ def logits_of(folder: Path, adapter: Path | None) -> np.ndarray:
     return np.array(made.model.forward(mx.array(TOKENS), rows, cache, certain=True).logits)
 
 
-def random_adapter(folder: Path, model: Path, kind: str, size: float) -> np.ndarray:
-    """Write an adapter as mlx-lm's training does, of every layer that it can adapt; returns mlx-lm's logits with it."""
+def random_adapter(
+    folder: Path,
+    model: Path,
+    kind: str,
+    size: float,
+    *,
+    seed: int = 1,
+    rank: int = 4,
+    keys: list[str] | None = None,
+) -> np.ndarray:
+    """Write an adapter as mlx-lm's training does, of every layer that it can adapt, or of those of `keys`; returns mlx-lm's logits with
+    it."""
     theirs, _ = load_model(model)
-    settings = {"rank": 4, "scale": 2.0, "dropout": 0.0}
-    if kind == "dora":
-        settings["keys"] = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj"]
+    settings: dict[str, Any] = {"rank": rank, "scale": 2.0, "dropout": 0.0}
+    if keys or kind == "dora":
+        settings["keys"] = keys or DENSE
     utils.linear_to_lora_layers(theirs, 2, settings, use_dora=kind == "dora")
-    mx.random.seed(1)
+    mx.random.seed(seed)
     arrays = {}
     for name, value in tree_flatten(theirs.parameters()):
         part = name.rpartition(".")[2]

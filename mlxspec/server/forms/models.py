@@ -32,5 +32,9 @@ class SlotsAnswer(RootModel[list[Slot]]):  # type: ignore[valid-type]
     """Places for rows."""
 
 
+class AdaptersAnswer(RootModel[list[t.answer("AdapterThere", id=Count, path=str, scale=float)]]):  # type: ignore[misc]
+    """Adapters."""
+
+
 PromptAnswer = t.answer("Prompt", prompt=str)
 ContentAnswer = t.answer("Content", content=str)

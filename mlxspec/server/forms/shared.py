@@ -79,7 +79,6 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("reasoning_control", "thinking cannot be ended while it runs", *t.OFF),
     **t.refuse("reasoning_format", "reasoning comes as reasoning_content", "auto", "deepseek", "deepseek-legacy"),
     **t.refuse("parse_tool_calls", "calls come as tool_calls", True),
-    **t.refuse("lora", _AT_START, *t.OFF),
     **t.refuse("n_indent", "this server does not indent", *t.OFF),
     **t.refuse("n_probs", "use logprobs and top_logprobs", *t.OFF),
     **t.refuse("post_sampling_probs", "log-probabilities are the model's own", *t.OFF),
@@ -205,6 +204,11 @@ class Speculative(t.Fields):
     }
 
 
+class Adapter(t.Fields):
+    id: Annotated[int, t.Range(0, 1000)]
+    scale: Annotated[float, t.Range(-100, 100)] = 1.0
+
+
 class Generation(t.Fields):
     """Fields with the same name in every API."""
 
@@ -270,6 +274,9 @@ class Generation(t.Fields):
     guided_choice: Choices | None = t.optional("the answer is one of these texts")
     guided_grammar: Grammar | None = t.optional("a grammar in GBNF or Lark")
     structured_outputs: StructuredOutputs | None = None
+    lora: ModelName | Annotated[t.Many[Adapter], Field(max_length=64)] | None = t.optional(
+        "the adapter that the answer has, by its name; or llama.cpp's list of how much each counts, where those left out do not"
+    )
     # drafting
     draft: (
         bool | Annotated[str, Field(max_length=200)] | Annotated[t.Many[Drafter], Field(max_length=16)] | None
