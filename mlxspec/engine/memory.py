@@ -121,7 +121,7 @@ class EngineMemory:
 
     def needed(self, request: Request) -> int:
         """Of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
-        found = self._row(_most_tokens(request), request.spec) + request.host_bytes
+        found = self.row(_most_tokens(request), request.spec) + request.host_bytes
         if request.seen is not None:  # the rows of its images
             found += request.seen.images.num_tokens * self._model.hidden_size * self._model.dtype.size
         return found
@@ -133,14 +133,12 @@ class EngineMemory:
         while too_long - fits > 1:
             length = (fits + too_long) // 2
             needed = (
-                self._row(length, spec)
-                + text_bytes(length)
-                + self.activations(self._smallest, length, rows=1)
+                self.row(length, spec) + text_bytes(length) + self.activations(self._smallest, length, rows=1)
             )
             fits, too_long = (length, too_long) if needed <= left else (fits, length)
         return fits
 
-    def _row(self, length: int, spec: SpecConfig) -> int:
+    def row(self, length: int, spec: SpecConfig) -> int:
         """Bytes of arrays of a row of so many tokens."""
         found = row_bytes(
             self._model.make_cache(0, kv_bits=self.config.kv_bits), length, self.full_chunk, self._verify
