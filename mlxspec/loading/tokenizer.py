@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
@@ -49,12 +50,19 @@ class Tokenizer:
     """A model's tokenizer.
 
     Attributes: eos_ids (ids that end an answer), num_ordinary (tokens of the vocabulary itself, without those that were added to it as
-    they are spelled), vocab_size (one more than the highest id), template (None without a chat template). A model may have more rows than
+    they are spelled), vocab_size (one more than the highest id), template (None without a chat template), special (the tokens that its
+    files name, such as `eos_token`). A model may have more rows than
     there are ids (padding), or fewer: then the ids beyond its rows must not be used, and whoever takes ids checks that.
     """
 
-    def __init__(self, inner: _Tokenizer, eos_ids: frozenset[int], template: ChatTemplate | None) -> None:
-        self._inner = inner
+    def __init__(
+        self,
+        inner: _Tokenizer,
+        eos_ids: frozenset[int],
+        template: ChatTemplate | None,
+        special: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._inner, self.special = inner, special
         self.eos_ids = eos_ids
         self.template = template
         self.num_ordinary = inner.get_vocab_size(with_added_tokens=False)
@@ -88,7 +96,7 @@ class Tokenizer:
                 "chat_template"
             )
             template = ChatTemplate.from_folder(folder, given, special)
-        return cls(inner, _eos_ids(folder, inner, settings) | _turn_ends(inner, template), template)
+        return cls(inner, _eos_ids(folder, inner, settings) | _turn_ends(inner, template), template, special)
 
     def encode(
         self,

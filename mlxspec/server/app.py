@@ -395,6 +395,10 @@ class Server:
         async with self.models.use(name) as loaded:
             await reply.json(llama_api.props(loaded.name, loaded.engine, self._defaults(loaded)))
 
+    async def _tokenizer_info(self, asked: Asked, reply: Reply) -> None:
+        asked = replace(asked, body={"model": asked.request.query_params.get("model")})
+        await self._tell(asked, reply, _tokenizer_told)
+
     async def _slots(self, asked: Asked, reply: Reply) -> None:
         await reply.json(llama_api.slots(self.models))
 
@@ -442,20 +446,39 @@ def _checked(body: dict[str, Any], form: type[Fields]) -> tuple[dict[str, Any], 
     return checked, tuple(f"{path} is no field of this request and was ignored" for path in ignored)
 
 
+def _tokenizer_told(body: Body, engine: Engine) -> dict[str, Any]:
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise ApiError("This model has no tokenizer.")
+    template = None if tokenizer.template is None else tokenizer.template.source
+    named = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
+    return {**named, **tokenizer.special, "chat_template": template, "model_max_length": engine.max_context}
+
+
 def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:
-    if (body.get("content") is None) == (body.get("messages") is None):
-        raise BadField("content", "Give either content or messages.")
+    if sum(body.get(name) is not None for name in ("content", "prompt", "messages")) != 1:
+        raise BadField("content", "Give one of content, prompt and messages.")
     if engine.tokenizer is None:
         raise ApiError("This model has no tokenizer.")
     if body.get("messages") is not None:
         tokens = request_parsing.token_ids(request_parsing.rendered(chat_request(body), engine)[1])
     else:
-        special = bool(body.get("add_special"))
-        tokens = engine.tokenizer.encode(body["content"], special=special, pause=check_wanted)
-    if not body.get("with_pieces"):
-        return {"tokens": tokens, "count": len(tokens)}
-    pieces = [{"id": t, "piece": engine.tokenizer.token_text(t)} for t in tokens]
-    return {"tokens": pieces, "count": len(tokens)}
+        is_vllms = body.get("prompt") is not None
+        special = body.get("add_special_tokens") is not False if is_vllms else bool(body.get("add_special"))
+        text = body["prompt" if is_vllms else "content"]
+        tokens = engine.tokenizer.encode(text, special=special, pause=check_wanted)
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": engine.max_context}
+    texts = (
+        [engine.tokenizer.token_text(t) for t in tokens]
+        if body.get("with_pieces") or body.get("return_token_strs")
+        else []
+    )
+    pieces = (
+        [{"id": i, "piece": text} for i, text in zip(tokens, texts, strict=True)]
+        if body.get("with_pieces")
+        else tokens
+    )
+    return found | {"tokens": pieces} | ({"token_strs": texts} if body.get("return_token_strs") else {})
 
 
 def _detokenized(body: Body, engine: Engine) -> dict[str, Any]:
@@ -466,7 +489,8 @@ def _detokenized(body: Body, engine: Engine) -> dict[str, Any]:
         raise BadField(
             "tokens", f"tokens holds an id that is not there; ids end at {engine.model.vocab_size - 1}."
         )
-    return {"content": engine.tokenizer.decode(tokens)}
+    text = engine.tokenizer.decode(tokens)
+    return {"content": text, "prompt": text}
 
 
 def _counted(read: Read, **more: str) -> Callable[[Body, Engine], Body]:

@@ -51,6 +51,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/completions", "complete", "Continue a text.", completions.CompletionRequest, completions.CompletionAnswer, EVENTS),
     _post("/tokenize", "tokenize", "Token ids of a text or a conversation.", completions.TokenizeRequest, completions.TokenizeAnswer),
     _post("/detokenize", "detokenize", "Text of token ids.", completions.DetokenizeRequest, models.ContentAnswer),
+    _get("/tokenizer_info", "tokenizer_info", "Special tokens and chat template, as vLLM tells them.", models.TokenizerAnswer),
     _post("/apply-template", "template", "The prompt that a conversation becomes.", chat.ChatCompletionRequest, models.PromptAnswer),
     _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
     _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),

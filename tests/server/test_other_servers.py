@@ -176,3 +176,23 @@ def test_thinking_of_a_server(told: Served) -> None:
         assert told.post("/apply-template", {**asked, **more}) == (200, {"prompt": wanted})
     counted = told.post("/v1/chat/completions/input_tokens", asked)[1]["input_tokens"]
     assert counted == len(ids(told, "False True low x"))
+
+
+def test_vllms_forms_of_tokens(demo: Served) -> None:
+    """What lm-evaluation-harness's remote tokenizer sends and reads."""
+    status, _, told = demo.ask("GET", "/tokenizer_info")
+    info = json.loads(told)
+    assert status == 200
+    assert info["eos_token"] == "<|im_end|>"
+    assert "im_start" in info["chat_template"]
+    assert info["model_max_length"] == 2048
+    text = "def main():"
+    _, plain = demo.post(
+        "/tokenize", {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    )
+    assert plain["tokens"] == demo.post("/tokenize", {"content": text})[1]["tokens"]
+    assert (plain["count"], plain["max_model_len"]) == (len(plain["tokens"]), 2048)
+    assert "".join(plain["token_strs"]).replace("Ġ", " ") == text  # as the vocabulary spells them
+    assert demo.post("/detokenize", {"tokens": plain["tokens"]})[1]["prompt"] == text
+    for wrong in ({"prompt": "x", "content": "x"}, {}):
+        assert demo.post("/tokenize", wrong)[0] == 400

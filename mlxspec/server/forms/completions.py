@@ -91,12 +91,17 @@ class InfillRequest(Native):
 
 
 class TokenizeRequest(shared.Body):
+    """In llama.cpp's form with `content`, in vLLM's with `prompt`."""
+
     content: t.Text | None = None
+    prompt: t.Text | None = None
     messages: Annotated[t.Turns[chat.ChatMessage], Field(min_length=1)] | None = None
     tools: t.Tools[chat.Tool] | None = None
     chat_template_kwargs: shared.TemplateVariables | None = None
     add_special: t.Flag = t.optional("what the tokenizer puts around a plain text")
+    add_special_tokens: t.Flag = t.optional("the same of `prompt`, true unless it is given")
     with_pieces: t.Flag = None
+    return_token_strs: t.Flag = None
 
 
 class DetokenizeRequest(shared.Body):
@@ -132,5 +137,6 @@ class NativeAnswers(RootModel[NativeAnswer | list[NativeAnswer]]):  # type: igno
 
 
 TokenizeAnswer = t.answer(
-    "TokenizeAnswer", tokens=t.many(t.either(Count, t.answer("Piece", id=Count, piece=str | None))), count=Count
+    "TokenizeAnswer", "token_strs", tokens=t.many(t.either(Count, t.answer("Piece", id=Count, piece=str | None))), count=Count,
+    max_model_len=Count, token_strs=list[str | None]
 )  # fmt: skip

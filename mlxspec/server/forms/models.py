@@ -37,4 +37,8 @@ class AdaptersAnswer(RootModel[list[t.answer("AdapterThere", id=Count, path=str,
 
 
 PromptAnswer = t.answer("Prompt", prompt=str)
-ContentAnswer = t.answer("Content", content=str)
+ContentAnswer = t.answer("Content", content=str, prompt=str)
+TokenizerAnswer = t.answer(
+    "TokenizerTold", bos_token=str | None, eos_token=str | None, pad_token=str | None, unk_token=str | None,
+    chat_template=str | None, model_max_length=Count,
+)  # fmt: skip
