@@ -67,10 +67,12 @@ class Acceptance:
             counts[cell] = num = min(counts[cell] + 1.0, _MEMORY)
             rates[cell] += ((i < matched) - rates[cell]) / num
 
-    def drafted(self, mean: float, *, probe: bool) -> None:
-        """A model's draft is expected to have so many of its tokens accepted. Behind a pause what is known is old."""
-        self._num_drafts = min(self._num_drafts + 1.0, TRUST + 1.0 if probe else _DRAFTS)
+    def drafted(self, mean: float, *, is_first: bool) -> float:
+        """A model's draft is expected to have so many of its tokens accepted. is_first: behind a pause, so that what is known is old.
+        Returns the share that this draft has in what is known now."""
+        self._num_drafts = min(self._num_drafts + 1.0, TRUST + 1.0 if is_first else _DRAFTS)
         self.mean += (mean - self.mean) / self._num_drafts
+        return 1.0 / self._num_drafts
 
     def as_data(self) -> dict[str, Any]:
         """For `from_data`, plain JSON."""
@@ -89,6 +91,29 @@ class Acceptance:
         found.mean, found.gap = _number(data["mean"], 0.0, 1.0), _number(data["gap"], PROBED)
         found.asked_at = 0.0
         return found
+
+
+class Gains:
+    """Tokens that a model's drafts gain, by what is done with them: a list of numbers. now: of the last drafts; usual: of hundreds of them;
+    num: how many, at most _MEMORY."""
+
+    __slots__ = ("now", "num", "usual")
+
+    def __init__(self, now: Sequence[float]) -> None:
+        self.now, self.usual, self.num = list(now), [0.0] * len(now), 0.0
+
+    def count(self, found: Sequence[float], share: float) -> None:
+        """A draft is expected to gain so much. share: as `Acceptance.drafted` returns it."""
+        self.num = min(self.num + 1.0, _MEMORY)
+        self.now = [a + (b - a) * share for a, b in zip(self.now, found, strict=True)]
+        self.usual = [a + (b - a) / self.num for a, b in zip(self.usual, found, strict=True)]
+
+    def beside(self, last: Gains) -> list[float]:
+        """`now` where only the other drafter `last` has drafted lately: the text is as hard for both. What is not known of this one is as
+        the other one's."""
+        share = _DRAFTS / (_DRAFTS + self.num)
+        known = zip(self.usual, last.usual, last.now, strict=True)
+        return [own + share * (other - own) + now - other for own, other, now in known]
 
 
 def _number(value: Any, least: float, most: float = _LARGEST) -> float:

@@ -215,7 +215,7 @@ class Auto(Policy):
         self._better(plan, rows, choices)
         self._rest_or_wake(choices)
         blind = self.runs_ahead and all(map(_may_be_blind, states, choices))
-        looks = not blind or self.control.looks(rows, choices)
+        looks = not blind or self.control.looks(choices)
         out, self._launch = self._submit(plan, rows, choices, found, looks=looks)
         self._next, self._drafting = _Launch(), time.perf_counter() - started
         return out
@@ -253,7 +253,7 @@ class Auto(Policy):
         waits = LATE * sum(row.late for row in rows) > wait
         waits = waits or any(c.offer is not None or not self._runs_behind(c.model) for c in choices)
         if any(c.model is not None for c in choices) and not waits:
-            waits = self.control.looks(rows, choices) or not self.control.affords(rows, choices)
+            waits = self.control.looks(choices) or not self.control.affords(rows, choices)
         return None if waits else list(choices)
 
     def _better(
@@ -415,7 +415,8 @@ class Auto(Policy):
                 else:
                     self.chain.dismiss(drafter, state)
             models.append(asked)
-        return self.control.choose(rows, [[d.offer for d in given] for given in found], models)
+        offers = [[d.offer for d in given] for given in found]
+        return self.control.choose(rows, offers, models, is_ahead=self.runs_ahead)
 
     def _ask_models(
         self,

@@ -10,7 +10,9 @@ The calls of a round are `choose`, `asked` for each draft that a model makes and
 of rounds that have not been read, however many there are, because the accounts reserve their worst cases. Such rounds are told to `spent`
 in their order, each with its own decision.
 
-A model's draft may be verified without having been read: then the round need not wait for it, and nothing of it is cut (`looks`).
+A model's draft may be verified without having been read: then the round need not wait for it, and nothing of it is cut (`looks`). What a
+drafter's drafts gain when they are cut is known of its last drafts (`Gains`), and of a drafter that has not drafted lately by those of the
+one that has.
 
 Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 """
@@ -18,10 +20,10 @@ Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
-from mlxspec.policy.acceptance import PROBED, Offer
+from mlxspec.policy.acceptance import FIRST_CHANCE, PROBED, Gains, Offer
 from mlxspec.policy.account import CAP, EARN, Account
 from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve
 
@@ -39,13 +41,14 @@ SHARED_CATCH_UP = 8.0  # drafts that share the price of catching up
 
 class Choice(NamedTuple):
     """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked. depth: tokens of it that are verified
-    or asked for. probe: to see whether it would pay, not because it is expected to. gain: tokens expected beyond plain decoding. price:
-    seconds of drafting at most."""
+    or asked for. probe: to see whether it would pay, not because it is expected to. reads: the model's draft is read and cut before it is
+    verified. gain: tokens expected beyond plain decoding. price: seconds of drafting at most."""
 
     offer: int | None = None
     model: str | None = None
     depth: int = 0
     probe: bool = False
+    reads: bool = False
     gain: float = 0.0
     price: float = 0.0
 
@@ -81,9 +84,8 @@ class Controller:
         self.costs = costs
         self._num_tokens: dict[str, int] = {}  # by kind, that have come
         self._wait = WAIT
-        self._spared: dict[
-            tuple[str, str], float
-        ] = {}  # by kind and drafter, tokens that cutting a draft gains
+        self._gains: dict[tuple[str, int], dict[str, Gains]] = {}  # by kind and number of rows, by drafter
+        self._last: dict[tuple[str, int], str] = {}  # likewise, who drafted last
 
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
         """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
@@ -120,9 +122,11 @@ class Controller:
         rows: Sequence[PolicyRow],
         offers: Sequence[Sequence[Offer]],
         models: Sequence[Mapping[str, tuple[int, int]]],
+        *,
+        is_ahead: bool = False,
     ) -> list[Choice]:
         """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
-        how many known ones it has to catch up on, at most."""
+        how many known ones it has to catch up on, at most. is_ahead: rounds run ahead of the host unless a draft is read."""
         curve, num_rows = self.curve(rows), len(rows)
         plain = curve.seconds(num_rows)
         left, width = self._available(rows, curve, plain), num_rows
@@ -134,7 +138,7 @@ class Controller:
                 if gain > max(choice.gain, MARGIN):
                     choice = Choice(offer=i, depth=depth, gain=gain)
             for name, (limit, queued) in asked.items():
-                found = self._ask(row, name, limit, queued, curve, num_rows, left)
+                found = self._ask(row, name, limit, queued, curve, num_rows, left, is_ahead=is_ahead)
                 if found.gain > max(choice.gain, MARGIN):
                     choice = found
             if choice is PLAIN and asked and not is_probing:
@@ -147,13 +151,10 @@ class Controller:
             choices.append(choice)
         return choices
 
-    def looks(self, rows: Sequence[PolicyRow], choices: Sequence[Choice]) -> bool:
+    def looks(self, choices: Sequence[Choice]) -> bool:
         """Whether models' drafts are read before they are verified: to cut them, where that gains more than waiting costs, or because
         nobody knows yet what they take."""
-        if any(c.model is not None and self.costs.is_guess(c.model) for c in choices):
-            return True
-        spared = (self._spared.get((r.kind, c.model or ""), 0.0) for r, c in zip(rows, choices, strict=True))
-        return sum(spared) > self.waiting(rows)
+        return any(c.reads or (c.model is not None and self.costs.is_guess(c.model)) for c in choices)
 
     def waiting(self, rows: Sequence[PolicyRow]) -> float:
         """Tokens that these rows do without where a round waits for the one before it."""
@@ -192,33 +193,51 @@ class Controller:
         return max(row.tokens / row.seconds if row.seconds else 0.0, num_rows / plain)
 
     def _ask(
-        self, row: PolicyRow, name: str, limit: int, queued: int, curve: Curve, num_rows: int, left: float
+        self,
+        row: PolicyRow,
+        name: str,
+        limit: int,
+        queued: int,
+        curve: Curve,
+        num_rows: int,
+        left: float,
+        *,
+        is_ahead: bool = False,
     ) -> Choice:
         """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
-        cost, mean = self.costs.draft(name, row.kind), self.costs.accepted(row.kind, name).mean
+        cost = self.costs.draft(name, row.kind)
         plain, seconds, limit = curve.seconds(num_rows), curve.seconds, min(limit, MODEL_DEPTH)
         rate = self._rate(row, plain, num_rows)
         missed = cost.queued * max(0, queued - 2) / SHARED_CATCH_UP
         call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows + missed
         step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
         at_least = cost.seconds(0, queued)
-        best, best_depth, reach, total, length = 0.0, 0, 1.0, 0.0, 0
+        gains, waits = self._gains_of(row, name, curve, num_rows, rate), is_ahead * rate * self._wait * plain
+        best, best_depth, reads = 0.0, 0, False
         for depth in _depths(curve, num_rows):
-            if depth > limit:
+            if depth > limit or seconds(num_rows + depth) - plain + at_least + cost.step * depth > left:
                 break
-            while length < depth:
-                length, reach = length + 1, reach * mean
-                total += reach
-            longer = seconds(num_rows + depth) - plain
-            if longer + at_least + cost.step * depth > left:
-                break
-            gain = total - rate * (PRUDENCE * longer + call + step * depth)
-            if gain > best:
-                best, best_depth = gain, depth
+            cut, whole = gains[depth] - waits, gains[MODEL_DEPTH + 1 + depth] if is_ahead else 0.0
+            gain = max(cut, whole) - rate * (call + step * depth)
+            if gain > 0.0 and gain >= best:
+                best, best_depth, reads = gain, depth, cut > whole
         if not best_depth:
             return PLAIN
         price = at_least + cost.step * best_depth
-        return Choice(model=name, depth=best_depth, gain=best, price=price)
+        return Choice(model=name, depth=best_depth, reads=reads, gain=best, price=price)
+
+    def _gains_of(
+        self, row: PolicyRow, name: str, curve: Curve, num_rows: int, rate: float
+    ) -> Sequence[float]:
+        """What `_by_depth` says of a drafter's drafts, as far as that is known."""
+        known = self._gains.get((row.kind, num_rows), {})
+        found, last = known.get(name), known.get(self._last.get((row.kind, num_rows), ""))
+        mean = self.costs.accepted(row.kind, name).mean
+        if found is not None:
+            return found.now if last is found or last is None else found.beside(last)
+        if last is not None and mean == FIRST_CHANCE:  # nobody has seen a draft of it
+            return last.now
+        return _by_depth([mean ** (i + 1) for i in range(MODEL_DEPTH)], curve, num_rows, rate)
 
     def _probe(
         self,
@@ -267,16 +286,19 @@ class Controller:
         name, table = draft.drafter, self.costs.accepted(row.kind, draft.drafter)
         which, cells = table.cells(draft, 0, draft.length)
         rates = [table.rates[which][cell] for cell in cells]
-        if rates:
-            table.drafted(sum(rates) / len(rates), probe=choice.probe)
-        if not choice.probe and draft.confidences is not None:
-            curve, reach = self.costs.curve(row.bucket, num_rows, row.kind), self.reaches(row, draft)
-            rate = PRUDENCE * self._rate(row, curve.seconds(num_rows), num_rows)
-            num = _in_turn(reach, draft.length, curve, num_rows, num_rows, rate, inf)
-            longer = curve.seconds(num_rows + draft.length) - curve.seconds(num_rows + num)
-            spared = self._spared.get((row.kind, name), 0.0)
-            spared += 2.0 * FADE * (max(0.0, rate * longer - sum(reach[num:])) - spared)
-            self._spared[row.kind, name] = spared
+        if not rates:
+            return
+        key, curve = (row.kind, num_rows), self.costs.curve(row.bucket, num_rows, row.kind)
+        rate = self._rate(row, curve.seconds(num_rows), num_rows)
+        now, is_other = self._gains_of(row, name, curve, num_rows, rate), self._last.get(key, name) != name
+        share = table.drafted(sum(rates) / len(rates), is_first=choice.probe or is_other)
+        reach = [1.0, *self.reaches(row, draft)]
+        more = 0.0 if len(reach) <= draft.length else table.mean
+        while len(reach) <= MODEL_DEPTH:
+            reach.append(reach[-1] * more)
+        gains = self._gains.setdefault(key, {}).setdefault(name, Gains(now))
+        gains.now, self._last[key] = list(now), name
+        gains.count(_by_depth(reach[1 : MODEL_DEPTH + 1], curve, num_rows, rate), share)
 
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
@@ -376,6 +398,17 @@ def _lookup(
         if gain > best:
             best, depth = gain, length
     return best, depth
+
+
+def _by_depth(reach: Sequence[float], curve: Curve, num_rows: int, rate: float) -> list[float]:
+    """Expected gains of drafts of 0 to MODEL_DEPTH tokens that are cut where that pays, and behind them of those that are verified whole,
+    without the price of drafting. reach: as in `_lookup`, for so many tokens."""
+    plain, cuts, cut, whole, total = curve.seconds(num_rows), _depths(curve, num_rows), [0.0], [0.0], 0.0
+    for length, chance in enumerate(reach, 1):
+        total += chance
+        whole.append(total - rate * PRUDENCE * (curve.seconds(num_rows + length) - plain))
+        cut.append(max(cut[-1], whole[-1]) if length in cuts else cut[-1])
+    return cut + whole
 
 
 def _in_turn(

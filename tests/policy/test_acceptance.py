@@ -154,16 +154,16 @@ def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) 
 @catches(
     "a probe counts as little as a draft among many",
     "mlxspec.policy.acceptance:Acceptance.drafted",
-    lambda right: lambda self, mean, *, probe: right(self, mean, probe=False),
+    lambda right: lambda self, mean, *, probe: right(self, mean, is_first=False),
 )
 def test_behind_a_pause_a_probe_outweighs_the_drafts_before_it() -> None:
     table, usual = Acceptance(), Acceptance()
     for each in (table, usual):
         for _ in range(200):
-            each.drafted(0.9, probe=False)
-    table.drafted(0.4, probe=True)
-    usual.drafted(0.4, probe=False)
+            each.drafted(0.9, is_first=False)
+    table.drafted(0.4, is_first=True)
+    usual.drafted(0.4, is_first=False)
     assert table.mean == pytest.approx(0.8, abs=1e-3)  # one of five
     assert usual.mean == pytest.approx(0.875, abs=1e-3)  # one of twenty
-    table.drafted(0.2, probe=True)
+    table.drafted(0.2, is_first=True)
     assert table.mean == pytest.approx(0.68, abs=1e-3)

@@ -180,7 +180,7 @@ def test_at_rest_models_are_weighed_now_and_then() -> None:
     assert made.drafting.auto is not None
     control, weighed = made.drafting.auto.control, []
     choose = control.choose
-    control.choose = lambda *args: (weighed.append(made.stats.num_rounds), choose(*args))[1]  # type: ignore
+    control.choose = lambda *args, **more: (weighed.append(made.stats.num_rounds), choose(*args, **more))[1]  # type: ignore
     long = SamplingParams(max_tokens=100, ignore_eos=True, temperature=5.0)
     made.generate(PROMPTS[1], long, spec=SpecConfig(drafters=("mtp",), policy="auto"))
     gaps = [b - a for a, b in zip(weighed, weighed[1:], strict=False)]

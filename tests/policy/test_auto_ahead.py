@@ -97,7 +97,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @catches(
     "drafts are read before they are verified, to cut them",
     "mlxspec.policy.controller:Controller.looks",
-    lambda right: lambda self, rows, choices: True,
+    lambda right: lambda self, choices: True,
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_while_a_model_drafts_nothing_is_waited_for(
@@ -251,21 +251,32 @@ def _row(balance: float = 8.0) -> PolicyRow:
 
 
 def test_drafts_are_read_first_where_cutting_them_gains_more_than_waiting_costs() -> None:
-    control = Controller(CostModel({0: {1: 1.0, 2: 2.0}}, {"mtp": DraftCost(step=0.1)}))
-    row, choice = _row(), Choice(model="mtp", depth=3)
-    assert not control.looks([row], [choice])
-    for _ in range(40):  # each token costs a plain round, and hardly any is accepted
-        control.read(row, Offer("mtp", 3, [0.05] * 3), 1, choice)
-    assert control.looks([row], [choice])
+    control = Controller(CostModel({0: {1: 1.0, 2: 1.5}}, {"mtp": DraftCost(step=0.02)}))
+    row = _row()
+
+    def looks() -> bool:
+        choices = control.choose([row], [[]], [{"mtp": (3, 1)}], is_ahead=True)
+        assert choices[0].model == "mtp"
+        assert not choices[0].probe
+        return control.looks(choices)
+
+    for _ in range(40):  # all of these are likely to be accepted
+        control.read(row, Offer("mtp", 3, [0.97] * 3), 1, Choice(model="mtp", depth=3))
+    assert not looks()
+    for i in range(40):  # half of these, each wholly or not at all
+        control.read(row, Offer("mtp", 3, [0.97 if i % 2 else 0.05] * 3), 1, Choice(model="mtp", depth=3))
+    assert looks()
     for _ in range(80):
         control.paused([row], 1, 5.0)
-    assert not control.looks([row], [choice])
+    row = _row()
+    row.is_drafting = True
+    assert not looks()
 
 
 def test_a_drafter_whose_costs_are_guessed_is_watched() -> None:
     costs = CostModel({0: CHEAP}, {})
     costs.guess_draft("mtp", DraftCost(step=0.1))
-    assert Controller(costs).looks([_row()], [Choice(model="mtp", depth=3)])
+    assert Controller(costs).looks([Choice(model="mtp", depth=3)])
 
 
 @catches(
@@ -288,7 +299,7 @@ def test_no_account_is_ever_overdrawn_while_two_rounds_are_undecided(monkeypatch
     assert policy is not None
     balances: list[float] = []
     monkeypatch.setattr(Acceptance, "count", lambda *_: None)
-    monkeypatch.setattr(Acceptance, "drafted", lambda *_, **__: None)
+    monkeypatch.setattr(Acceptance, "drafted", lambda *_, **__: 0.0)
     submit = Auto._submit
 
     def seen(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:

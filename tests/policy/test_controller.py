@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from planting import catches
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.account import EARN
 from mlxspec.policy.controller import (
+    MODEL_DEPTH,
     PLAIN,
     PROBE_DEPTH,
     SHARED_DEPTHS,
@@ -392,6 +395,64 @@ def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
             control.drafted(row, Offer(choice.model, choice.depth, [sure] * choice.depth), 1, choice)
         spent(control, row, 4, 2.0)
     assert chosen[-10:].count("eagle3") >= 8
+
+
+SURE, MIXED, HARD = [0.97] * 8, [0.97] * 2 + [0.2] * 6, [0.05] * 8
+
+
+def drafts(control: Controller, row: PolicyRow, name: str, *sure: list[float], times: int = 40) -> None:
+    for i in range(times):
+        control.drafted(row, Offer(name, 8, sure[i % len(sure)]), 1, Choice(model=name, depth=8))
+
+
+def choice_of(control: Controller, *names: str) -> Choice:
+    return control.choose([opened()], [[]], [dict.fromkeys(names, (8, 1))])[0]
+
+
+@catches(
+    "only the mean of a draft counts", "mlxspec.policy.controller:_by_depth", lambda right: _uncut(right)
+)
+def test_a_draft_that_is_cut_is_worth_more_than_its_mean() -> None:
+    """Half of these drafts are accepted and half are not, and the confidences say which: all that costs nothing is asked for."""
+    control = controller({1: 1.0, 2: 1.6, 3: 2.2}, dflash=DraftCost(call=0.1))
+    drafts(control, opened(), "dflash", SURE, HARD)
+    assert choice_of(control, "dflash").depth >= 7
+    assert choice_of(control, "dflash").gain > 0.5
+
+
+def _uncut(right: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    return lambda *args: 2 * right(*args)[MODEL_DEPTH + 1 :]
+
+
+@catches(
+    "a drafter that nobody has seen drafts as first guessed",
+    "mlxspec.policy.controller:FIRST_CHANCE",
+    lambda right: -1.0,
+)
+@pytest.mark.parametrize(("sure", "cheaper"), [(SURE, "dflash"), (HARD, None)])
+def test_a_drafter_that_nobody_has_seen_is_taken_to_draft_as_the_other(
+    sure: list[float], cheaper: str | None
+) -> None:
+    """So costs decide who is asked: the dearer one's drafts show what this text is like."""
+    control = controller({1: 1.0, 2: 1.3}, mtp=DraftCost(step=0.2), dflash=DraftCost(call=0.3))
+    drafts(control, opened(), "mtp", sure)
+    choice = choice_of(control, "mtp", "dflash")
+    assert (None if choice.probe else choice.model) == cheaper
+
+
+@catches(
+    "the drafter that rests is as good as ever while the text turns hard",
+    "mlxspec.policy.acceptance:Gains.beside",
+    lambda right: lambda self, last: self.usual,
+)
+def test_a_hard_text_is_hard_for_the_drafter_that_rests_too() -> None:
+    control = controller({1: 1.0, 2: 1.3}, mtp=DraftCost(step=0.1), dflash=DraftCost(call=0.8))
+    row = opened()
+    drafts(control, row, "dflash", SURE)
+    drafts(control, row, "mtp", SURE, times=200)
+    assert choice_of(control, "mtp", "dflash").model == "mtp"
+    drafts(control, row, "mtp", MIXED, times=8)
+    assert choice_of(control, "mtp", "dflash").model == "mtp"
 
 
 def test_what_was_learned_survives_the_row_within_its_kind() -> None:
