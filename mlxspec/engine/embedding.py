@@ -1,7 +1,8 @@
 """Vectors of texts, and how well documents answer a query, by a loaded model: forwards without answers.
 
 Both are generators whose every `next` is one forward of at most so many tokens, so that rows that decode wait for no more than that between
-two rounds. Short texts share a forward; a longer one takes several. All of it belongs to the engine's thread.
+two rounds. Short texts share a forward; a longer one takes several, but for models that read in both directions. All of it belongs to the
+engine's thread.
 
 Ranks are those of Qwen3-Reranker (Zhang et al. 2025): the probability of "yes" against "no" behind a question about query and document.
 """
@@ -43,6 +44,8 @@ def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
         raise ConfigError(f"{engine.name} makes no embeddings: {pooling}.")
 
     def made(pooled: mx.array) -> mx.array:
+        for weight, bias in pooling.dense:
+            pooled = pooled @ weight.T if bias is None else pooled @ weight.T + bias
         length = mx.sqrt(mx.sum(pooled * pooled, axis=-1, keepdims=True))
         return pooled / mx.maximum(length, 1e-12) if pooling.normalizes else pooled
 
@@ -84,9 +87,11 @@ def _read(
 ) -> Iterator[Found]:
     """made: from (B, H) float32, pooled, to what is wanted (B, ...)."""
     model, most = engine.model, engine.prefill_chunk
+    is_whole = getattr(model, "reads_both_ways", False)
     for group in _groups([len(text) for text in texts], most):
         cache = model.make_cache(len(group))
         longest, pooled = max(len(texts[i]) for i in group), mx.zeros((len(group), model.hidden_size))
+        most = longest if is_whole else engine.prefill_chunk
         for start in range(0, longest, most):  # more than once for one text alone
             parts = [texts[i][start : start + most] for i in group]
             rows = FlatRows(tuple(map(len, parts)))

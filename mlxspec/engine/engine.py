@@ -587,6 +587,8 @@ class Engine(EngineApi):
         self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None, **more: Any
     ) -> Request:
         self._queue.check_open()
+        if getattr(self.model, "reads_both_ways", False):
+            raise ConfigError(f"{self.name} reads in both directions: it makes embeddings, and no answers.")
         if params is not None:
             self.group.check_request(params)
         request = self.factory.new_request(prompt, params, spec, **more)

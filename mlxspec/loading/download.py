@@ -25,7 +25,7 @@ from mlxspec.loading.reach import check_reachable
 LARGE = 8 << 20  # bytes; smaller files are quickly fetched again
 _SPARE = 1 << 30  # bytes of the disk to be left alone
 _PLACE = re.compile(
-    r"(?:mtp/)?[\w.-]+|1_Pooling/config\.json", re.ASCII
+    r"(?:mtp/)?[\w.-]+|1_Pooling/config\.json|\d_Dense/(?:config\.json|model\.safetensors)", re.ASCII
 )  # of what is read; no other folder is
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -91,7 +91,12 @@ def check_links(folder: Path) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     allowed = (folder.resolve(), Path(HF_HUB_CACHE).resolve())
-    for path in (*folder.glob("*"), *folder.glob("mtp/*"), *folder.glob("1_Pooling/*")):
+    for path in (
+        *folder.glob("*"),
+        *folder.glob("mtp/*"),
+        *folder.glob("1_Pooling/*"),
+        *folder.glob("?_Dense/*"),
+    ):
         if is_hidden(path):
             continue
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe waits for ever

@@ -1,17 +1,24 @@
-"""How a model's hiddens become one vector for a text, by the files of sentence-transformers: `modules.json`, `1_Pooling/config.json`."""
+"""How a model's hiddens become one vector for a text, by the files of sentence-transformers: `modules.json`, `1_Pooling/config.json`, and
+a folder for each layer behind the pooling, like EmbeddingGemma's `2_Dense`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mlxspec.errors import TokenizerError
+import mlx.core as mx
+
+from mlxspec.errors import MlxspecError, ModelError, TokenizerError
 from mlxspec.loading.names import printable
 from mlxspec.loading.tokenizer import read_json
+from mlxspec.loading.weights import read_file
 
+DENSE_PLACE = re.compile(r"\d_Dense", re.ASCII)
 POOLING_FILE = "1_Pooling/config.json"
 _MODES: dict[str, Literal["last", "mean", "first"]] = {
     "lasttoken": "last",
@@ -25,10 +32,17 @@ NO_POOLING = "its folder has no modules.json, which embedding models have"
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """mode: a text's vector is the final hidden of its last or first token, or the mean over all. normalizes: it has length 1."""
+    """mode: a text's vector is the final hidden of its last or first token, or the mean over all. normalizes: it has length 1. dense: of
+    linear layers in between, weight (out, in) and bias (out,) or None, not evaluated."""
 
     mode: Literal["last", "mean", "first"]
     normalizes: bool
+    dense: tuple[tuple[mx.array, mx.array | None], ...] = ()
+
+    @property
+    def size(self) -> int | None:
+        """Of a vector; None: that of a hidden."""
+        return self.dense[-1][0].shape[0] if self.dense else None
 
 
 def pooling_of(folder: Path) -> Pooling | str:
@@ -39,9 +53,10 @@ def pooling_of(folder: Path) -> Pooling | str:
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
         kinds = [str(module["type"]).rpartition(".")[2] for module in listed]
+        places = [str(module["path"]) for module, kind in zip(listed, kinds, strict=True) if kind == "Dense"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "its modules.json is damaged"
-    strange = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    strange = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     if strange:
         return f"its modules.json names {printable(strange[0])}, which is not supported"
     if "Pooling" not in kinds or not (folder / POOLING_FILE).is_file():
@@ -52,7 +67,25 @@ def pooling_of(folder: Path) -> Pooling | str:
         return f"its {POOLING_FILE} is damaged"
     if len(modes) != 1 or modes[0] not in _MODES:
         return f"its {POOLING_FILE} asks for another pooling than one of last token, mean and first token"
-    return Pooling(mode=_MODES[modes[0]], normalizes="Normalize" in kinds)
+    try:
+        dense = tuple(_dense(folder, place) for place in places)
+    except (MlxspecError, KeyError) as error:
+        return f"its layers behind the pooling cannot be used: {printable(error).rstrip('.')}"
+    return Pooling(mode=_MODES[modes[0]], normalizes="Normalize" in kinds, dense=dense)
+
+
+def _dense(folder: Path, place: str) -> tuple[mx.array, mx.array | None]:
+    """Raises MlxspecError for a layer that is not there, is no linear one, or is damaged."""
+    if not DENSE_PLACE.fullmatch(place):
+        raise ModelError(f"{printable(place)} is no folder of theirs")
+    told = read_json(folder / place / "config.json")
+    if str(told.get("activation_function", "Identity")).rpartition(".")[2] != "Identity":
+        raise ModelError(f"{place} has another activation than Identity")
+    held = read_file(folder / place / "model.safetensors")
+    weight, bias = held["linear.weight"].astype(mx.float32), held.get("linear.bias")
+    if weight.shape != (told.get("out_features"), told.get("in_features")):
+        raise ModelError(f"{place} has a weight of shape {weight.shape}, unlike its config.json")
+    return weight, None if bias is None else bias.astype(mx.float32)
 
 
 def _modes(settings: Mapping[str, Any]) -> list[str]:

@@ -68,6 +68,11 @@ class Gemma(TextModel):
             stack.per_layer_model_projection = FusedLinear([stack.per_layer_model_projection])
 
     @property
+    def reads_both_ways(self) -> bool:
+        """Whether the tokens of a forward see each other, so that it makes vectors of whole texts and no answers."""
+        return self.config.reads_both_ways
+
+    @property
     def attention_heads(self) -> tuple[Heads, ...]:
         shapes = [shape for shape in self.config.layers if shape.window is None]
         found = (
@@ -118,6 +123,7 @@ class Gemma(TextModel):
             embedded = images.placed(embedded)
         x, own_inputs = prepare(embedded, self._embed_per_layer(tokens))
         attended, found = None, {}
+        whole = [(range(w),) for w in rows.widths] if c.reads_both_ways and certain else ()
         views: dict[int, Sequence[View]] = {}
         for i, shape in enumerate(c.layers):
             x, projected = self._between(i, rows, x, attended, _at(own_inputs, i - 1), *angles[shape.rotary])
@@ -128,8 +134,10 @@ class Gemma(TextModel):
                 layer = cache.attention(len(views))
                 views[i] = layer.append(projected[1], projected[2], places)
                 source = i
-            blocks = () if images is None else images.blocks_in(is_windowed=shape.window is not None)
-            attended = attend_rows(projected[0], views[source], rows, c.scale, shape.window, blocks)
+            blocks = whole if images is None else images.blocks_in(is_windowed=shape.window is not None)
+            attended = attend_rows(
+                projected[0], views[source], rows, c.scale, shape.window, blocks, both_ways=bool(whole)
+            )
             device.start(attended, num_launches=_OF_A_LAYER)
         last = len(c.layers) - 1
         x, hidden = self._between(last + 1, rows, x, attended, _at(own_inputs, last))

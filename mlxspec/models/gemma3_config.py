@@ -33,7 +33,7 @@ TEXT_KEYS = Keys(
         "rope_theta",
     },
     idle=EVERYWHERE,
-    only={**TEXT_ONLY, "final_logit_softcapping": (), "use_bidirectional_attention": (False,)},
+    only={**TEXT_ONLY, "final_logit_softcapping": (), "use_bidirectional_attention": (False, True)},
 )
 
 
@@ -45,6 +45,9 @@ def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
     windowed, full = _rotaries(get, head_dim)
     window, num_kv_heads = get.size("sliding_window", 4096), get.size("num_key_value_heads", 4)
     intermediate_size = get.size("intermediate_size")
+    both_ways = get.raw.get("use_bidirectional_attention") is True
+    if both_ways:
+        window = window // 2 + 1  # the config counts both sides
     pattern = get.size("sliding_window_pattern", get.size("_sliding_window_pattern", 6))
     return GemmaConfig(
         vocab_size=get.size("vocab_size", Values(config).size("vocab_size", 262208)),
@@ -65,6 +68,7 @@ def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
         rms_eps=get.number("rms_norm_eps", 1e-6),
         max_context=get.size("max_position_embeddings", 131072),
         tied=tied(config, get),
+        reads_both_ways=both_ways,
     )
 
 

@@ -37,9 +37,12 @@ def attend_rows(
     scale: float,
     window: int | None,
     blocks: Sequence[tuple[range, ...]] = (),
+    *,
+    both_ways: bool = False,
 ) -> mx.array:
     """queries (N, Hq, D), per row keys and values (1, Hkv, n, D) that end with the row's last query -> (N, Hq * D). Those in two parts are
-    of layers without a window. blocks: by row, ranges of its queries that all see each other; none: each sees what comes before it."""
+    of layers without a window. blocks: by row, ranges of its queries that all see each other; none: each sees what comes before it.
+    both_ways: a window hides what is as far behind a query, too."""
     outs = []
     for r, view in enumerate(views):
         width = rows.widths[r]
@@ -49,7 +52,7 @@ def attend_rows(
         # one token: the head axis and the token axis trade places without moving a byte
         own = own.reshape(1, -1, 1, queries.shape[2]) if width == 1 else own.swapaxes(0, 1)[None]
         if blocks and blocks[r] and not isinstance(view, Tailed):
-            mask = _mask_with_blocks(width, view[0].shape[2], window, blocks[r])
+            mask = _mask_with_blocks(width, view[0].shape[2], window, blocks[r], both_ways)
             out = attend(own, *view, scale, mask)
         elif isinstance(view, Tailed):
             out = attend_tailed(own, *view[:4], scale, view.mask)
@@ -83,7 +86,9 @@ def attend_windowed(
 
 
 @lru_cache(maxsize=8)  # of one forward: its layers have two kinds at most
-def _mask_with_blocks(width: int, length: int, window: int | None, blocks: tuple[range, ...]) -> mx.array:
+def _mask_with_blocks(
+    width: int, length: int, window: int | None, blocks: tuple[range, ...], both_ways: bool
+) -> mx.array:
     """(w, n) bool: which of n keys each of the w queries at their end sees, where the queries of a block see all keys of their block. A
     window hides the keys before it there too."""
     places = np.arange(length - width, length)
@@ -92,6 +97,7 @@ def _mask_with_blocks(width: int, length: int, window: int | None, blocks: tuple
     for block in blocks:
         first, last = length - width + block.start, length - width + block.stop
         seen[block.start : block.stop, first:last] = True
+    distance = np.abs(distance) if both_ways else distance
     return mx.array(seen if window is None else seen & (distance < window))
 
 

@@ -100,6 +100,7 @@ class GemmaConfig:
 
     scale: of attention scores. embed_scale: of embeddings. norms_values: values go through a norm without weight. scales_layers: each
     layer's output is multiplied by a number of its own. softcap: logits are bent to stay below it, None for straight ones.
+    reads_both_ways: every token of a forward sees those behind it too, in windowed layers as many as before it.
     per_layer_size: width of the inputs that every layer gets from an embedding of its own, 0 for none; per_layer_vocab: that embedding's.
     """
 
@@ -112,6 +113,7 @@ class GemmaConfig:
     rms_eps: float
     max_context: int
     tied: bool
+    reads_both_ways: bool = False
     norms_values: bool = False
     scales_layers: bool = False
     softcap: float | None = None

@@ -125,7 +125,7 @@ def _size(body: Mapping[str, Any], engine: Engine) -> int | None:
     """Numbers of a vector, where fewer than all are wanted. Raises BadField, and ConfigError where the model makes none."""
     if not isinstance(engine.pooling, Pooling):
         raise ConfigError(f"{engine.name} makes no embeddings: {engine.pooling}; {_EXAMPLES}.")
-    wanted, most = body.get("dimensions"), engine.model.hidden_size
+    wanted, most = body.get("dimensions"), engine.pooling.size or engine.model.hidden_size
     if wanted is not None and wanted > most:
         raise BadField("dimensions", f"dimensions must be at most {most}, as many as a vector has.")
     return None if wanted is None else int(wanted)

@@ -24,6 +24,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.pooling import NO_POOLING, Pooling, pooling_of
 from tests import tiny_models
 from tests.loading import byte_tokenizer
+from tests.models.mlx_lm_families import write
 
 MODES = ("last", "mean", "first")
 TEXTS = [[int(t) for t in np.random.default_rng(n).integers(0, 90, n)] for n in (1, 5, 40, 7, 64, 3, 33, 100)]
@@ -117,7 +118,8 @@ def test_what_the_files_say(tmp_path: Path) -> None:
         found = pooling_of(with_pooling(tmp_path, *parts[:2], pooling_mode=name))
         assert found == Pooling(mode=mode, normalizes=False)  # type: ignore[arg-type]
     for kinds, pooling, said in (
-        ((*parts, "Dense"), flags, "names Dense, which is not supported"),
+        ((*parts, "CNN"), flags, "names CNN, which is not supported"),
+        ((*parts, "Dense"), flags, "layers behind the pooling cannot be used"),
         (parts, {"pooling_mode": "max"}, "asks for another pooling"),
         (parts, {**flags, "pooling_mode_mean_tokens": True}, "asks for another pooling"),
         (("Transformer",), flags, "is missing"),
@@ -171,6 +173,128 @@ def test_transformers_gives_the_same(tmp_path: Path) -> None:
             ranked |= step
     for i, own in enumerate(logits):
         assert abs(float(ranked[i][0]) - 1 / (1 + np.exp(own[no] - own[yes]))) < 1e-4
+
+
+def both_ways(folder: Path) -> Path:
+    """A tiny EmbeddingGemma: windows of 16 // 2 + 1 tokens to each side, two layers behind the mean."""
+    write(folder, "gemma3_text")
+    path = folder / "config.json"
+    told = json.loads(path.read_text())
+    more = {"use_bidirectional_attention": True, "sliding_window": 16}
+    path.write_text(json.dumps(told | more))
+    byte_tokenizer.write(folder)
+    dense = ("Dense", "2_Dense", (96, 64)), ("Dense", "3_Dense", (48, 96))
+    with_pooling(folder, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
+    listed = json.loads((folder / "modules.json").read_text())
+    mx.random.seed(5)
+    for kind, place, shape in dense:
+        listed.append({"path": place, "type": f"sentence_transformers.models.{kind}"})
+        (folder / place).mkdir()
+        mx.save_safetensors(
+            str(folder / place / "model.safetensors"), {"linear.weight": 0.2 * mx.random.normal(shape)}
+        )
+        told = {"in_features": shape[1], "out_features": shape[0], "bias": False}
+        identity = {"activation_function": "torch.nn.modules.linear.Identity"}
+        (folder / place / "config.json").write_text(json.dumps(told | identity))
+    listed.append({"path": "4_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gemma_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return both_ways(tmp_path_factory.mktemp("models") / "gemma")
+
+
+def loaded(folder: Path, chunk: int) -> Engine:
+    return mlxspec.load(folder, draft="off", dtype="float32", config=EngineConfig(prefill_chunk=chunk))
+
+
+@catches(
+    "what stands behind a token is hidden from it",
+    "mlxspec.models.gemma:Gemma.reads_both_ways",
+    lambda right: property(lambda self: False),
+)
+def test_a_model_that_reads_both_ways_reads_texts_whole(gemma_folder: Path) -> None:
+    """Whatever the chunks, and whatever shares a forward; it answers nothing."""
+    small, large = (run(loaded(gemma_folder, chunk), TEXTS) for chunk in (16, 512))
+    assert small.shape == (len(TEXTS), 48)
+    assert np.abs(small - large).max() < 2e-5
+    engine = loaded(gemma_folder, 16)
+    pooling, text = engine.pooling, TEXTS[4]
+    assert isinstance(pooling, Pooling)
+    pooled = plain(engine, text, "mean")
+    for weight, _ in pooling.dense:
+        pooled = np.asarray(weight).astype(np.float64) @ pooled
+    assert np.abs(pooled / np.linalg.norm(pooled) - small[4]).max() < 2e-5
+    with pytest.raises(ConfigError, match="reads in both directions"):
+        engine.generate(text)
+
+
+@catches(
+    "a window hides nothing of what stands behind",
+    "mlxspec.models.gemma_attention:_mask_with_blocks",
+    lambda right: (
+        lambda width, length, window, blocks, both_ways: right(width, length, window, blocks, False)
+    ),
+)
+def test_a_window_ends_on_both_sides(gemma_folder: Path) -> None:
+    """Of one windowed layer: a token sees 8 to either side, and no more."""
+    model = loaded(gemma_folder, 512).model
+    text, rows = TEXTS[6], FlatRows((len(TEXTS[6]),))
+
+    def first_layer(changed: int) -> NDArray[np.float32]:
+        tokens = list(text)
+        tokens[changed] = (tokens[changed] + 1) % 90
+        cache = model.make_cache(1)
+        out = model.forward(mx.array(tokens), rows, cache, certain=True, logits_at="none", taps=(0,))
+        return np.asarray(out.taps[0])
+
+    reach = np.abs(first_layer(16) - first_layer(17)).max(axis=1) > 0  # either token changes what it reaches
+    assert np.flatnonzero(reach).tolist() == [*range(8, 26)]
+
+
+@pytest.mark.torch
+def test_transformers_gives_the_same_of_a_model_that_reads_both_ways(gemma_folder: Path) -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    from transformers import Gemma3TextModel
+
+    theirs = Gemma3TextModel.from_pretrained(gemma_folder, dtype=torch.float32).eval()
+    assert theirs.config.sliding_window == 9
+    found, engine = run(loaded(gemma_folder, 48), TEXTS), loaded(gemma_folder, 48)
+    assert isinstance(engine.pooling, Pooling)
+    for own, text in zip(found, TEXTS, strict=True):
+        with torch.no_grad():
+            wanted = theirs(torch.tensor([text])).last_hidden_state[0].numpy().mean(axis=0)
+        for weight, _ in engine.pooling.dense:
+            wanted = np.asarray(weight) @ wanted
+        assert np.abs(own - wanted / np.linalg.norm(wanted)).max() < 2e-5
+
+
+def test_layers_behind_the_pooling_that_cannot_be_used(gemma_folder: Path, tmp_path: Path) -> None:
+    def said(change: str, content: str | None) -> object:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(gemma_folder, folder)
+        if content is None:
+            (folder / change).unlink()
+        else:
+            (folder / change).write_text(content)
+        return pooling_of(folder)
+
+    assert "2_Dense has another activation" in str(
+        said("2_Dense/config.json", '{"activation_function": "x.Tanh"}')
+    )
+    assert "3_Dense has a weight of shape (48, 96)" in str(said("3_Dense/config.json", '{"in_features": 1}'))
+    for change, content in (
+        ("2_Dense/model.safetensors", None),
+        ("2_Dense/model.safetensors", "x"),
+        ("3_Dense/config.json", "["),
+    ):
+        found = said(change, content)
+        assert isinstance(found, str)
+        assert "layers behind the pooling cannot be used" in found
+    listed = (gemma_folder / "modules.json").read_text().replace("2_Dense", "../2_Dense")
+    assert "no folder of theirs" in str(said("modules.json", listed))
 
 
 def test_what_a_query_or_document_spells_is_text() -> None:

@@ -55,7 +55,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "cannot be rotated": ("gemma3-1b", {"head_dim": 255}),
     "hidden_activation": ("gemma3-1b", {"hidden_activation": "silu"}),
     "attn_logit_softcapping": ("gemma3-1b", {"attn_logit_softcapping": 50.0}),
-    "use_bidirectional_attention": ("gemma3-1b", {"use_bidirectional_attention": True}),
+    "use_bidirectional_attention": ("gemma3-1b", {"use_bidirectional_attention": "vision"}),
     "attention_bias": ("gemma3-1b", {"attention_bias": True}),
     "'longrope' are not supported": ("gemma3-1b", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}),
     "must describe sliding_attention": (
