@@ -195,7 +195,7 @@ def schemes() -> dict[str, dict[str, str]]:
 
 
 TEXT_ON = {
-    "text": ("page", "raised", "drafted"), "muted": ("page", "raised"), "link": ("page", "drafted", "raised"),
+    "text": ("page", "raised", "drafted", "line"), "muted": ("page", "raised"), "link": ("page", "drafted", "raised"),
     "on-button": ("button",), "error": ("page",),
 }  # fmt: skip
 
