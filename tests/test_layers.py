@@ -42,6 +42,7 @@ LAYERS = (
     ("drafters",),
     ("policy",),
     ("engine",),
+    ("training",),
     ("server", "cli", "bench", "demo", "compat"),
     ("__init__", "__main__"),
 )

@@ -1,4 +1,4 @@
-"""Texts out of files and folders, for counting tokens. Knows files; knows no tokens."""
+"""Texts out of files and folders, for counting tokens and for adapting drafters. Knows files; knows no tokens."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ _HIDDEN = "."
 
 
 def texts_in(paths: Iterable[Path]) -> Iterator[str]:
-    """The text of every file among `paths` and in the folders among them, in the order of their names. What is not UTF-8, or larger than
-    16 MiB, is passed over inside folders. Raises ConfigError for a path that cannot be read or is no text."""
+    """The texts of `named_texts_in`."""
+    return (text for _, text in named_texts_in(paths, []))
+
+
+def named_texts_in(paths: Iterable[Path], passed_over: list[Path]) -> Iterator[tuple[str, str]]:
+    """Path and text of every file among `paths` and in the folders among them, in the order of their names. What is not UTF-8, or larger
+    than 16 MiB, is passed over inside folders and added to `passed_over`. Raises ConfigError for a path that cannot be read or is no text.
+    """
     for path in paths:
         if path.is_dir():
             for file in sorted(path.rglob("*")):
                 if file.is_file() and not any(p.startswith(_HIDDEN) for p in file.relative_to(path).parts):
                     text = _text(file)
                     if text:
-                        yield text
+                        yield str(file), text
+                    elif text is None:
+                        passed_over.append(file)
             continue
         try:
             text = _text(path, is_named=True)
@@ -28,7 +36,7 @@ def texts_in(paths: Iterable[Path]) -> Iterator[str]:
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
         if text is None:
             raise ConfigError(f"{path} is no UTF-8 text of up to {_LARGEST >> 20} MiB.")
-        yield text
+        yield str(path), text
 
 
 def _text(file: Path, *, is_named: bool = False) -> str | None:

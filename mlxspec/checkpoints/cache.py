@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlxspec.checkpoints import adapted_head
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
 from mlxspec.loading.published import MODELOPT_FILE, of_mlx, storage
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.folder import drafter_in
+from mlxspec.models.folder import ModelFolder, drafter_in
 from mlxspec.models.registry import ARCHITECTURES
 
 
@@ -97,9 +98,23 @@ def removal(name: str, revision: str | None = None) -> Removal:
     if not chosen and repo.revisions:
         raise ModelError(f"{name} is here, but not its revision {revision}; `mlxspec list` shows which are.")
     # what a broken download left belongs to no revision: it goes with the last one
-    parts = (repo.repo_path / "blobs").glob("*.mlxspec-part") if len(chosen) == len(repo.revisions) else ()
+    parts = (
+        list((repo.repo_path / "blobs").glob("*.mlxspec-part")) if len(chosen) == len(repo.revisions) else []
+    )
+    parts += [
+        path for r in repo.revisions if r.commit_hash in chosen for path in _adapted(Path(r.snapshot_path))
+    ]
     alone = replace(info, repos=frozenset({repo}))  # a copy of a repository has the same commits
     return Removal(name, tuple(chosen), alone.delete_revisions(*chosen), tuple(parts))
+
+
+def _adapted(folder: Path) -> list[Path]:
+    """The head that was adapted for the model in this folder, if there is one."""
+    try:
+        found = adapted_head.find(ModelFolder(folder))
+    except ModelError:
+        return []
+    return [] if found is None else [found.path]
 
 
 def _scan() -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten
 
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.windowed import WindowedLayerCache
-from mlxspec.checkpoints import memory
+from mlxspec.checkpoints import adapted_head, memory
 from mlxspec.checkpoints.division import Division, divide
 from mlxspec.checkpoints.inspect_report import Head, InspectReport, Layers, Tower, Usable
 from mlxspec.checkpoints.memory import MemoryEstimate
@@ -110,7 +110,11 @@ def inspect(
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
     vision = {k: v for k, v in weights.items() if is_of_vision(k)}
-    head = _head(kind, made, own, plain, _Packed.of(weights, lambda name: HEAD.match(name) is not None))
+    adapted = adapted_head.find(folder)
+    head = replace(
+        _head(kind, made, own, plain, _Packed.of(weights, lambda name: HEAD.match(name) is not None)),
+        adapted="" if adapted is None else adapted.card.told(),
+    )
     tower = _tower(made, vision, _Packed.of(weights, vision.__contains__))
     rest = {k: v for k, v in weights.items() if k not in text}
     packed = _Packed.of(weights, lambda name: name in text and HEAD.match(name) is None)

@@ -27,13 +27,15 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty."""
+    """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty. adapted: what is known
+    of the one that `mlxspec adapt` made of it, else empty."""
 
     present: bool
     parameters: int
     bytes: int
     formats: dict[str, int]
     advice: str
+    adapted: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

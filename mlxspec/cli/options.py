@@ -58,6 +58,7 @@ COMMANDS = {
     "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
+    "adapt": "teach a model's MTP head your texts, and keep it if it drafts better",
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
@@ -68,6 +69,7 @@ DEMO_VISION = "demo-vision"
 DEMO_FAMILY = (DEMO, "demo-gemma", DEMO_VISION)
 DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = ("auto", "mlx-lm")
+HEADS = ("adapted", "base")
 
 # Fields of the config classes, and what they are called here.
 SAMPLING = {
@@ -321,6 +323,12 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--policy", get_args(Policy), None, "auto (the default) drafts where it pays, fixed always"),
         ("--acceptance", get_args(Acceptance), None, _ACCEPTANCE),
         DRAFT_MODEL,
+        (
+            "--head",
+            HEADS,
+            None,
+            "which MTP head drafts: adapted (the default; see `mlxspec adapt`) or base, the model's own",
+        ),
         ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
         ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),
         ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),
@@ -509,6 +517,7 @@ def load_engine(
             images=not args.no_images,
             peers=getattr(args, "peers", None),
             engine=args.engine,
+            head=args.head or "adapted",
         )
         notices = [*engine.notices, *_tell_template(engine, variables)]
     if quiet:

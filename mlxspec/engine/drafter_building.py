@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec.checkpoints.adapted_head import AdaptedHead
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.dflash import DFlashDrafter
@@ -25,6 +26,7 @@ from mlxspec.models.assemble_drafter import (
     assemble_dflash_lazily,
     assemble_eagle3_lazily,
     assemble_head_lazily,
+    assemble_named_head,
 )
 from mlxspec.models.dflash_config import unknown_dflash_keys
 from mlxspec.models.eagle3 import unknown_eagle3_keys
@@ -32,6 +34,7 @@ from mlxspec.models.folder import ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 
@@ -40,7 +43,7 @@ from mlxspec.models.vision.base import Vision
 class DrafterBuilder:
     """What drafters are made of, and what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
     floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
-    and on what is not used."""
+    and on what is not used. adapted: the head that was adapted to the user's texts, in the place of the model's own."""
 
     spec: SpecConfig
     target: Assembled
@@ -49,6 +52,7 @@ class DrafterBuilder:
     dtype: mx.Dtype | None
     modules: list[nn.Module]
     notices: list[str]
+    adapted: AdaptedHead | None = None
 
     def drafter(self, name: str) -> Drafter:
         """Without its weights. Raises ConfigError and ModelError."""
@@ -122,7 +126,7 @@ class DrafterBuilder:
             self._say_unread(unknown_assistant_keys(config), "the assistant's config.json")
             self.modules.append(assistant)
             return GemmaAssistant(assistant, model.max_context, self._head_rows("mtp", assistant))
-        head = self.target.mtp
+        head = self._own_head()
         if beside is not None and (kind == "head" or head is None):
             head = assemble_head_lazily(beside.read, self.target, self.dtype, draft_bits=self.spec.draft_bits)
         if head is None:
@@ -131,6 +135,21 @@ class DrafterBuilder:
         self.modules.append(head)
         rows = self._head_rows("mtp", head)
         return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
+
+    def _own_head(self) -> Qwen35Mtp | None:
+        """The model's, or the one that was adapted from it. A damaged one costs a notice."""
+        head, adapted = self.target.mtp, self.adapted
+        if adapted is None or head is None:
+            return head
+        try:
+            head = assemble_named_head(
+                adapted.weights(), self.target, self.dtype, draft_bits=self.spec.draft_bits
+            )
+        except ModelError as error:
+            self.notices.append(f"The adapted head is not used: {error}")
+        else:
+            self.notices.append(f"The adapted MTP head drafts: {adapted.card.told()}. --head base leaves it.")
+        return head
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
         """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""

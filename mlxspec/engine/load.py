@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.quantized import check_kv_bits
+from mlxspec.checkpoints.adapted_head import find as find_adapted
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig, shown
@@ -56,6 +57,9 @@ from mlxspec.policy.context_file import context_file, kept_context
 from mlxspec.policy.cost_file import models_of
 
 _OLD_COSTS = "What rounds and drafts cost was kept by another version of mlxspec or MLX: drafting begins with that, and measures it anew."
+HeadChoice = Literal[
+    "adapted", "base"
+]  # the MTP head that was adapted to the user's texts, or the model's own
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -75,6 +79,7 @@ def load(
     images: bool = True,
     peers: Peers | None = None,
     engine: ModelEngine = "auto",
+    head: HeadChoice = "adapted",
 ) -> Engine:
     """Load a model and its drafters.
 
@@ -90,7 +95,8 @@ def load(
     elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it; or several by name, beside the weights, which are
     there once: `SamplingParams.adapters` says which of them an answer has. chat_template: a file with a template that counts instead of the
     model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided (engine/ranks/);
-    all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none.
+    all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none. head: "adapted"
+    drafts with the MTP head that `mlxspec adapt` made, where there is one; "base" with the model's own.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -102,6 +108,8 @@ def load(
         raise ConfigError(f"engine must be auto or mlx-lm, not {shown(engine)}.")
     if isinstance(adapter, Mapping) and config.exact:
         raise ConfigError("Several adapters cannot be had with exact.")
+    if head not in get_args(HeadChoice):
+        raise ConfigError(f"head must be adapted or base, not {shown(head)}.")
     own = own_drafters(drafters)
     if peers is not None and own:
         raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
@@ -145,6 +153,9 @@ def load(
         if tokenizer.template is not None:
             tokenizer.template.prepare()
         names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
+        adapted = (
+            find_adapted(folder) if head == "adapted" and peers is None and target.mtp is not None else None
+        )
         builder = DrafterBuilder(
             spec=spec,
             target=target,
@@ -153,6 +164,7 @@ def load(
             dtype=weights_dtype,
             modules=[target.model, *towers_of(target)],
             notices=[*target.notices, *pair_notices],
+            adapted=adapted,
         )
         made = [
             own[name] if name in own else builder.drafter(name) for name in names if name not in ALWAYS_THERE
@@ -167,7 +179,12 @@ def load(
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
-        made, useless = _without_useless_head(made, tokenizer, folder, beside, adapter, together)
+        files = [
+            *folder.files(),
+            *(beside.files() if beside is not None else ()),
+            *([adapted.path] if adapted else ()),
+        ]
+        made, useless = _without_useless_head(made, tokenizer, files, adapter, together)
         names = tuple(name for name in names if not (useless and name == "mtp"))
     together.compare_forms(modules)
     if max_context == "tuned" and config.max_context is None and peers is None:
@@ -239,8 +256,7 @@ def _paired(folder: ModelFolder, peers: Peers | None) -> tuple[ModelFolder | Non
 def _without_useless_head(
     drafters: list[Drafter],
     tokenizer: Tokenizer,
-    folder: ModelFolder,
-    beside: ModelFolder | None,
+    files: Sequence[Path],
     adapter: str | Mapping[str, str] | None,
     together: LoadTogether,
 ) -> tuple[list[Drafter], list[str]]:
@@ -251,12 +267,11 @@ def _without_useless_head(
         head = drafter.modules[0] if isinstance(drafter, Mtp) else None
         notice = None
         if isinstance(head, Qwen35Mtp):
-            files = [*folder.files(), *(beside.files() if beside is not None else ())]
             beside_it = (
                 [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
             )
-            files += [path for path in beside_it if path.is_file()]
-            notice = check_head(head, tokenizer, files, together.first)
+            read = [*files, *(path for path in beside_it if path.is_file())]
+            notice = check_head(head, tokenizer, read, together.first)
         kept += [] if notice else [drafter]
         notices += [notice] if notice else []
     return kept, notices

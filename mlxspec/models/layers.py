@@ -72,6 +72,14 @@ class FusedLinear(nn.Module):
         out = self._product(x)
         return out if self._fills_up else out[:, : sum(self._sizes)]
 
+    def with_gradient(self, x: mx.array) -> mx.array:
+        """As a call, by operations of which MLX has gradients for any number of rows."""
+        if "weight" in self:
+            return x @ self.weight.T
+        if "panels" in self:
+            return (x @ self.panels.swapaxes(0, 1).reshape(x.shape[1], -1))[:, : sum(self._sizes)]
+        return mx.concatenate([part(x) for part in self.parts], axis=-1)
+
     def _product(self, x: mx.array) -> mx.array:
         """With the columns that panels are filled up with."""
         if "weight" in self:

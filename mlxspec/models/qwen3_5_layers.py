@@ -94,6 +94,12 @@ class Qwen35Attention(nn.Module):
         for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
             delattr(self, name)
 
+    def stored_norms(self) -> tuple[mx.array, mx.array]:
+        """The weights (D,) of query and key norms as a checkpoint orders them, out of a fused layer."""
+        c = self._c
+        order = mx.argsort(mx.array(rotary_order(c.head_dim, c.rope_dims)))
+        return self.qk_norm[0, order] / self._query_factor, self.qk_norm[c.num_heads, order]
+
     def shifted(self, norm: mx.array, by: float) -> mx.array:
         """`qk_norm` (heads, D) with `by` added to the weights of query and key norms."""
         c = self._c

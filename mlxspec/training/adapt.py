@@ -1,0 +1,209 @@
+"""`adapt`: reads texts with a model, teaches its MTP head the model's distributions on them, and keeps the head if it is better.
+
+What is kept is judged as it will draft, in the dtype and quantization that `load` gives it, on texts that were held out. A part of the
+pieces are the model's own answers to general questions: they keep the head from losing what it could, and a head that loses more than a
+point there is not kept. Nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxspec.checkpoints import adapted_head
+from mlxspec.checkpoints.adapted_head import Card
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.load import load
+from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError
+from mlxspec.loading.progress import amount
+from mlxspec.loading.weights import Weights
+from mlxspec.models.fill import fill, is_packed, quantize_floats
+from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.registry import architecture
+from mlxspec.models.sizes import bytes_of
+from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, Judgement, accepted, train
+from mlxspec.training.mtp_network import Head, MtpNetwork, float_head
+from mlxspec.training.states import LENGTH, States, pieces_of
+
+_SHARES = 0.3, 0.1  # of the time: reading texts, and writing answers of the model's own
+_HELD_OUT = 64  # pieces at most
+_STATES = 2 << 30  # bytes on the disk
+_OWN = 8  # answers at a time
+_QUESTIONS = (
+    "Write a short story about a journey.", "Explain how a refrigerator works.", "Write a function that reverses a list.",
+    "What is the difference between a list and a tuple?", "Summarize the history of the bicycle.", "Give me a recipe for a soup.",
+    "How do I read a file line by line?", "Write an email that moves a meeting to Thursday.", "What causes the seasons?",
+    "List ten capitals and their countries.", "How does a hash table work?", "Give three tips for learning a language.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """What came of a run. general: depth 1 on answers of the model's own, before and after. is_kept: whether the head is better."""
+
+    card: Card
+    general: tuple[float, float]
+    is_kept: bool
+
+
+def adapt(
+    model: str,
+    texts: Sequence[tuple[str, str]],
+    *,
+    minutes: float,
+    is_fresh: bool = False,
+    told: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Adapted:
+    """Adapt the MTP head of a model. texts: name and text of each file. is_fresh: begin with the model's own head, not with one that was
+    adapted before. told: lines on how far it is. KeyboardInterrupt while training ends it early, with the best head so far.
+
+    Raises MlxspecError subclasses; what was kept before is there then.
+    """
+    began, seconds = clock(), 60 * minutes
+    engine = load(model, draft=["mtp"], spec=SpecConfig(policy="fixed"), images=False, head="base")
+    with adapted_head.only_one(adapted_head.folder_of(engine.name)):
+        return _Run(engine, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
+
+
+class _Run:
+    """One run on one model."""
+
+    def __init__(
+        self, engine: Engine, ends: float, told: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        target = engine.model
+        loaded = next(
+            (m for m in engine.chain.drafters["mtp"].modules or () if isinstance(m, Qwen35Mtp)), None
+        )
+        self._folder = adapted_head.folder_of(engine.name)
+        parsed = architecture(self._folder.config()).parse(self._folder.config())
+        tokenizer = engine.tokenizer
+        if (
+            loaded is None
+            or not isinstance(target, Qwen35)
+            or not isinstance(parsed, Qwen35Config)
+            or tokenizer is None
+        ):
+            raise ModelError("Only MTP heads of Qwen3.5 models can be adapted yet.")
+        self._tokenizer = tokenizer
+        self._engine, self._target, self._config, self._loaded = engine, target, parsed, loaded
+        self._ends, self._told, self._clock = ends, told, clock
+        self._network = MtpNetwork(parsed, target)
+
+    def run(self, texts: Sequence[tuple[str, str]], seconds: float, *, is_fresh: bool) -> Adapted:
+        base = self._base()
+        before = None if is_fresh else adapted_head.find(self._folder)
+        head = base if before is None else self._as_drafting(before.weights())
+        self._check_memory(base)
+        with States(self._target, _STATES) as states, States(self._target, _STATES) as own:
+            tokens = self._read(texts, states, seconds * _SHARES[0])
+            self._write_own(own, seconds * _SHARES[1])
+            held, guard = states.batches_held_out(ROWS), own.batches_held_out(ROWS)
+            states.training += own.training
+            judging = self._clock()
+            first = accepted(self._network, base, held)
+            start = first if before is None else accepted(self._network, head, held)
+            self._told(f"accepted at depths 1 to 3 on held-out text: {start}")
+            general_first = accepted(self._network, base, guard).depths[0]
+            judging = self._clock() - judging  # what judging the result will take again
+            left = max(0.0, self._ends - self._clock() - judging)
+            best = train(self._network, head, states, left, guard=guard, told=self._tell, clock=self._clock)
+            as_it_drafts = self._as_drafting(_in_dtype(best, self._target.dtype))
+            after = accepted(self._network, as_it_drafts, held)
+            general = general_first, accepted(self._network, as_it_drafts, guard).depths[0]
+        is_kept = after.depths[0] > start.depths[0] and general[1] > general[0] - 0.01
+        card = Card(
+            model=self._engine.name,
+            made=datetime.date.today().isoformat(),
+            before=first.depths,
+            after=after.depths,
+            tokens=tokens,
+            texts=tuple(name for name, _ in texts),
+        )
+        if is_kept:
+            adapted_head.keep(self._folder, _in_dtype(best, self._target.dtype), card)
+        return Adapted(card=card, general=general, is_kept=is_kept)
+
+    def _base(self) -> Head:
+        """The model's own head, as it drafts."""
+        kind = architecture(self._folder.config())
+        _, weights = kind.sanitize(self._folder.read(), self._config)
+        bare = Qwen35Mtp(self._config, self._target)
+        fill(bare, weights, self._target.dtype, "The MTP head")
+        if self._loaded.bits_at_load is not None:
+            quantize_floats(bare, self._loaded.bits_at_load)
+        return float_head(bare, self._loaded)
+
+    def _as_drafting(self, weights: Weights) -> Head:
+        """A head that was adapted, as `load` makes it of these weights."""
+        bare = Qwen35Mtp(self._config, self._target)
+        fill(bare, weights, self._target.dtype, "The adapted head")
+        if is_packed(self._target):
+            quantize_floats(bare, SpecConfig.draft_bits)
+        return float_head(bare)
+
+    def _check_memory(self, base: Head) -> None:
+        own = sum(w.size for w in base.values()) * BYTES_A_PARAMETER + self._network.vocab_size * BYTES_A_WORD
+        needed = bytes_of(self._target) + own
+        self._told(f"training takes about {amount(own)} of memory beside the model")
+        if needed > self._engine.memory.budget:
+            raise MemoryBudgetError(
+                f"Adapting this head needs {amount(needed)}, and the memory budget is {amount(self._engine.memory.budget)}."
+            )
+
+    def _read(self, texts: Sequence[tuple[str, str]], states: States, seconds: float) -> int:
+        """Hidden states of the texts, as far as the time and the disk allow. Returns how many tokens were read."""
+        until, order = self._clock() + seconds, random.Random(0).sample(range(len(texts)), len(texts))
+        encoded = [self._tokenizer.encode(texts[i][1], special=False) for i in order]
+        pieces = list(pieces_of(encoded))
+        num = 0
+        for tokens, is_held_out in random.Random(1).sample(pieces, len(pieces)):
+            if is_held_out and len(states.held_out) == _HELD_OUT:
+                continue
+            if self._clock() > until or not states.add(tokens, held_out=is_held_out):
+                break
+            num += len(tokens)
+        if not states.training or not states.held_out:
+            raise ConfigError(
+                f"The texts are too short: {sum(map(len, encoded))} tokens, and {16 * LENGTH} are needed at least, or more time."
+            )
+        self._told(
+            f"read {num:,} tokens of {len(texts)} texts, {len(states.held_out) * LENGTH:,} of them held out"
+        )
+        return num
+
+    def _write_own(self, own: States, seconds: float) -> None:
+        """Hidden states of the model's own answers, sampled; a half of them is held out."""
+        until, said = self._clock() + seconds, list[list[int]]()
+        for i in range(0, 4 * len(_QUESTIONS), _OWN):
+            asked = [self._prompt(_QUESTIONS[(i + j) % len(_QUESTIONS)]) for j in range(_OWN)]
+            params = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=i + j) for j in range(_OWN)]
+            results = self._engine.generate(asked, params)
+            said += [[*prompt, *result.tokens] for prompt, result in zip(asked, results, strict=True)]
+            if self._clock() > until:
+                break
+        pieces = [tokens for tokens, _ in pieces_of(said)]
+        for i, tokens in enumerate(pieces):
+            own.add(tokens, held_out=i % 2 == 0)
+
+    def _prompt(self, question: str) -> list[int]:
+        if self._tokenizer.template is not None:
+            return self._engine.chat_prompt([{"role": "user", "content": question}])
+        return self._tokenizer.encode(question + "\n")
+
+    def _tell(self, progress: Judgement) -> None:
+        self._told(f"{progress.seconds:5.0f} s, step {progress.step}: {progress.held_out}")
+
+
+def _in_dtype(head: Head, dtype: mx.Dtype) -> Weights:
+    """Matrices in the target's dtype, norms in float32, as folders have them."""
+    return {name: value if value.ndim == 1 else value.astype(dtype) for name, value in head.items()}

@@ -1,0 +1,253 @@
+"""Adapting a head: what is learned, kept and found again, and what happens to runs that cannot end well."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from planting import catches
+
+from mlxspec import SamplingParams, SpecConfig, load
+from mlxspec.checkpoints import adapted_head
+from mlxspec.cli.main import main
+from mlxspec.errors import ConfigError, MemoryBudgetError, StorageError
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.training import adapt as adapting
+from mlxspec.training import adapt_head, states
+from mlxspec.training.adapt import Adapted, adapt
+from mlxspec.training.adapt_head import Judgement, train
+from mlxspec.training.mtp_network import MtpNetwork, float_head
+from mlxspec.training.states import LENGTH, States, pieces_of
+from tests import tiny_models
+
+WORDS = (
+    "SELECT",
+    "name",
+    "price",
+    "FROM",
+    "orders",
+    "WHERE",
+    "amount",
+    ">",
+    "<",
+    "AND",
+    "region",
+    "JOIN",
+    "ON",
+    "id",
+    ";\n",
+)
+PROMPT = "SELECT name FROM"
+
+
+def text(seed: int, num: int = 2600) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(num))
+
+
+TEXTS = [(f"{i}.sql", text(i)) for i in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(adapting, "_QUESTIONS", adapting._QUESTIONS[:1])
+    monkeypatch.setattr(adapting, "_OWN", 1)
+    monkeypatch.setattr(adapting, "_HELD_OUT", 2)  # judging takes most of a short run
+    monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 3)
+
+
+def ticking(tick: float = 1.0) -> Callable[[], float]:
+    """A clock that goes on by a tick each time it is asked, so that machines of any speed take as many steps."""
+    times = count()
+    return lambda: tick * next(times)
+
+
+def short(texts: Sequence[tuple[str, str]] = TEXTS, **more: Any) -> Adapted:
+    return adapt("demo", texts, minutes=1, clock=ticking(), **more)
+
+
+def demo() -> ModelFolder:
+    return adapted_head.folder_of("demo")
+
+
+def is_adapted(**more: Any) -> bool:
+    return any("adapted MTP head drafts" in n for n in load("demo", draft=["mtp"], **more).notices)
+
+
+def test_a_head_learns_is_found_and_can_be_left_or_removed() -> None:
+    made = short()
+    assert made.is_kept
+    assert made.card.after[0] > made.card.before[0] + 0.02
+    engine = load("demo", draft=["mtp"], spec=SpecConfig(policy="fixed"))
+    assert any(made.card.told() in notice for notice in engine.notices)
+    assert not is_adapted(head="base")
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=24, temperature=temperature, seed=3)
+        plain = load("demo", draft="off").generate(PROMPT, params)
+        drafted = engine.generate(PROMPT, params)
+        assert drafted.tokens == plain.tokens
+        assert drafted.stats.num_drafted > 0
+    with pytest.raises(ConfigError, match="head must be adapted or base"):
+        load("demo", head="other")  # type: ignore[arg-type]
+    assert main(["adapt", "demo", "--remove"]) == 0
+    assert adapted_head.find(demo()) is None
+    assert not is_adapted()
+
+
+def test_a_second_run_goes_on_and_a_fresh_one_does_not() -> None:
+    lines: list[list[str]] = []
+    for more in ({}, {}, {"is_fresh": True}):
+        lines.append([])
+        short(told=lines[-1].append, **more)
+    first, second, fresh = (next(line for line in told if "held-out text" in line) for told in lines)
+    assert first == fresh
+    assert second > first
+
+
+def test_a_head_of_another_version_is_not_found(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(demo().path, folder)
+    own = {name: mx.zeros(1) for name in ("norm.weight",)}
+    card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
+    adapted_head.keep(ModelFolder(folder), own, card)
+    found = adapted_head.find(ModelFolder(folder))
+    assert found is not None
+    assert found.card == card
+    path = next(folder.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    assert adapted_head.find(ModelFolder(folder)) is None
+
+
+def test_a_damaged_head_costs_a_notice_or_nothing() -> None:
+    card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
+    path = adapted_head.keep(demo(), {"norm.weight": mx.zeros(3)}, card)
+    assert any("The adapted head is not used" in n for n in load("demo", draft=["mtp"]).notices)
+    for damaged in (
+        b"",
+        path.read_bytes()[:-8],
+        b"\xff" * 4096,
+        path.read_bytes().replace(b"before", b"befpre"),
+    ):
+        path.write_bytes(damaged)
+        assert not is_adapted()
+
+
+@pytest.mark.parametrize("texts", [[], [("a", "too short")], [("a", "x " * 400)]])
+def test_too_little_text_is_one_sentence(texts: list[tuple[str, str]]) -> None:
+    with pytest.raises(ConfigError, match="texts are too short"):
+        short(texts)
+
+
+def test_one_run_at_a_time() -> None:
+    with adapted_head.only_one(demo()), pytest.raises(ConfigError, match="Another run adapts"):
+        short()
+    with adapted_head.only_one(demo()):  # it is free again
+        pass
+
+
+def test_too_little_memory_is_said_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapting, "BYTES_A_PARAMETER", 1 << 30)
+    with pytest.raises(MemoryBudgetError, match="Adapting this head needs"):
+        short()
+
+
+def test_a_full_disk_ends_the_run_and_what_was_kept_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    short()
+    kept = adapted_head.find(demo())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match="is full"):
+        short()
+    assert adapted_head.find(demo()) == kept
+    assert not list(tmp_path.glob("mlxspec-adapt-*"))
+
+
+def test_ctrl_c_keeps_the_best_so_far() -> None:
+    def told(line: str) -> None:
+        if "step" in line:
+            raise KeyboardInterrupt
+
+    assert short(told=told).is_kept
+    assert is_adapted()
+
+
+_calls = count()
+
+
+@catches(
+    "the last head is kept, not the best",
+    "mlxspec.training.adapt_head:accepted",
+    lambda right: lambda network, head, batches: adapt_head.DepthShares((next(_calls) * 1e-6,) * 3),
+)
+def test_an_overfit_is_not_kept() -> None:
+    """A head that has learned one text is taught another: the loss goes down, and so does what is accepted on the first, held-out one."""
+    config, target = tiny_models.config(), tiny_models.target()
+    rng = random.Random(0)
+    pieces = [[rng.randrange(3, 40) for _ in range(64)] for _ in range(2)]
+    mx.random.seed(0)
+    head = float_head(Qwen35Mtp(config, target))
+    network, told = MtpNetwork(config, target), list[Judgement]()
+    with States(target, 1 << 30) as own:
+        for piece in pieces:
+            own.add(piece, held_out=False)
+        first, other = own.training
+        own.training = own.held_out = [first]
+        learned = train(network, head, own, 300, clock=ticking())
+        assert learned is not head
+        own.training = [other]
+        assert train(network, learned, own, 200, told=told.append, clock=ticking()) is learned
+    assert told[-1].loss < told[0].loss
+    assert sum(told[-1].held_out.depths) < sum(told[-1].best.depths)
+
+
+@catches(
+    "held-out texts are trained on",
+    "mlxspec.training.states:HELD_OUT",
+    lambda right: 10**9,
+)
+def test_pieces_are_held_out_by_text() -> None:
+    texts = [[1000 * i + j for j in range(700)] for i in range(16)]
+    found = list(pieces_of(texts))
+    assert {t // 1000 for tokens, held in found if held for t in tokens} == {7, 15}
+    assert {t // 1000 for tokens, held in found if not held for t in tokens} == {*range(16)} - {7, 15}
+    one = list(pieces_of([list(range(16 * LENGTH))]))
+    assert [held for _, held in one] == [False] * 14 + [True] * 2
+    assert [t for tokens, _ in one for t in tokens] == list(range(16 * LENGTH))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for arguments, said in (
+        ([], "--texts names no file"),
+        (["--texts", str(tmp_path / "none")], "cannot be read"),
+        (["--texts", str(folder)], "there is no text"),
+        (["--texts", str(folder), "--minutes", "0"], "--minutes"),
+    ):
+        assert main(["adapt", "demo", *arguments]) == 2
+        assert said in capsys.readouterr().err
+    for name, content in TEXTS:
+        (folder / name).write_text(content)
+    (folder / "latin.txt").write_bytes("für".encode("latin-1"))
+    assert main(["adapt", "demo", "--texts", str(folder), "--minutes", "0.1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 files are no UTF-8 text" in err
+    data = json.loads(out)
+    assert data["card"]["texts"] == [str(folder / name) for name, _ in TEXTS]
+    assert main(["adapt", "demo-gemma", "--texts", str(folder)]) == 2
+    assert "for Qwen3.5 models only" in capsys.readouterr().err
