@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.remove:
         return _remove(args)
     check_number("--minutes", args.minutes, 0.05, 24 * 60)
-    if not args.texts:
+    if not args.texts or not all(args.texts):
         raise ConfigError("--texts names no file; give a file or a folder of text like what you write.")
     from mlxspec.bench.texts import named_texts_in
 

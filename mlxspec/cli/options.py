@@ -517,7 +517,7 @@ def load_engine(
             images=not args.no_images,
             peers=getattr(args, "peers", None),
             engine=args.engine,
-            head=args.head or "adapted",
+            head=getattr(args, "head", None) or "adapted",
         )
         notices = [*engine.notices, *_tell_template(engine, variables)]
     if quiet:

@@ -24,6 +24,7 @@ RIGHT: dict[str, list[str]] = {
     "demo": ["--model", NOWHERE],
     "bench": ["--model", NOWHERE],
     "tune": ["--model", NOWHERE],
+    "adapt": [NOWHERE, "--texts", __file__],
     "pull": [REPO],
     "search": ["x"],
     "rm": [REPO],
@@ -169,13 +170,13 @@ def test_what_contradicts(run: Run, arguments: list[str], words: list[str]) -> N
     refused(run(*arguments), *words)
 
 
-@pytest.mark.parametrize("command", ["pull", "rm", "inspect", "convert"])
+@pytest.mark.parametrize("command", ["pull", "rm", "inspect", "convert", "adapt"])
 def test_a_model_that_was_not_named(run: Run, command: str) -> None:
     refused(run(command))
 
 
 def test_the_commands_that_are_right_fail_at_the_model_only(run: Run) -> None:
-    for command in ("generate", "demo", "bench", "tune", "inspect"):
+    for command in ("generate", "demo", "bench", "tune", "inspect", "adapt"):
         refused(run(command, *right(command)), NOWHERE)
 
 

@@ -107,6 +107,7 @@ def test_every_field_has_a_flag() -> None:
         "allowed_token_ids",
         "stop_token_ids",
         "keeps_stop",
+        "adapters",
     }
     left_out |= {
         "logprobs",
