@@ -19,6 +19,9 @@ import pytest
 
 from tests.rounding import UNITS
 
+IS_PLANTED = (
+    False  # whether the option was given: for tests of what holds on a CPU only, or that count operations
+)
 _PRODUCTS = ("matmul", "addmm", "quantized_matmul", "gather_mm", "gather_qmm")
 
 
@@ -38,7 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    global IS_PLANTED
     if config.getoption("--gpu-rounding"):
+        IS_PLANTED = True
         plant()
         report = device.report  # tests that compare bits where MLX's own BLAS computes ask for its kind
         device.report = lambda: replace(report(), blas_kind="none")

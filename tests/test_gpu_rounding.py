@@ -11,7 +11,9 @@ import pytest
 from tests.rounding import UNITS
 
 
-@pytest.mark.skipif(device.has_gpu(), reason="a GPU rounds by itself")
+@pytest.mark.skipif(
+    device.has_gpu() or gpu_rounding.IS_PLANTED, reason="a GPU, or the option, rounds by itself"
+)
 @pytest.mark.parametrize("dtype", UNITS, ids=lambda d: str(d).rpartition(".")[2])
 def test_a_row_alone_has_other_bits_than_among_others(
     dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch

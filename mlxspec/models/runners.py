@@ -95,7 +95,8 @@ class Runners:
 
     def _kept(self, whole: Hashable, run: Callable[..., Any], rows: FlatRows) -> Callable[..., Any]:
         kept, most = (self._few, _SHAPES_AT_MOST) if _are_few(rows) else (self._wide, _WIDE_AT_MOST)
-        whole = whole, *self._beside
+        if self._beside:
+            whole = whole, *self._beside
         found = kept.get(whole)
         if found is None:
             if len(kept) >= most:

@@ -133,7 +133,8 @@ def same(
     pairs = zip([*wanted.tokens, -1], [*got.tokens, -1], strict=False)
     place = next(i for i, (a, b) in enumerate(pairs) if a != b)
     model = model or tiny_models.target()
-    gap, limit = top_gap(model, prompt, list(wanted.tokens[:place]), params, kv_bits=kv_bits)
+    token = next(iter(got.tokens[place : place + 1]), None)
+    gap, limit = top_gap(model, prompt, list(wanted.tokens[:place]), params, kv_bits=kv_bits, reached=token)
     line = f"{what}: token {place} of {list(prompt)[:8]}..., top-2 gap {gap:.2e}"
     assert not EXACT, line
     assert not (is_alone and keeps_bits(model)), line
@@ -158,9 +159,11 @@ def top_gap(
     other: int | None = None,
     *,
     kv_bits: int = 16,
+    reached: int | None = None,
 ) -> tuple[float, float]:
     """Difference of plain decoding's two best logits behind prompt and answer, or of the best and that of token `other`: after all
-    processors, and with noise where it samples. And the bound below which rounding may decide between them."""
+    processors, and with noise where it samples. And the bound below which rounding may decide between them. reached: a token that was
+    chosen instead. Where top-p or its like has left it out, and logits within the bound choose it, the difference is 0."""
     cache, history = model.make_cache(1, kv_bits=kv_bits), [*prompt, *answer]
     for token in history:
         out = model.forward(mx.array([token], mx.int32), FlatRows((1,)), cache, certain=True)
@@ -182,7 +185,13 @@ def top_gap(
     scores = np.asarray(sampler.scores(given, [0], positions=[len(history)])[0])
     largest = float(np.abs(scores[np.isfinite(scores)]).max())
     near = NEAR_TIE if model.dtype == mx.float32 else _ULPS * mx.finfo(model.dtype).eps * largest
-    return gap, near + rounding.of_code(kv_bits, len(history)) * largest
+    limit = near + rounding.of_code(kv_bits, len(history)) * largest
+    if reached is not None and not np.isfinite(gap):
+        nudge = np.full(given.shape, -limit, np.float32)
+        nudge[0, reached] = limit
+        if sampler.sample(given.astype(mx.float32) + mx.array(nudge), [0], [len(history)]).item() == reached:
+            gap = 0.0
+    return gap, limit
 
 
 class Nudged(DFlashDrafter):

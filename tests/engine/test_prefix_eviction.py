@@ -320,7 +320,14 @@ def read(prefix: Prefix, prompt: list[int], marks: tuple[int, ...] = (), answer:
     stats = SimpleNamespace(notices=[], num_cached=0)
     spec = SimpleNamespace(drafters=(), policy="fixed")
     request = SimpleNamespace(
-        number=0, prompt=prompt, marks=marks, spec=spec, stats=stats, hiddens=None, prompt_logprobs=None
+        number=0,
+        prompt=prompt,
+        marks=marks,
+        spec=spec,
+        stats=stats,
+        hiddens=None,
+        prompt_logprobs=None,
+        scales=(),
     )
     hit = prefix.find(request, Drafting(Chain(())))
     known = 0 if hit is None else hit.length
