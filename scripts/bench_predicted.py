@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures predicted outputs on a model: 40 edit tasks, drafted from a prediction and by lookup alone, beside plain decoding.
 
-    .venv/bin/python scripts/bench_predicted.py [MODEL] [--tokens 96] [--rounds 3]
+    .venv/bin/python scripts/bench_predicted.py [MODEL] [--tokens 96] [--rounds 3] [--tasks 40]
 
 A task is a prompt. Its prediction is the model's own plain answer with one change undone: a name, a line that is new or gone, two blocks
 in another order, a block that is replaced; or it is another answer. The demo is asked its recorded prompts, another model
@@ -104,17 +104,18 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tasks", type=int, default=NUM, help="of them, the first so many are run")
     options = parser.parse_args()
     engine, rng = load(options.model, draft=list(LOOKUP)), random.Random(7)
     params = SamplingParams(max_tokens=options.tokens)
-    asked, plain = prompts(engine, options.model, rng), SpecConfig()
+    asked, plain = prompts(engine, options.model, rng)[: options.tasks], SpecConfig()
     answers = [engine.generate([prompt], params, spec=plain)[0] for prompt in asked]
     found, differ = defaultdict[str, list[tuple[float, ...]]](list), 0
     kinds = [*CHANGES, "nothing matches"]
     for i, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
         kind = kinds[i % len(kinds)]
         change = CHANGES.get(kind)
-        other = answers[(i + NUM // 2 + 1) % NUM].text
+        other = answers[(i + len(answers) // 2 + 1) % len(answers)].text
         prediction = change(answer.text or " ", rng) if change else other
         ways: dict[str, tuple[tuple[str, ...], str]] = {
             "plain": ((), ""),
@@ -140,7 +141,7 @@ def main() -> int:
     )
     print("|---|---|---|---|---|---|---|")
     for kind in kinds:
-        columns = [median(column) for column in zip(*found[kind], strict=True)]
+        columns = [median(column) for column in zip(*found[kind], strict=True)] or [float("nan")] * 5
         print(f"| {kind} | {len(found[kind])} | " + " | ".join(f"{x:.2f}" for x in columns) + " |")
     print(f"{differ} of {len(asked)} texts differ from plain decoding.")
     return 1 if differ else 0

@@ -101,8 +101,7 @@ class _Run:
 
     def run(self, texts: Sequence[tuple[str, str]], seconds: float, *, is_fresh: bool) -> Adapted:
         base = self._base()
-        before = None if is_fresh else adapted_head.find(self._folder)
-        head = base if before is None else self._as_drafting(before.weights())
+        head = None if is_fresh else self._adapted_before()
         self._check_memory(base)
         with States(self._target, _STATES) as states, States(self._target, _STATES) as own:
             tokens = self._read(texts, states, seconds * _SHARES[0])
@@ -111,12 +110,20 @@ class _Run:
             states.training += own.training
             judging = self._clock()
             first = accepted(self._network, base, held)
-            start = first if before is None else accepted(self._network, head, held)
+            start = first if head is None else accepted(self._network, head, held)
             self._told(f"accepted at depths 1 to 3 on held-out text: {start}")
             general_first = accepted(self._network, base, guard).depths[0]
             judging = self._clock() - judging  # what judging the result will take again
             left = max(0.0, self._ends - self._clock() - judging)
-            best = train(self._network, head, states, left, guard=guard, told=self._tell, clock=self._clock)
+            best = train(
+                self._network,
+                base if head is None else head,
+                states,
+                left,
+                guard=guard,
+                told=self._tell,
+                clock=self._clock,
+            )
             as_it_drafts = self._as_drafting(_in_dtype(best, self._target.dtype))
             after = accepted(self._network, as_it_drafts, held)
             general = general_first, accepted(self._network, as_it_drafts, guard).depths[0]
@@ -142,6 +149,16 @@ class _Run:
         if self._loaded.bits_at_load is not None:
             quantize_floats(bare, self._loaded.bits_at_load)
         return float_head(bare, self._loaded)
+
+    def _adapted_before(self) -> Head | None:
+        found = adapted_head.find(self._folder)
+        try:
+            return None if found is None else self._as_drafting(found.weights())
+        except ModelError as error:
+            self._told(
+                f"the head that was adapted before is damaged, so this begins with the model's own: {error}"
+            )
+            return None
 
     def _as_drafting(self, weights: Weights) -> Head:
         """A head that was adapted, as `load` makes it of these weights."""

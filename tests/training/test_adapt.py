@@ -134,6 +134,10 @@ def test_a_damaged_head_costs_a_notice_or_nothing() -> None:
     card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
     path = adapted_head.keep(demo(), {"norm.weight": mx.zeros(3)}, card)
     assert any("The adapted head is not used" in n for n in load("demo", draft=["mtp"]).notices)
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match="too short"):
+        short([], told=lines.append)
+    assert "is damaged" in lines[0]
     for damaged in (
         b"",
         path.read_bytes()[:-8],
