@@ -71,7 +71,7 @@ def told(made: Adapted) -> str:
         for i, (was, now) in enumerate(zip(before, after, strict=True))
     ]
     was, now = made.general
-    lines.append(f"on the model's own answers, depth 1: {100 * was:.1f} % → {100 * now:.1f} %")
+    lines.append(f"on the model's own texts, depth 1: {100 * was:.1f} % → {100 * now:.1f} %")
     lines.append(
         "The head is kept and drafts from now on; --head base leaves it."
         if made.is_kept

@@ -1,8 +1,9 @@
 """`adapt`: reads texts with a model, teaches its MTP head the model's distributions on them, and keeps the head if it is better.
 
-What is kept is judged as it will draft, in the dtype and quantization that `load` gives it, on texts that were held out. A part of the
-pieces are the model's own answers to general questions: they keep the head from losing what it could, and a head that loses more than a
-point there is not kept. Nothing leaves the machine.
+What is kept is judged as it will draft, in the dtype and quantization that `load` gives it, on texts that were held out. Half of what is
+trained on are texts of the model's own: they keep the head from losing what it could, and a head that loses more than a point there is not
+kept. The model writes them out of nothing, behind one random token or where a user's first turn would stand (as Magpie does: Xu et al.
+2024, arXiv 2406.08464). Nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import mlx.core as mx
 
@@ -33,21 +35,15 @@ from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, J
 from mlxspec.training.mtp_network import Head, MtpNetwork, float_head
 from mlxspec.training.states import LENGTH, States, pieces_of
 
-_SHARES = 0.3, 0.1  # of the time: reading texts, and writing answers of the model's own
+_SHARES = 0.2, 0.2  # of the time: reading texts, and writing texts of the model's own
 _HELD_OUT = 64  # pieces at most
 _STATES = 2 << 30  # bytes on the disk
-_OWN = 8  # answers at a time
-_QUESTIONS = (
-    "Write a short story about a journey.", "Explain how a refrigerator works.", "Write a function that reverses a list.",
-    "What is the difference between a list and a tuple?", "Summarize the history of the bicycle.", "Give me a recipe for a soup.",
-    "How do I read a file line by line?", "Write an email that moves a meeting to Thursday.", "What causes the seasons?",
-    "List ten capitals and their countries.", "How does a hash table work?", "Give three tips for learning a language.",
-)  # fmt: skip
+_OWN = 8  # texts at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """What came of a run. general: depth 1 on answers of the model's own, before and after. is_kept: whether the head is better."""
+    """What came of a run. general: depth 1 on texts of the model's own, before and after. is_kept: whether the head is better."""
 
     card: Card
     general: tuple[float, float]
@@ -107,7 +103,6 @@ class _Run:
             tokens = self._read(texts, states, seconds * _SHARES[0])
             self._write_own(own, seconds * _SHARES[1])
             held, guard = states.batches_held_out(ROWS), own.batches_held_out(ROWS)
-            states.training += own.training
             judging = self._clock()
             first = accepted(self._network, base, held)
             start = first if head is None else accepted(self._network, head, held)
@@ -115,15 +110,8 @@ class _Run:
             general_first = accepted(self._network, base, guard).depths[0]
             judging = self._clock() - judging  # what judging the result will take again
             left = max(0.0, self._ends - self._clock() - judging)
-            best = train(
-                self._network,
-                base if head is None else head,
-                states,
-                left,
-                guard=guard,
-                told=self._tell,
-                clock=self._clock,
-            )
+            start_head = base if head is None else head
+            best = train(self._network, start_head, states, left, own=own, told=self._tell, clock=self._clock)
             as_it_drafts = self._as_drafting(_in_dtype(best, self._target.dtype))
             after = accepted(self._network, as_it_drafts, held)
             general = general_first, accepted(self._network, as_it_drafts, guard).depths[0]
@@ -199,23 +187,31 @@ class _Run:
         return num
 
     def _write_own(self, own: States, seconds: float) -> None:
-        """Hidden states of the model's own answers, sampled; a half of them is held out."""
-        until, said = self._clock() + seconds, list[list[int]]()
-        for i in range(0, 4 * len(_QUESTIONS), _OWN):
-            asked = [self._prompt(_QUESTIONS[(i + j) % len(_QUESTIONS)]) for j in range(_OWN)]
-            params = [SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=i + j) for j in range(_OWN)]
-            results = self._engine.generate(asked, params)
-            said += [[*prompt, *result.tokens] for prompt, result in zip(asked, results, strict=True)]
-            if self._clock() > until:
-                break
-        pieces = [tokens for tokens, _ in pieces_of(said)]
-        for i, tokens in enumerate(pieces):
-            own.add(tokens, held_out=i % 2 == 0)
+        """Hidden states of texts of the model's own, sampled; one of four pieces is held out."""
+        until, said, rng = self._clock() + seconds, list[list[int]](), random.Random(0)
+        first_turn = self._first_turn()
+        while not said or self._clock() < until:
+            begun = [
+                first_turn or self._any_token(rng) if i % 2 else self._any_token(rng) for i in range(_OWN)
+            ]
+            params = [
+                SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=len(said) + i, ignore_eos=True)
+                for i in range(_OWN)
+            ]
+            results = self._engine.generate(begun, params)
+            said += [[*prompt, *result.tokens] for prompt, result in zip(begun, results, strict=True)]
+        for i, tokens in enumerate(text[:LENGTH] for text in said if len(text) >= LENGTH):
+            own.add(tokens, held_out=i % 4 == 0)
 
-    def _prompt(self, question: str) -> list[int]:
-        if self._tokenizer.template is not None:
-            return self._engine.chat_prompt([{"role": "user", "content": question}])
-        return self._tokenizer.encode(question + "\n")
+    def _first_turn(self) -> list[int]:
+        """The tokens before what a user says first; none without a chat template."""
+        if self._tokenizer.template is None:
+            return []
+        one, other = (self._engine.chat_prompt([{"role": "user", "content": text}]) for text in ("a", "1"))
+        return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+
+    def _any_token(self, rng: random.Random) -> list[int]:
+        return [rng.randrange(self._tokenizer.num_ordinary)]
 
     def _tell(self, progress: Judgement) -> None:
         self._told(f"{progress.seconds:5.0f} s, step {progress.step}: {progress.held_out}")

@@ -57,15 +57,17 @@ def train(
     states: States,
     seconds: float,
     *,
-    guard: Sequence[Batch] = (),
+    own: States | None = None,
     told: Callable[[Judgement], None] = lambda progress: None,
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Head:
     """The best head that was found within `seconds`, by the sum of its depths on held-out pieces; `head` itself where none was better.
-    guard: batches of other text, on which depth 1 may lose a point at most. KeyboardInterrupt ends it early, with the best so far."""
+    own: texts of the model's own: half of each batch, and on those held out depth 1 may lose a point at most. KeyboardInterrupt ends it
+    early, with the best so far."""
     began, rng = clock(), random.Random(seed)
-    held, guard = states.batches_held_out(ROWS)[:_JUDGED], guard[:_JUDGED]
+    held = states.batches_held_out(ROWS)[:_JUDGED]
+    guard = [] if own is None else own.batches_held_out(ROWS)[:_JUDGED]
     kept = judged = accepted(network, head, held)
     floor = accepted(network, head, guard).depths[0] - 0.01 if guard else 0.0
     best, current = head, dict(head)
@@ -73,12 +75,8 @@ def train(
     optimizer = AdamW(learning_rate=0.0, betas=[0.9, 0.98], weight_decay=0.0)
     optimizer.init(current)
     loss_of = mx.value_and_grad(lambda weights, batch, places: _loss(network, weights, batch, places))
-    batches, next_look, idle, losses = (
-        states.batches(min(ROWS, len(states.training)), rng),
-        seconds / _JUDGEMENTS,
-        0,
-        list[float](),
-    )
+    batches = _batches(states, own, rng)
+    next_look, idle, losses = seconds / _JUDGEMENTS, 0, list[float]()
     step = 0
     try:
         while (spent := clock() - began) < seconds and idle < _PATIENCE:
@@ -113,6 +111,15 @@ def train(
     except KeyboardInterrupt:
         pass
     return best
+
+
+def _batches(states: States, own: States | None, rng: random.Random) -> Iterator[Batch]:
+    """Of ROWS pieces; half of them the model's own, where there are some."""
+    if own is None or not own.training:
+        return states.batches(min(ROWS, len(states.training)), rng)
+    half = ROWS // 2
+    pairs = zip(states.batches(half, rng), own.batches(half, rng), strict=True)
+    return (Batch(*(mx.concatenate(parts) for parts in zip(*pair, strict=True))) for pair in pairs)
 
 
 def _places(batch: Batch, rng: random.Random) -> mx.array:

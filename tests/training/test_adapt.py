@@ -60,8 +60,8 @@ TEXTS = [(f"{i}.sql", text(i)) for i in range(8)]
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(adapting, "_QUESTIONS", adapting._QUESTIONS[:1])
-    monkeypatch.setattr(adapting, "_OWN", 1)
+    monkeypatch.setattr(adapting, "_OWN", 2)
+    monkeypatch.setattr(adapting, "_SHARES", (0.3, 0.05))
     monkeypatch.setattr(adapting, "_HELD_OUT", 2)  # judging takes most of a short run
     monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 3)
 
