@@ -228,7 +228,7 @@ class SamplingParams:
             )
         object.__setattr__(self, "thinking_tags", tags)
         _check_choice("loop_breaker", self.loop_breaker, get_args(LoopBreaker))
-        if not isinstance(self.adapters, Mapping):
+        if not isinstance(self.adapters, Mapping) or not all(isinstance(name, str) for name in self.adapters):
             raise ConfigError("adapters must map names to numbers.")
         for name, scale in self.adapters.items():
             check_number(f"the scale of adapter {shown(name)}", scale, -100, 100)

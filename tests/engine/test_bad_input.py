@@ -76,6 +76,7 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "thinking_budget"): lambda v: v is None,
     (SamplingParams, "logits_processors"): lambda v: v in ([], ()),
     (SamplingParams, "sampler"): lambda v: v is None,
+    (SamplingParams, "adapters"): lambda v: v in ({"a": 1}, {"1": 1.0}),
     (SpecConfig, "drafters"): lambda v: v in ((), {"a": 1}),
     (SpecConfig, "predicted"): lambda v: (
         isinstance(v, str) or (isinstance(v, (list, tuple)) and all(type(t) is int and t >= 0 for t in v))
