@@ -99,13 +99,15 @@ def test_no_chunk_ends_within_an_image_that_must_not_be_cut(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize("window", [None, 3, 8])
-def test_the_mask_of_blocks_is_the_rule_word_for_word(window: int | None) -> None:
+def test_the_mask_of_blocks_is_the_rule_word_for_word(window: int | None, both_ways: bool) -> None:
     width, length, blocks = 9, 14, (range(1, 5), range(7, 9))
-    mask = np.array(_mask_with_blocks(width, length, window, blocks))
+    mask = np.array(_mask_with_blocks(width, length, window, blocks, both_ways))
     for i in range(width):
         for key in range(length):
             query = length - width + i
             together = any(i in b and key - (length - width) in b for b in blocks)
-            seen = (key <= query or together) and (window is None or key > query - window)
+            is_ahead = both_ways and window is not None and key >= query + window
+            seen = (key <= query or together) and (window is None or key > query - window) and not is_ahead
             assert mask[i, key] == seen, (i, key)

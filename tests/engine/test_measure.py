@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import write_checkpoint
+from planting import catches
 
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.mtp import Mtp
@@ -24,7 +25,6 @@ from mlxspec.policy import cost_file
 from mlxspec.policy.cost_file import write_followed
 from mlxspec.policy.costs import CostModel, Curve, DraftCost
 from tests import tiny_models
-from tests.planting import catches
 
 HEAD = 0.1  # plain rounds a draft's token
 COSTS = "mlxspec.policy.costs:CostModel"
