@@ -130,7 +130,10 @@ def _options() -> argparse.Namespace:
 
 
 def _counted() -> dict[str, float]:
-    engine = load("demo", draft=("ngram-simple", "mtp", "draft-model"), spec=SpecConfig(policy="fixed"))
+    every = ("ngram-simple", "mtp", "draft-model")
+    engine = load(
+        "demo", draft=every, spec=SpecConfig(policy="fixed"), head="base"
+    )  # not the user's adapted one
     found = {f"nodes_{width}": float(_nodes(engine, width)) for width in (1, 4)}
     params = SamplingParams(max_tokens=TOKENS)
     waited = rounds_mtp = 0

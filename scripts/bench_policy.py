@@ -129,7 +129,9 @@ class Bench:
         self.is_demo = model is None
         self.device = device.report().device
         self._engine = load(
-            "demo" if model is None else model, config=EngineConfig(prefix_budget=0, past_texts=0)
+            "demo" if model is None else model,
+            config=EngineConfig(prefix_budget=0, past_texts=0),
+            head="base",
         )
         self._prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))["demo" if self.is_demo else "text"]
 
