@@ -31,8 +31,8 @@ _PREFIX, _CARD = "mtp.", "mlxspec_card"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Of an adapted head. before, after: shares of drafted tokens accepted at depths 1 to 3 on held-out text, of the head as it drafts.
-    texts: the files that were read. made: a date, ISO 8601."""
+    """What is known of an adapted head. before, after: shares of drafted tokens accepted at depths 1 to 3 on held-out text, of the head as
+    it drafts. texts: the files that were read. made: a date, ISO 8601."""
 
     model: str
     made: str
@@ -91,7 +91,7 @@ def keep(model: ModelFolder, weights: Mapping[str, mx.array], card: Card) -> Pat
 
 
 def remove(name: str) -> bool:
-    """Of a model that is here, by its name. Returns whether there was one. Raises ModelError, StorageError."""
+    """Delete the adapted head of a model, given the model's name. Returns whether there was one. Raises ModelError, StorageError."""
     path = _path(folder_of(name))
     try:
         found = path.is_file()
@@ -102,7 +102,7 @@ def remove(name: str) -> bool:
 
 
 def folder_of(name: str) -> ModelFolder:
-    """Of a model that is here. Raises ModelError."""
+    """The folder of a model of this name; nothing is downloaded. Raises ModelError where the model is not on this machine."""
     return ModelFolder(hub.resolve(hub.named(name), download=False))
 
 

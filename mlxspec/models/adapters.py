@@ -29,7 +29,7 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights, our_name, read_file
 from mlxspec.models.gate import AdapterGate
-from mlxspec.models.layers import AdaptedLinear
+from mlxspec.models.layers import AdaptedLinear, weight_values
 from mlxspec.models.text_model import TextModel
 
 CONFIG_FILE = "adapter_config.json"
@@ -233,7 +233,7 @@ def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
     if "scales" in module and not looked_up and not is_head:
         return _beside(module, change, is_stack=is_stack)
     # floats; tokens are looked up and proposed by rows, so embedding and head become floats
-    weight = _values(module)
+    weight = weight_values(module)
     delta = scale * (a @ b if looked_up else (a @ b).swapaxes(-1, -2))
     whole = weight.astype(mx.float32) + delta
     if lengths is not None:
@@ -259,24 +259,10 @@ def _beside(module: nn.Module, change: Change, *, is_stack: bool) -> nn.Module:
     gain = None
     b = scale * b
     if lengths is not None:
-        whole = _values(module).astype(mx.float32) + (a @ b).T
+        whole = weight_values(module).astype(mx.float32) + (a @ b).T
         gain = lengths.astype(mx.float32).reshape(-1) / mx.linalg.norm(whole, axis=1)
         b = b * gain
     return AdaptedLinear(module, a, b, gain)
-
-
-def _values(module: nn.Module) -> mx.array:
-    """A module's weight as floats."""
-    if "scales" not in module:
-        return module.weight
-    return mx.dequantize(
-        module.weight,
-        module.scales,
-        module.get("biases"),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-    )
 
 
 def _shape(module: nn.Module) -> tuple[int, ...]:

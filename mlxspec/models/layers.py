@@ -226,6 +226,20 @@ def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
     )
 
 
+def weight_values(module: nn.Module) -> mx.array:
+    """The weight (out, in) of a linear module or an embedding as floats, dequantized where it is quantized."""
+    if "scales" not in module:
+        return module.weight
+    return mx.dequantize(
+        module.weight,
+        module.scales,
+        module.get("biases"),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+
+
 def multiplied_weights(module: nn.Module) -> Iterator[QuantizedWeight]:
     """All quantized weights that forwards of a module multiply with. An embedding is one of them where it is the head as well."""
     head = getattr(module, "head_module", None)

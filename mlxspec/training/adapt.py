@@ -33,11 +33,11 @@ from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
 from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, Judgement, accepted, train
 from mlxspec.training.mtp_network import Head, MtpNetwork, float_head
-from mlxspec.training.states import LENGTH, States, pieces_of
+from mlxspec.training.states import HELD_OUT, LENGTH, States, pieces_of
 
 _SHARES = 0.2, 0.2  # of the time: reading texts, and writing texts of the model's own
 _HELD_OUT = 64  # pieces at most
-_STATES = 2 << 30  # bytes on the disk
+_STATES = 1 << 30  # bytes on the disk, of the texts and of the model's own each
 _OWN = 8  # texts at a time
 
 
@@ -179,7 +179,7 @@ class _Run:
             num += len(tokens)
         if not states.training or not states.held_out:
             raise ConfigError(
-                f"The texts are too short: {sum(map(len, encoded))} tokens, and {16 * LENGTH} are needed at least, or more time."
+                f"The texts are too short: {sum(map(len, encoded))} tokens; about {HELD_OUT * LENGTH} are needed, or more minutes."
             )
         self._told(
             f"read {num:,} tokens of {len(texts)} texts, {len(states.held_out) * LENGTH:,} of them held out"

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.errors import ModelError
-from mlxspec.models.layers import FusedLinear, rotary_order, rotate, swapped
+from mlxspec.models.layers import FusedLinear, rotary_order, rotate, swapped, weight_values
 from mlxspec.models.qwen3_5 import Qwen35, qwen_rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -128,17 +128,8 @@ def float_head(module: Qwen35Mtp, loaded: Qwen35Mtp | None = None) -> Head:
     have shifted them."""
     found: Head = {}
     for path, part in module.named_modules():
-        if isinstance(part, nn.QuantizedLinear):
-            found[f"{path}.weight"] = mx.dequantize(
-                part.weight,
-                part.scales,
-                part.get("biases"),
-                group_size=part.group_size,
-                bits=part.bits,
-                mode=part.mode,
-            ).astype(mx.float32)
-        elif isinstance(part, nn.Linear | nn.RMSNorm):
-            found[f"{path}.weight"] = part.weight.astype(mx.float32)
+        if isinstance(part, nn.Linear | nn.QuantizedLinear | nn.RMSNorm):
+            found[f"{path}.weight"] = weight_values(part).astype(mx.float32)
     if loaded is not None:
         found |= _norms(loaded)
     mx.eval(found)

@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,20 @@ def test_a_head_learns_is_found_and_can_be_left_or_removed() -> None:
     assert not is_adapted()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_head_in_16_bits_learns_and_changes_no_text(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapting, "load", partial(load, dtype=dtype))
+    assert short().is_kept
+    drafting = load("demo", draft=["mtp"], dtype=dtype, spec=SpecConfig(policy="fixed"))
+    plain, prompts = load("demo", draft="off", dtype=dtype), [PROMPT, "def mean(values):", "what is a list?"]
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=32, temperature=temperature, seed=3, stop=["FROM"])
+        found = [r.tokens for r in drafting.generate(prompts, params)]
+        assert found == [r.tokens for r in plain.generate(prompts, params)]
+
+
+@pytest.mark.slow
 def test_a_second_run_goes_on_and_a_fresh_one_does_not() -> None:
     lines: list[list[str]] = []
     for more in ({}, {}, {"is_fresh": True}):
