@@ -5,6 +5,7 @@ Kernels, ours and MLX's fused ones, are stubs of one primitive each. Nothing is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,38 @@ VIEWS = {
     "StopGradient",
     "View",  # of the same size: another name for the same bytes
 }
+ELEMENTWISE = {
+    *(
+        "Abs",
+        "Add",
+        "AsType",
+        "BitwiseBinary",
+        "Divide",
+        "Equal",
+        "Exp",
+        "Floor",
+        "Greater",
+        "GreaterEqual",
+        "Less",
+        "LessEqual",
+        "Log",
+    ),
+    *(
+        "Log1p",
+        "LogicalAnd",
+        "LogicalNot",
+        "LogicalOr",
+        "Maximum",
+        "Minimum",
+        "Multiply",
+        "Negative",
+        "NotEqual",
+        "Power",
+        "Remainder",
+    ),
+    *("Round", "Select", "Sigmoid", "Sign", "Sqrt", "Square", "Subtract", "Tanh"),
+}  # what MLX compiles into one kernel with its neighbours
+GATHERS = {"Gather", "GatherAxis"}
 KERNELS = ("gdn_round", "conv_qkv", "gdn_prefill", "qmv_rows")
 _blanks: dict[tuple[tuple[int, ...], mx.Dtype, str], mx.array] = {}
 
@@ -146,3 +179,58 @@ def nodes(outputs: Sequence[mx.array]) -> Counter[str]:
 def launches(outputs: Sequence[mx.array]) -> Counter[str]:
     """Those that Metal needs a kernel for."""
     return Counter({name: num for name, num in nodes(outputs).items() if name not in VIEWS})
+
+
+def bytes_moved(work: Callable[..., Any], *given: mx.array) -> int:
+    """Bytes that the kernels of `work` read and write on Metal, by the shapes in its graph.
+
+    Elementwise steps of one shape that follow one another are one kernel; MLX's bound on a kernel's depth is left out. A gather reads its
+    indices and what it gives. A broadcast is as large as what it repeats.
+    """
+    steps: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx.array, "__invert__", lambda x: x ^ mx.array(-1, x.dtype))  # ~ cannot be exported
+        mx.disable_compile()
+        mx.export_function(steps.append, work, *given)
+    steps = [step for step in steps if step["type"] == "primitive"]
+    sizes = {
+        name: math.prod(shape) * dtype.size
+        for step in steps
+        for name, shape, dtype in (*step["inputs"], *step["outputs"])
+    }
+    users: dict[str, list[Any]] = {name: [] for name in sizes}
+    for step in steps:
+        for name, *_ in step["inputs"]:
+            users[name].append(step)
+        if step["name"] in VIEWS:
+            for name, *_ in step["outputs"]:
+                sizes[name] = min(sizes[name], sizes[step["inputs"][0][0]])
+    kernel_of: dict[str, int] = {}  # by the name of an output
+    for number, step in reversed([*enumerate(steps)]):
+        first, shape, _ = step["outputs"][0]
+        behind = {
+            kernel_of[user["outputs"][0][0]]
+            if user["name"] in ELEMENTWISE and user["outputs"][0][1] == shape
+            else None
+            for user in users[first]
+        }
+        joined = behind.pop() if step["name"] in ELEMENTWISE and len(behind) == 1 else None
+        for name, *_ in step["outputs"]:
+            kernel_of[name] = number if joined is None else joined
+    moved: set[tuple[str, int, str]] = set()  # a kernel reads and writes an array once
+    for step in steps:
+        if step["name"] in VIEWS:
+            continue
+        kernel = kernel_of[step["outputs"][0][0]]
+        inputs, outputs = ([name for name, *_ in step[side]] for side in ("inputs", "outputs"))
+        if step["name"] in GATHERS:
+            inputs[0] = outputs[0]
+        moved |= {
+            ("read", kernel, name) for name in inputs if name in outputs or kernel_of.get(name) != kernel
+        }
+        moved |= {
+            ("write", kernel, name)
+            for name in outputs
+            if not users[name] or any(kernel_of[user["outputs"][0][0]] != kernel for user in users[name])
+        }
+    return sum(sizes[name] for *_, name in moved)

@@ -15,7 +15,7 @@ from mlxspec.sampling.round import RoundRow, sample
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.truncate import room
-from tests.models.metal_graph import as_on_metal, blank, launches
+from tests.models.metal_graph import as_on_metal, blank, bytes_moved, launches
 
 VOCAB = 248_320
 QWEN, GEMMA = {"top_k": 20, "top_p": 0.95}, {"top_k": 64, "top_p": 0.95}
@@ -97,6 +97,36 @@ def test_rejection_takes_few_kernels(asked: dict[str, Any], monkeypatch: pytest.
         )
         chosen = sample([drafted], blank((4,), mx.int32), four)
         assert launches(chosen.arrays).total() <= 40
+
+
+@catches(
+    "noise, top-p and the draw see all tokens, not the survivors",
+    "mlxspec.sampling.survivors:has_survivors",
+    lambda right: lambda *_: False,
+)
+def test_choosing_by_top_k_moves_few_bytes() -> None:
+    """MiB a position: beside what a verify and a draft read of the logits, one row of random bits."""
+    row = RowSampler(SamplingParams(**QWEN, temperature=1.0), [1], VOCAB)
+    sampler = BatchSampler([row], VOCAB)
+
+    def draft(logits: mx.array) -> list[mx.array]:
+        made = sampler.draft(logits, [0], [10])
+        return [made.tokens, made.confidence]
+
+    one, four = (mx.zeros((num, VOCAB), mx.bfloat16) for num in (1, 4))
+    drafted = bytes_moved(draft, one) / 2**20
+    verified = bytes_moved(lambda logits: sampler.sample(logits, [0] * 4, range(10, 14)), four) / 2**20
+    print(f"\nMiB: a drafted token and its confidence {drafted:.1f}, a verify of four {verified:.1f}")
+    assert drafted <= 8
+    assert verified <= 4 * 8
+
+
+def test_bytes_are_those_of_whole_kernels() -> None:
+    x = mx.zeros((1, 1000))  # 4,000 bytes
+    assert bytes_moved(lambda x: mx.exp(x + 1) * x, x) == 4000 + 4 + 4000
+    assert bytes_moved(lambda x: (y := mx.exp(x)) / mx.sum(y), x) == 8000 + 4004 + 8004
+    assert bytes_moved(lambda x: mx.take_along_axis(x, mx.array([[3, 4]], mx.uint32), axis=1), x) == 8 + 8 + 8
+    assert bytes_moved(lambda x: mx.exp(mx.exp(x)[:, :500]), x) == 8000 + 2000 + 2000
 
 
 def test_clients_choose_among_few_compiled_widths() -> None:

@@ -310,7 +310,7 @@ def test_kernels_come_first_and_no_job_is_doubled() -> None:
         matrix = job.get("strategy", {}).get("matrix", {})
         lists = [v for v in matrix.values() if isinstance(v, list)]
         assert all(len({str(v) for v in values}) == len(values) for values in lists), name
-    shards = jobs["fast"]["strategy"]["matrix"]["shard"]
+    shards = jobs["rounds"]["strategy"]["matrix"]["shard"]
     assert shards == [f"{i + 1}/{len(shards)}" for i in range(len(shards))]
     needs = ["mlx>=0.32.2"]
     assert lowest_version.jobs("mlx", needs, "0.32.2") == ["newest"]
