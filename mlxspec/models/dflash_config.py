@@ -26,7 +26,7 @@ INNER_KEYS = Keys(
     read=frozenset(
         """
         block_size confidence_head_with_markov conv_group_size conv_kernel_size final_logit_softcapping mask_token_id markov_rank
-        num_target_layers sample_from_anchor selector_rank selector_top_k sliding_window target_layer_ids
+        num_target_layers query_zero_predicts_next sample_from_anchor selector_rank selector_top_k sliding_window target_layer_ids
         """.split()
     ),
     # how long other engines' drafts are, and which heads there are: the tensors tell
@@ -60,7 +60,7 @@ OWN_KEYS = Keys(
     | AROUND
     | INNER_KEYS.idle
     | {"dflash_config", "max_window_layers", "tie_word_embeddings", "use_sliding_window"}
-    | {"max_anchors", "speculators_config", "speculators_version"},
+    | {"max_anchors", "num_anchors", "speculators_config", "speculators_version"},
     only={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -112,7 +112,7 @@ class DFlashConfig:
             "vocab_size"
         )
         max_context = get.size("max_position_embeddings", 262144)
-        starts_at_anchor = get.flag("sample_from_anchor", kind == "DSpark")
+        starts_at_anchor = _starts_at_anchor(get, kind)
         if get.size("target_hidden_size", get.size("hidden_size")) != get.size("hidden_size"):
             raise ModelError(
                 "config.json: target_hidden_size differs from hidden_size, which is not supported."
@@ -239,6 +239,24 @@ def _layer_ids(get: Values) -> tuple[int, ...]:
             f"config.json: target_layer_ids is {short(found)}, which is no rising list of layers."
         )
     return tuple(found)
+
+
+def _starts_at_anchor(get: Values, kind: BlockKind) -> bool:
+    """As config.json says, under either name that trainers write. Where it does not say: DSpark's do, and so do the DFlash drafters of its
+    trainer (DeepSpec), which leaves out the Markov head and calls the model DSpark all the same."""
+    said = {
+        get.flag(name, False)
+        for name in ("query_zero_predicts_next", "sample_from_anchor")
+        if name in get.raw
+    }
+    if len(said) == 2:
+        raise ModelError(
+            "config.json: query_zero_predicts_next and sample_from_anchor contradict each other."
+        )
+    if said:
+        return said.pop()
+    names = get.raw.get("architectures")
+    return kind == "DSpark" or (isinstance(names, list) and any("DSpark" in str(name) for name in names))
 
 
 def _causal(get: Values) -> bool:

@@ -13,6 +13,7 @@ from compare import array, to_numpy
 from planting import catches
 from tiny_dflash import Reference
 
+from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.dflash import DFlash, sanitize_dflash
 from mlxspec.models.dflash_config import DFlashConfig
@@ -91,6 +92,48 @@ def test_blocks_behind_a_growing_context(kind: str, own_ends: bool) -> None:
         seen = np.concatenate([seen, new])
         width = 1 + round_ % model.config.num_drafts
         check_block(model, reference, cache, [seen], [width], f"{kind}, round {round_}")
+
+
+@catches(
+    "only DSpark's blocks begin to draft at the newest token",
+    "mlxspec.models.dflash_config:_starts_at_anchor",
+    lambda right: lambda get, kind: kind == "DSpark",
+)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("DFlash", {"sample_from_anchor": True}),
+        ("DFlash", {"query_zero_predicts_next": True}),
+        ("DFlash2", {"sample_from_anchor": True}),
+        ("DFlash", {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0, "num_anchors": 512}),
+        ("DSpark", {"sample_from_anchor": False}),
+    ],
+    ids=["sample_from_anchor", "query_zero_predicts_next", "DFlash2", "DeepSpec's DFlash", "DSpark, not"],
+)
+@pytest.mark.parametrize("is_inner", [False, True], ids=["outside", "inside"])
+def test_where_the_first_drafted_token_is_predicted(kind: str, said: dict[str, Any], is_inner: bool) -> None:
+    """A drafter that is read one place off drafts at full speed, and next to nothing of it is accepted."""
+    c = tiny_dflash.config(kind, **SIZES)
+    where = c["dflash_config"] if is_inner and "architectures" not in said else c
+    where |= said
+    arrays = tiny_dflash.weights(kind, c)
+    model = loaded(c, arrays)
+    ends = model.target.embed(mx.arange(tiny_models.VOCAB)), model.target.head(mx.eye(64)).T
+    reference = Reference(kind, c, arrays, *(np.array(x) for x in ends))
+    reference.starts_at_anchor = kind != "DSpark"
+    assert model.config.num_drafts == (8 if reference.starts_at_anchor else 7)
+    cache, seen = model.make_cache(1), features(1, 23)
+    model.remember(mx.array(seen), FlatRows((23,)), cache)
+    cache.commit()
+    for width in (1, 7):
+        check_block(model, reference, cache, [seen], [width], f"{kind}, {said}")
+
+
+def test_names_of_the_first_place_that_contradict_each_other_are_refused() -> None:
+    c = tiny_dflash.config("DFlash", **SIZES, sample_from_anchor=True)
+    c["dflash_config"]["query_zero_predicts_next"] = False
+    with pytest.raises(ModelError, match=r"query_zero_predicts_next and sample_from_anchor contradict"):
+        DFlashConfig.from_dict(c, tiny_dflash.weights("DFlash", c).keys())
 
 
 @catches(

@@ -159,13 +159,14 @@ def write(folder: Path, c: Config, arrays: Arrays, *, dtype: mx.Dtype = mx.float
 
 
 class Reference:
-    """What a block gives, from all committed features at once: no cache, float64. is_causal: layers with a window are."""
+    """What a block gives, from all committed features at once: no cache, float64. is_causal: layers with a window are. starts_at_anchor:
+    the newest token's place predicts the first token."""
 
     is_causal = False
 
     def __init__(self, kind: str, c: Config, arrays: Arrays, embed: np.ndarray, head: np.ndarray) -> None:
         """embed, head (V, H): the target's, used where the drafter has none of its own."""
-        self.kind, self.c = kind, c
+        self.kind, self.c, self.starts_at_anchor = kind, c, kind == "DSpark"
         self.dim, self.heads = c["head_dim"], c["num_attention_heads"]
         self.groups = self.heads // c["num_key_value_heads"]
         self.w = {k: v.astype(np.float64) for k, v in arrays.items()}
@@ -177,7 +178,7 @@ class Reference:
         that predict, and their own logits (num_drafts, V)."""
         c, w = self.c, self.w
         mask = c["dflash_config"]["mask_token_id"]
-        masks = num_drafts - 1 if self.kind == "DSpark" else num_drafts
+        masks = num_drafts - 1 if self.starts_at_anchor else num_drafts
         context = self._norm("hidden_norm", features.astype(np.float64) @ w["fc.weight"].T)
         x, n = self.embed[[newest] + [mask] * masks], len(features)
         for i in range(c["num_hidden_layers"]):
