@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""How fast policy `auto` is beside `off`, on prompts that no constant was tuned on, in alternating pairs.
+"""How fast policy `auto` is beside `off`, or beside `fixed`, on prompts that no constant was tuned on, in alternating pairs.
 
     scripts/bench_policy [--temperatures 0,0.8] [--tokens 96] [--pairs 5] [--json FILE]           the demo model, 30 prompts
     scripts/bench_policy --model FOLDER [--tokens 32,96] [--temperatures 0] [...]                 a real model, 24 prompts
+    scripts/bench_policy --draft ngram-simple,dflash --draft-model demo-dflash --beside fixed     named drafters, which always draft
     scripts/bench_policy --host                                    CPU time of the policy alone, in a plain and a drafted round, and of
                                                                    choosing a drafted token
 
 Prompts are in bench_policy.json: for the demo model 30 questions of five kinds (code, edits, questions, lists, prose), answered up to the
 model's own end; for a folder (Gemma 3 270M from scripts/real_model) 24 texts of six kinds (numbers, code, prose, JSON, copies, questions)
-to go on with, for exactly so many tokens. Each prompt is answered in pairs: off and auto, then auto and off, and so on. A ratio is off's
-decoding time over auto's, of the same prompt in the same pair; 1 is equal, less is slower. Prefill is left out. No ratio is given where
-two texts of a prompt differ, and the command fails.
+to go on with, for exactly so many tokens. Each prompt is answered in pairs: off and auto, then auto and off, and so on. A ratio is the
+other's decoding time over auto's, of the same prompt in the same pair; 1 is equal, less is slower. Prefill is left out. No ratio is given
+where two texts of a prompt differ, and the command fails.
 
-The first answers of the process (one with auto, one with off) pay for compiling and are given apart. Costs and acceptance rates that
+The first answers of the process (one with auto, one with the other) pay for compiling and are given apart. Costs and acceptance rates that
 mlxspec keeps on this machine are used and go on learning, as in use; --fresh begins with none. Needs an otherwise idle machine.
 """
 
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ FEW_ACCEPTED = 0.25  # tokens a round: drafting does not pay below
 
 @dataclass(kw_only=True)
 class Cell:
-    """One prompt at one temperature and length. ratios: one a pair; accepted: draft tokens that auto had accepted in a round."""
+    """One prompt at one temperature and length. ratios: one a pair; accepted: draft tokens that auto had accepted in a round; per_round: by
+    policy, tokens of the answer for each round."""
 
     kind: str
     prompt: int
@@ -49,6 +51,7 @@ class Cell:
     drafted: int = 0
     accepted: float = 0.0
     ratios: list[float] = field(default_factory=list)
+    per_round: dict[str, float] = field(default_factory=dict)
     same: bool = True
 
     @property
@@ -69,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mlxspec-bench-") as folder:
         if options.fresh:
             os.environ["MLXSPEC_CACHE"] = folder
-        bench = Bench(options.model)
+        bench = Bench(options.model, options.beside, options.draft, options.draft_model)
         first = bench.first()
         cells = [
             cell
@@ -77,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for tokens in options.tokens or ([96] if bench.is_demo else [32, 96])
             for cell in bench.measure(temperature, tokens, options.pairs, options.limit)
         ]
-    auto, off = first["auto"], first["off"]
-    print(f"first answers of the process: auto {auto:.2f} s, off {off:.2f} s, not counted below")
+    shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in first.items())
+    print(f"first answers of the process: {shown}, not counted below")
     for group in groups(cells):
-        print("\n" + report(group))
+        print("\n" + report(group, options.beside))
     if options.json:
         found = {"model": str(options.model or "demo"), "device": bench.device, "pairs": options.pairs}
         found |= {"first_seconds": first, "cells": [asdict(c) for c in cells]}
@@ -95,6 +98,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a model that continues text")
+    parser.add_argument(
+        "--draft", default="auto", help="drafters by name, in the order in which they are asked"
+    )
+    parser.add_argument("--draft-model", metavar="MODEL")
+    parser.add_argument("--beside", choices=("off", "fixed"), default="off")
     parser.add_argument("--temperatures", type=_numbers(float), help="default 0,0.8; of a folder 0")
     parser.add_argument("--tokens", type=_numbers(int), default=None, help="default 96; of a folder 32,96")
     parser.add_argument("--pairs", type=int, default=5)
@@ -120,16 +128,21 @@ def _numbers(kind: type) -> Any:
 class Bench:
     """One engine over the demo model (model None) or the model of a folder."""
 
-    def __init__(self, model: Path | None) -> None:
+    def __init__(
+        self, model: Path | None, beside: str = "off", draft: str = "auto", draft_model: str | None = None
+    ) -> None:
         from mlxspec import load
         from mlxspec.config import EngineConfig
         from mlxspec.platform import device
 
         device.compile_kernels()
         self.is_demo = model is None
+        self._others = ("auto", beside)
         self.device = device.report().device
         self._engine = load(
             "demo" if model is None else model,
+            draft=draft if draft == "auto" else draft.split(","),
+            draft_model=draft_model,
             config=EngineConfig(prefix_budget=0, past_texts=0),
             head="base",
         )
@@ -137,7 +150,7 @@ class Bench:
 
     def first(self) -> dict[str, float]:
         """Seconds of the process's first answers."""
-        return {name: self._answer(WARM_UP, name, 0.0, 32, seed=0)[0] for name in ("auto", "off")}
+        return {name: self._answer(WARM_UP, name, 0.0, 32, seed=0)[0] for name in self._others}
 
     def measure(self, temperature: float, tokens: int, pairs: int, limit: int | None = None) -> list[Cell]:
         """All prompts, each once a pair, so that a slow minute does not meet one prompt alone."""
@@ -150,16 +163,17 @@ class Bench:
         for turn in range(pairs):
             for i, cell in enumerate(cells):
                 seconds = {}
-                for name in ("off", "auto") if turn % 2 == 0 else ("auto", "off"):
+                for name in self._others[:: (-1) ** (turn + 1)]:
                     seconds[name], text, stats = self._answer(
                         prompts[i]["text"], name, temperature, tokens, seed=i
                     )
                     texts[i] = texts[i] or text
                     cell.same &= text == texts[i]
+                    cell.per_round[name] = len(text) / max(1, stats.num_rounds)
                     if name == "auto":
                         cell.generated, cell.drafted = len(text), stats.num_drafted
                         cell.accepted = stats.num_accepted / max(1, stats.num_rounds)
-                cell.ratios.append(seconds["off"] / seconds["auto"])
+                cell.ratios.append(seconds[self._others[1]] / seconds["auto"])
         return cells
 
     def _answer(
@@ -173,7 +187,7 @@ class Bench:
         params = SamplingParams(
             max_tokens=tokens, temperature=temperature, seed=seed, ignore_eos=not self.is_demo
         )
-        spec = engine.spec if policy == "auto" else SpecConfig()
+        spec = SpecConfig() if policy == "off" else replace(engine.spec, policy=policy)
         started = time.perf_counter()
         result = engine.generate(given, params, spec=spec)
         seconds = time.perf_counter() - started - result.stats.prefill_seconds
@@ -188,11 +202,11 @@ def groups(cells: Sequence[Cell]) -> list[list[Cell]]:
     return list(found.values())
 
 
-def report(cells: Sequence[Cell]) -> str:
+def report(cells: Sequence[Cell], beside: str = "off") -> str:
     """A table of one group and what it comes to."""
     lines = [
         f"temperature {cells[0].temperature:g}, up to {cells[0].tokens} tokens",
-        "| prompt | tokens | drafted | accepted a round | auto over off, median | least |",
+        f"| prompt | tokens | drafted | accepted a round | auto over {beside}, median | least |",
         "|---|---|---|---|---|---|",
     ]
     for c in cells:
@@ -202,6 +216,8 @@ def report(cells: Sequence[Cell]) -> str:
     lines.append(f"equal texts: {len(alike)} of {len(cells)}")
     if alike:
         worst = min(alike, key=lambda c: c.median)
+        means = {name: statistics.mean(c.per_round[name] for c in alike) for name in alike[0].per_round}
+        lines.append("tokens a round: " + ", ".join(f"{name} {mean:.2f}" for name, mean in means.items()))
         lines.append(f"median {statistics.median(c.median for c in alike):.3f}")
         lines.append(f"worst prompt {worst.median:.3f} ({worst.kind} {worst.prompt})")
         few = [c for c in alike if c.accepted < FEW_ACCEPTED]

@@ -2,7 +2,7 @@
 """How busy a GPU would be: real rounds of the engine, replayed against a device that takes published times. Estimates, not measurements.
 
     scripts/simulate_device [--models 0.8B,4B] [--machines "M1 Max,M5 Max"] [--drafts plain,mtp,dflash] [--sampling greedy,qwen] [--depth 3]
-                            [--policy auto] [--accepted 0.8]
+                            [--policy auto] [--accepted 0.8] [--rows 1,4] [--kv-bits 16,8]
 
 Recorded: what an engine builds, hands over and waits for in its steady rounds, in order. The model has all layers and the vocabulary of the
 real one and is 64 wide; nothing is evaluated, every kernel is one node of MLX's graph (tests/models/metal_graph.py), and all drafts are
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -37,7 +38,7 @@ import pytest  # noqa: E402
 from write_checkpoint import SIZES  # noqa: E402
 
 from mlxspec.cache.quantized import PLAIN  # noqa: E402
-from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig  # noqa: E402
 from mlxspec.drafters.base import Drafter  # noqa: E402
 from mlxspec.drafters.dflash import DFlashDrafter  # noqa: E402
 from mlxspec.drafters.mtp import Mtp  # noqa: E402
@@ -119,7 +120,7 @@ class Wait(NamedTuple):
 
 
 class End(NamedTuple):
-    """A round has been read. drafted: tokens of it that were drafts."""
+    """A round has been read. drafted: tokens of it that were drafts, of all rows."""
 
     drafted: int
 
@@ -144,15 +145,15 @@ class Shape:
         experts = {name: size for name, size in EXPERTS.items() if getattr(self.config, name)}
         self.tiny = replace(self.config, **TINY, **experts)
 
-    def engine(self, drafts: str) -> Engine:
-        """Of the tiny twin."""
+    def engine(self, drafts: str, kv_bits: int = PLAIN) -> Engine:
+        """Of the tiny twin. kv_bits: of the keys and values of model and drafter."""
         model = _made(Qwen35(self.tiny))
         drafters: list[Drafter] = []
         if drafts == "mtp":
-            drafters = [Mtp(_made(Qwen35Mtp(self.tiny, model)), 4096, kv_bits=PLAIN)]
+            drafters = [Mtp(_made(Qwen35Mtp(self.tiny, model)), 4096, kv_bits=kv_bits)]
         if drafts == "dflash":
-            drafters = [DFlashDrafter(_made(DFlash(_block(self.tiny), model)), 4096)]
-        return Engine(model, drafters=drafters)
+            drafters = [DFlashDrafter(_made(DFlash(_block(self.tiny), model)), 4096, kv_bits=kv_bits)]
+        return Engine(model, drafters=drafters, config=EngineConfig(kv_bits=kv_bits))
 
 
 def _block(config: Qwen35Config) -> DFlashConfig:
@@ -268,8 +269,10 @@ def _said(x: mx.array) -> np.ndarray:
     return np.full(x.shape, 0.99 if is_float else 0, np.float32 if is_float else np.int32)
 
 
-def record(shape: Shape, drafts: str, sampling: str, *, depth: int, policy: str) -> list[Event]:
-    """Rounds of one row in their steady state."""
+def record(
+    shape: Shape, drafts: str, sampling: str, *, depth: int, policy: str, rows: int = 1, kv_bits: int = PLAIN
+) -> list[Event]:
+    """Rounds of so many rows in their steady state."""
     recorder = Recorder()
     with as_on_metal(pytest.MonkeyPatch()), ExitStack() as stack:
 
@@ -286,15 +289,16 @@ def record(shape: Shape, drafts: str, sampling: str, *, depth: int, policy: str)
             lambda self, parts, num, _, *a, **k: real_spent(self, parts, num, CURVE[1], *a, **k),
         )
         mx.disable_compile()
-        engine = shape.engine(drafts)
+        engine = shape.engine(drafts, kv_bits)
         costs = {name: DraftCost(step=0.02) for name in engine.chain.drafters}
         engine.follow(CostModel({0: CURVE}, costs))
         if engine.drafting.auto is not None:
             engine.drafting.auto.runs_ahead = True  # as on a GPU
         spec = SpecConfig(drafters=tuple(engine.chain.drafters), policy=policy, n_max=depth)  # type: ignore[arg-type]
         params = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1, **SAMPLING[sampling])
-        engine.submit(list(range(1, PROMPT + 1)), params, spec=spec)
-        while not engine._rows:
+        for _ in range(rows):
+            engine.submit(list(range(1, PROMPT + 1)), params, spec=spec)
+        while len(engine._rows) < rows:
             engine._read() if engine._prefills else engine._admit()
         mx.enable_compile()
         real = host.numbers
@@ -324,7 +328,7 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
 
     def read(round_: Round, *args: Any, **options: Any) -> Any:
         events = real_read(round_, *args, **options)
-        recorder.events.append(End(round_.rows.num_tokens - 1))
+        recorder.events.append(End(round_.rows.num_tokens - len(engine._rows)))
         return events
 
     real_read = pipeline.read
@@ -342,20 +346,22 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
 
 
 class Estimate(NamedTuple):
-    """Of a round. idle: share of its seconds in which the device has nothing to do; waits: those behind which it has nothing to do."""
+    """Of a round. idle: share of its seconds in which the device has nothing to do; waits: those behind which it has nothing to do; read:
+    bytes of weights."""
 
     seconds: float
     idle: float
     waits: float
     drafted: float
     kernels: float
+    read: float
 
 
 def replay(events: Sequence[Event], machine: Machine) -> Estimate:
     """The recorded rounds behind the first WARM."""
     now = free = busy = 0.0
     ends = [0.0]
-    began, busy_before, num_waits, drafted, num_rounds, num_kernels = 0.0, 0.0, 0, 0, 0, 0
+    began, busy_before, num_waits, drafted, num_rounds, num_kernels, read = 0.0, 0.0, 0, 0, 0, 0, 0.0
     for event in events:
         if isinstance(event, Build):
             now += 1e-6 * machine.node * event.num_nodes
@@ -368,7 +374,7 @@ def replay(events: Sequence[Event], machine: Machine) -> Estimate:
                 free = max(free, now) + took
                 busy += took
             ends.append(free)
-            num_kernels += event.num_kernels
+            num_kernels, read = num_kernels + event.num_kernels, read + event.num_bytes
         elif isinstance(event, Wait):
             num_waits += ends[event.given] >= free
             now = max(now, ends[event.given] + 1e-6 * machine.wake)
@@ -377,7 +383,7 @@ def replay(events: Sequence[Event], machine: Machine) -> Estimate:
             num_rounds += 1
             drafted += event.drafted
             if num_rounds == WARM:
-                began, busy_before, num_waits, drafted, num_kernels = now, busy, 0, 0, 0
+                began, busy_before, num_waits, drafted, num_kernels, read = now, busy, 0, 0, 0, 0.0
     num, took = num_rounds - WARM, now - began
     return Estimate(
         seconds=took / num,
@@ -385,6 +391,7 @@ def replay(events: Sequence[Event], machine: Machine) -> Estimate:
         waits=num_waits / num,
         drafted=drafted / num,
         kernels=num_kernels / num,
+        read=read / num,
     )
 
 
@@ -399,37 +406,54 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=3, help="drafted tokens of the MTP head")
     parser.add_argument("--policy", choices=("auto", "fixed"), default="auto")
     parser.add_argument("--accepted", type=float, default=0.8, help="probability of a drafted token")
+    parser.add_argument("--rows", default="1", help="texts that are decoded together")
+    parser.add_argument("--kv-bits", default=str(PLAIN), help="of the keys and values of model and drafter")
     options = parser.parse_args()
     for name, known in (
         ("models", MODELS),
         ("machines", MACHINES),
         ("drafts", DRAFTS),
         ("sampling", SAMPLING),
+        ("rows", {str(num): None for num in range(1, 9)}),
+        ("kv_bits", {str(bits): None for bits in (PLAIN, 8, 4, 3)}),
     ):
         wrong = [n for n in getattr(options, name).split(",") if n not in known]
         if wrong:
-            parser.error(f"--{name} knows no {wrong[0]!r}; there are {', '.join(known)}")
+            parser.error(f"--{name.replace('_', '-')} knows no {wrong[0]!r}; there are {', '.join(known)}")
     if not 1 <= options.depth <= 8 or not 0.0 <= options.accepted <= 1.0:
         parser.error("--depth is 1 to 8, and --accepted 0 to 1")
     print(
         f"Estimates, not measurements. Policy {options.policy}; a drafted token is accepted with probability {options.accepted}."
     )
-    print("| model | drafts | sampling | machine | kernels | waits | ms a round | idle | tokens/s |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | drafts | sampling | rows | keys | machine | kernels | MB | waits | ms a round | idle | tokens/s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for model in options.models.split(","):
         shape = Shape(MODELS[model])
-        for drafts in options.drafts.split(","):
-            for sampling in options.sampling.split(","):
-                depth = BLOCK_DRAFTS if drafts == "dflash" else options.depth
-                events = record(shape, drafts, sampling, depth=depth, policy=options.policy)
-                for machine in options.machines.split(","):
-                    found = replay(events, MACHINES[machine])
-                    tokens = sum(options.accepted**i for i in range(round(found.drafted) + 1))
-                    print(
-                        f"| {model} | {drafts} {found.drafted:g} | {sampling} | {machine} | {found.kernels:.0f} | {found.waits:.2g} "
-                        f"| {1e3 * found.seconds:.2f} | {100 * found.idle:.0f} % | {tokens / found.seconds:.1f} |",
-                        flush=True,
-                    )
+        for drafts, sampling, rows, bits in product(
+            *(words.split(",") for words in (options.drafts, options.sampling, options.rows, options.kv_bits))
+        ):
+            depth = BLOCK_DRAFTS if drafts == "dflash" else options.depth
+            events = record(
+                shape,
+                drafts,
+                sampling,
+                depth=depth,
+                policy=options.policy,
+                rows=int(rows),
+                kv_bits=int(bits),
+            )
+            for machine in options.machines.split(","):
+                found = replay(events, MACHINES[machine])
+                drafted = found.drafted / int(rows)
+                tokens = int(rows) * sum(options.accepted**i for i in range(round(drafted) + 1))
+                print(
+                    f"| {model} | {drafts} {drafted:g} | {sampling} | {rows} | {bits} | {machine} | {found.kernels:.0f} "
+                    f"| {found.read / 1e6:.0f} | {found.waits:.2g} | {1e3 * found.seconds:.2f} | {100 * found.idle:.0f} % "
+                    f"| {tokens / found.seconds:.1f} |",
+                    flush=True,
+                )
     return 0
 
 
