@@ -331,11 +331,45 @@ ENDLESS = """(() => {
     }));
   };
 })()"""
+# The milliseconds until the button is gone, and how many turns were drawn again since the question.
 STOP = """new Promise((done) => {
   const began = performance.now();
-  new MutationObserver(() => done(performance.now() - began)).observe(document.querySelector("#stop"), { attributeFilter: ["hidden"] });
+  new MutationObserver(() => done([performance.now() - began, window.drawn.size]))
+    .observe(document.querySelector("#stop"), { attributeFilter: ["hidden"] });
   document.querySelector("#stop").click();
 })"""
+DRAWN = """(() => {
+  window.drawn = new Set();
+  new MutationObserver((changes) => changes.forEach(({ target }) => window.drawn.add(target.closest?.(".turn"))))
+    .observe(document.querySelector("#turns"), { subtree: true, childList: true });
+})()"""
+LATE = """(() => {
+  const { abort } = AbortController.prototype;
+  AbortController.prototype.abort = function () { setTimeout(() => abort.call(this), 300); };
+})()"""
+FORGETFUL = """(() => {
+  const { get } = WeakMap.prototype;
+  WeakMap.prototype.get = function (key) {
+    const view = get.call(this, key);
+    if (view?.drawn) view.drawn = null;
+    return view;
+  };
+})()"""
+GONE = "document.styleSheets[0].insertRule('.busy .idle { display: none; }', document.styleSheets[0].cssRules.length)"
+
+
+def stopped(browser: chromium.Browser) -> tuple[float, int, bool]:
+    """Stop an answer: milliseconds, turns that were drawn again, whether the buttons of the others keep their place."""
+    num = int(browser.js("document.querySelectorAll('.turn').length"))
+    browser.js("window.drawn.clear()")
+    ask(browser, "more", wait=False)
+    browser.until(f"document.querySelectorAll('.turn').length === {num + 2}")
+    browser.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 20")
+    is_laid_out = bool(browser.js("document.querySelector('.idle').offsetWidth"))
+    assert not browser.js("document.querySelector('.idle').checkVisibility({ visibilityProperty: true })")
+    milliseconds, drawn = browser.js(STOP)
+    assert last(browser, ".end") == "You stopped this answer."
+    return milliseconds, drawn, is_laid_out
 
 
 def test_five_hundred_turns_and_stop(wide: chromium.Browser) -> None:
@@ -349,18 +383,20 @@ def test_five_hundred_turns_and_stop(wide: chromium.Browser) -> None:
     bottom = "document.querySelector('#turns').getBoundingClientRect().bottom"
     assert abs(browser.js(bottom) - 800) < 200
     browser.js(ENDLESS)
-    took = []
-    for number in range(5):
-        ask(browser, "more", wait=False)
-        browser.until(f"document.querySelectorAll('.turn').length === {502 + 2 * number}")
-        browser.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 20")
-        assert browser.js("document.querySelector('.idle').offsetWidth")  # nothing is laid out again
-        assert not browser.js("document.querySelector('.idle').checkVisibility({ visibilityProperty: true })")
-        took.append(browser.js(STOP))
-        assert last(browser, ".end") == "You stopped this answer."
+    browser.js(DRAWN)
+    took, drawn, is_laid_out = zip(*(stopped(browser) for _ in range(5)), strict=True)
     assert min(took) < 200, took
+    assert max(drawn) <= 4, drawn  # the question, its answer, the answer before, and the list of them
+    assert all(is_laid_out)
     assert len(kept(browser)) == 510
     assert len(browser.js("window.asked.messages")) == 509
+    # it finds what is wrong
+    browser.js(GONE)
+    assert not stopped(browser)[2]
+    browser.js(FORGETFUL)
+    assert stopped(browser)[1] > 250
+    browser.js(LATE)
+    assert stopped(browser)[0] > 200
 
 
 # ---- files
