@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How busy a GPU would be: real rounds of the engine, replayed against a device that takes published times. Estimates, not measurements.
 
-    scripts/simulate_device [--models 0.8B,4B] [--machines "M1 Max,M5 Max"] [--drafts plain,mtp,dflash] [--sampling greedy,qwen] [--depth 3]
-                            [--policy auto] [--accepted 0.8] [--rows 1,4] [--kv-bits 16,8]
+    scripts/simulate_device [--models 0.8B,4B] [--machines "M1 Max,M5 Max"] [--drafts plain,mtp,dflash,dflash2] [--sampling greedy,qwen]
+                            [--depth 3] [--policy auto] [--accepted 0.8] [--rows 1,4] [--kv-bits 16,8]
 
 Recorded: what an engine builds, hands over and waits for in its steady rounds, in order. The model has all layers and the vocabulary of the
 real one and is 64 wide; nothing is evaluated, every kernel is one node of MLX's graph (tests/models/metal_graph.py), and all drafts are
@@ -10,8 +10,9 @@ accepted, so the rounds are those of a row that drafts all the time. A row of th
 
 Replayed: the host takes a time for each node that it builds and for each kernel that it hands over; the device takes kernels one by one,
 as soon as it has them; a wait ends some time after its last kernel. A kernel takes what its launch takes, and what its weights, in 4 bits,
-take to be read. Left out: arithmetic (wide verifies of M1 and M2 are dearer), keys and values, copies. Bandwidths are Apple's, and 0.82 of
-them is what was measured where 27B models decode plainly; the microseconds of `Machine` are guesses that fit what was published.
+take to be read; of the head, where a drafter may, the rows that it proposes from (models/proposal_rows.py). Left out: arithmetic (wide
+verifies of M1 and M2 are dearer), keys and values, copies. Bandwidths are Apple's, and 0.82 of them is what was measured where 27B models
+decode plainly; the microseconds of `Machine` are guesses that fit what was published.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from mlxspec.engine.engine import Engine  # noqa: E402
 from mlxspec.engine.round import Round  # noqa: E402
 from mlxspec.models.dflash import DFlash  # noqa: E402
 from mlxspec.models.dflash_config import DFlashConfig  # noqa: E402
+from mlxspec.models.proposal_rows import DEFAULT_ROWS  # noqa: E402
 from mlxspec.models.qwen3_5 import Qwen35  # noqa: E402
 from mlxspec.models.qwen3_5_config import Qwen35Config  # noqa: E402
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp  # noqa: E402
@@ -67,7 +69,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},
     "qwen": {"temperature": 1.0, "top_k": 20, "top_p": 0.95},
 }
-DRAFTS = ("plain", "mtp", "dflash")
+DRAFTS = ("plain", "mtp", "dflash", "dflash2")
 TINY: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 64)
 TINY |= dict.fromkeys(("num_heads", "num_kv_heads"), 1) | dict.fromkeys(("num_k_heads", "num_v_heads"), 2)
 TINY |= {"k_head_dim": 32, "v_head_dim": 32, "rope_dims": 16, "rope_sections": (3, 3, 2)}
@@ -140,8 +142,12 @@ class Shape:
         self.config = replace(config, is_linear=config.is_linear[:num_layers])
         real = Qwen35(self.config)
         self.target = reads(_quantized(real))
-        self.mtp = reads(_quantized(Qwen35Mtp(self.config, real)), head=self.target.head)
-        self.block = reads(_quantized(DFlash(_block(self.config), real)), head=self.target.head)
+        few = self.target.head * min(DEFAULT_ROWS, self.config.vocab_size) // self.config.vocab_size
+        self.mtp = reads(_quantized(Qwen35Mtp(self.config, real)), head=few)
+        self.blocks = {
+            drafts: reads(_quantized(DFlash(_block(self.config, drafts), real)), head=head)
+            for drafts, head in {"dflash": few, "dflash2": self.target.head}.items()
+        }
         experts = {name: size for name, size in EXPERTS.items() if getattr(self.config, name)}
         self.tiny = replace(self.config, **TINY, **experts)
 
@@ -151,13 +157,13 @@ class Shape:
         drafters: list[Drafter] = []
         if drafts == "mtp":
             drafters = [Mtp(_made(Qwen35Mtp(self.tiny, model)), 4096, kv_bits=kv_bits)]
-        if drafts == "dflash":
-            drafters = [DFlashDrafter(_made(DFlash(_block(self.tiny), model)), 4096, kv_bits=kv_bits)]
+        if drafts in self.blocks:
+            drafters = [DFlashDrafter(_made(DFlash(_block(self.tiny, drafts), model)), 4096, kv_bits=kv_bits)]
         return Engine(model, drafters=drafters, config=EngineConfig(kv_bits=kv_bits))
 
 
-def _block(config: Qwen35Config) -> DFlashConfig:
-    """A block drafter beside a target of this shape."""
+def _block(config: Qwen35Config, drafts: str) -> DFlashConfig:
+    """A block drafter beside a target of this shape, DFlash2 with the sizes of z-lab's for the 27B."""
     num, ffn = len(config.is_linear), config.intermediate_size or 3 * config.hidden_size
     text = replace(
         config,
@@ -169,14 +175,19 @@ def _block(config: Qwen35Config) -> DFlashConfig:
         rope_dims=config.head_dim,
         rope_sections=(),
     )
+    more: dict[str, Any] = (
+        {"kind": "DFlash2", "conv_kernel": 2, "conv_group": 16, "top_k": 16, "rank": 256}
+        if drafts == "dflash2"
+        else {"kind": "DFlash"}
+    )
     return DFlashConfig(
-        kind="DFlash",
         text=text,
         windows=(None,) * BLOCK,
         layer_ids=tuple(range(1, num - 1, max(1, num // BLOCK)))[:BLOCK],
         num_target_layers=num,
         mask_id=3,
         num_drafts=BLOCK_DRAFTS,
+        **more,
     )
 
 
@@ -308,13 +319,13 @@ def record(
                 put(module, "numbers", _said)
         put(mx, "async_eval", recorder.give)
         put(mx, "eval", recorder.wait)
-        _watch(put, recorder, engine, shape)
+        _watch(put, recorder, engine, shape, drafts)
         for _ in range(WARM + ROUNDS):
             engine.step()
     return recorder.events
 
 
-def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: Shape) -> None:
+def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: Shape, drafts: str) -> None:
     """Forwards say what they read, and rounds that they have been read."""
 
     def reading(where: Any, name: str, of: Reads, width: Callable[..., int]) -> None:
@@ -339,7 +350,7 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
             # drafts of a token each: the head reads what it reads for one
             reading(drafter._head, "forward", shape.mtp, lambda *_: 1)
         if isinstance(drafter, DFlashDrafter):
-            reading(drafter._model, "block", shape.block, lambda *_: 1)
+            reading(drafter._model, "block", shape.blocks[drafts], lambda *_: 1)
 
 
 # --- replaying
@@ -434,7 +445,7 @@ def main() -> int:
         for drafts, sampling, rows, bits in product(
             *(words.split(",") for words in (options.drafts, options.sampling, options.rows, options.kv_bits))
         ):
-            depth = BLOCK_DRAFTS if drafts == "dflash" else options.depth
+            depth = BLOCK_DRAFTS if drafts in shape.blocks else options.depth
             events = record(
                 shape,
                 drafts,

@@ -45,7 +45,7 @@ def test_weights_take_their_bytes() -> None:
     lambda right: lambda self, plan: None,
     case="auto-mtp",
 )
-@pytest.mark.parametrize("drafts", ["plain", "mtp", "dflash"])
+@pytest.mark.parametrize("drafts", ["plain", "mtp", "dflash", "dflash2"])
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 def test_rounds_of_models_never_wait(policy: str, drafts: str) -> None:
     events = record(Shape("qwen3.5-0.8b", 4), drafts, "greedy", depth=3, policy=policy)
