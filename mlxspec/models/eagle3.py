@@ -83,6 +83,7 @@ OWN_KEYS = Keys(
             "norm_before_fc",
             "norm_before_residual",
             "norm_output",
+            "target_layer_ids",
         }
         | {"target_hidden_size", "transformer_layer_config", "speculators_model_type"}
     ),
@@ -95,7 +96,15 @@ OWN_KEYS = Keys(
         "speculators_config",
         "speculators_version",
     }
-    | {"target_model_type", "tie_word_embeddings", "enable_sp_ulysses"},
+    | {"target_model_type", "tie_word_embeddings", "enable_sp_ulysses"}
+    # DeepSpec's: how it was trained, and for which model
+    | {
+        "draft_num_hidden_layers",
+        "num_target_layers",
+        "step_loss_decay",
+        "target_model_name_or_path",
+        "ttt_length",
+    },
 )
 
 
@@ -150,7 +159,7 @@ class Eagle3Config:
             rope_theta=rope.number("rope_theta", 10000.0),
             rope_dims=int(head_dim * rope.number("partial_rotary_factor", 1.0)),
             rope_scaling=Scaling.of(rope.raw, get.size("max_position_embeddings", 2048)),
-            layers=_layers(own.raw.get(_LAYERS), nested.raw.get(_LAYERS)),
+            layers=_layers(own, nested),
             norm_before_residual=flag("norm_before_residual"),
             norm_before_fc=flag("norm_before_fc"),
             fc_norm=flag("fc_norm"),
@@ -198,11 +207,13 @@ class Eagle3Config:
         self.layers_of(target)
 
 
-def _layers(top: Any, nested: Any) -> tuple[int, ...]:
-    """0-based ids. Published lists are of two kinds. In lists that begin with 1 an id names the layer whose output is taken. In all others
-    it counts the layers that have run before: 2 is the output of layer 1. (The first layer's output, which is id 1 of the second kind, is
-    taken by none of them.)"""
-    ids = nested if top is None else top
+def _layers(own: Values, nested: Values) -> tuple[int, ...]:
+    """0-based ids. Published lists are of three kinds. In `target_layer_ids` (DeepSpec), and in the other's lists that begin with 1, an id
+    names the layer whose output is taken. In all others it counts the layers that have run before: 2 is the output of layer 1. (The first
+    layer's output, which is id 1 of this kind, is taken by none of them.)"""
+    name = _LAYERS if "target_layer_ids" not in own.raw else "target_layer_ids"
+    ids = own.raw.get(name)
+    ids = nested.raw.get(name) if ids is None else ids
     if ids is None:
         return ()
     if (
@@ -210,11 +221,11 @@ def _layers(top: Any, nested: Any) -> tuple[int, ...]:
         or not ids
         or any(isinstance(i, bool) or not isinstance(i, int) for i in ids)
     ):
-        raise ModelError(f"config.json: {_LAYERS} is {short(ids)}, which is no list of layer ids.")
-    found = tuple(i if ids[0] == 1 else i - 1 for i in ids)
+        raise ModelError(f"config.json: {name} is {short(ids)}, which is no list of layer ids.")
+    found = tuple(i if name != _LAYERS or ids[0] == 1 else i - 1 for i in ids)
     if min(found) < 0 or len(set(found)) != len(found):
         raise ModelError(
-            f"config.json: {_LAYERS} is {short(ids)}, which does not name different layers of the target."
+            f"config.json: {name} is {short(ids)}, which does not name different layers of the target."
         )
     return found
 

@@ -43,6 +43,7 @@ KINDS = {
     "part of each head rotated": Kind(rotated=8),
     "queries and keys normed": Kind(norms_heads=True),
     "normed and rotated in part": Kind(layout="SafeAILab", norms_heads=True, rotated=8),
+    "DeepSpec": Kind(layout="DeepSpec", norms_heads=True, rows=None),
 }
 
 
@@ -125,6 +126,19 @@ def config(kind: Kind, vocab: int, size: int, layers: tuple[int, ...]) -> dict[s
             "eagle_aux_hidden_state_layer_ids": ids,
             "transformer_layer_config": layer,
             **own,
+        }
+    if kind.layout == "DeepSpec":
+        trained = {"ttt_length": 7, "step_loss_decay": 0.8, "draft_num_hidden_layers": 1}
+        aim = {"num_target_layers": max(layers) + 2, "target_model_name_or_path": "owner/name"}
+        return {
+            "architectures": ["Qwen3Eagle3Model"],
+            "target_layer_ids": list(layers),
+            "layer_types": ["full_attention"],
+            "tie_word_embeddings": False,
+            **layer,
+            **trained,
+            **aim,
+            **kind.more,
         }
     nested = {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True}
     return {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested, **layer, **own}
