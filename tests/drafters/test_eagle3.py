@@ -376,7 +376,7 @@ def test_what_deepspec_writes_of_its_training_is_no_unknown_key() -> None:
     assert unknown_eagle3_keys(config(KINDS["DeepSpec"], 96, SIZE, LAYERS)) == []
 
 
-def test_layer_lists_of_both_kinds_name_the_same_layers(tmp_path: Path) -> None:
+def test_layer_lists_of_all_kinds_name_layers(tmp_path: Path) -> None:
     """[1, 2, 3] of SpecForge is [2, 3, 4] of speculators; and without a list the common ones of a deeper target."""
     target = tiny_models.stack("ends-linear")
     for number, (ids, layers) in enumerate(
@@ -385,6 +385,13 @@ def test_layer_lists_of_both_kinds_name_the_same_layers(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         made(folder, Kind(more={"eagle_aux_hidden_state_layer_ids": ids}), (0, 1, 2), target)
         assert load(folder, target).layers_read == layers
+    made(
+        tmp_path / "DeepSpec",
+        Kind(layout="DeepSpec", rows=None, more={"target_layer_ids": [0, 2, 3]}),
+        (0, 1, 2),
+        target,
+    )
+    assert load(tmp_path / "DeepSpec", target).layers_read == (0, 2, 3)
     assert isinstance(target.num_layers, int)
 
 
