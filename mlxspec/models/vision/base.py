@@ -41,7 +41,3 @@ class Vision:
     bidirectional: Bidirectional = "none"
     parameters: int = 0
     nbytes: int = 0
-
-    @property
-    def is_bidirectional(self) -> bool:
-        return self.bidirectional != "none"
