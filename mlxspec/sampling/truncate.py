@@ -156,6 +156,17 @@ def _top_p(x: mx.array, tempered: mx.array, share: mx.array) -> mx.array:
     return find(x, tempered, masses, share)
 
 
+def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
+    """`top_p_floor` for masses (N, V) uint32, by sorting."""
+    return _sorted(x, tempered, masses, _shares_of(p))
+
+
+def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
+    """`top_p_floor` for masses (N, V) uint32, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit,
+    for float32 two, of which the second is looked at where the first is that of the floor."""
+    return _counted(x, tempered, masses, _shares_of(p))
+
+
 def _sorted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
     ids = largest(x, x.shape[1])
     scores, masses = (mx.take_along_axis(a, ids, axis=1) for a in (tempered, masses))
@@ -163,8 +174,6 @@ def _sorted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) 
 
 
 def _counted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
-    """By adding up the masses of equal digits of the scores: for 16-bit types a score is one digit, for float32 two, of which the second is
-    looked at where the first is that of the floor."""
     need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), share).astype(mx.uint32)
     rising = _rising(x)
     if x.dtype.size == 2:
