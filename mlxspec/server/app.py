@@ -45,7 +45,7 @@ from mlxspec.server.ollama_api import (
 )
 from mlxspec.server.openapi import document
 from mlxspec.server.prompt_watch import PromptWatch
-from mlxspec.server.request_parsing import Job
+from mlxspec.server.request_parsing import Job, scales_of
 from mlxspec.server.responses_api import ResponsesWriter, resolved, responses_request
 from mlxspec.server.routes import ROUTES, RouteForm
 from mlxspec.server.security import App, Guard, error_response, owner_of
@@ -69,6 +69,9 @@ class Server:
         self.models, self.config = models, config
         self.metrics = Metrics()
         self._watch = PromptWatch()
+        self._scales: dict[
+            str, dict[str, float]
+        ] = {}  # of adapters, by the model's name, where a client has set them
         self._stored = StoredResponses(config.limits.max_stored, config.limits.stored_seconds)
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)
@@ -89,9 +92,17 @@ class Server:
                 asked = replace(asked, body=body, notices=notices)
             await handle(asked, reply)
 
-        limits, reads_body = self.config.limits, form is not None
+        reads_body, is_list = form is not None, form is not None and form.is_list
+        limits, gate = self.config.limits, self._gate
         return Endpoint(
-            checked, limits, self.metrics, self._gate, self._lanes, reads_body=reads_body, path=path
+            checked,
+            limits,
+            self.metrics,
+            gate,
+            self._lanes,
+            reads_body=reads_body,
+            is_list=is_list,
+            path=path,
         )
 
     def close(self) -> None:
@@ -225,7 +236,8 @@ class Server:
             raise ApiError(
                 f"There is no {name[:100]}. {why}", status=404, param="model", code="model_not_found"
             )
-        return replace(params, adapters={name: 1.0}) if name in engine.adapters else params
+        own = {name: 1.0} if name in engine.adapters else {}
+        return replace(params, adapters=self._scales.get(name, own))
 
     def _job(self, asked: Asked, make: MakeJob, loaded: Loaded) -> Job:
         """Everything that is done for a request before the engine hears of it, within the limits."""
@@ -407,6 +419,13 @@ class Server:
             counts = self._defaults(loaded).adapters
             found = enumerate(loaded.engine.adapters)
             await reply.json([{"id": i, "path": name, "scale": counts.get(name, 0.0)} for i, name in found])
+
+    async def _set_lora_adapters(self, asked: Asked, reply: Reply) -> None:
+        """Requests that run have theirs already."""
+        async with self.models.use(self.models.resolve(asked.request.query_params.get("model"))) as loaded:
+            self._defaults(loaded)
+            self._scales[loaded.name] = scales_of(asked.body["body"], loaded.engine, "body")
+        await reply.json({"success": True})
 
     async def _ollama_version(self, asked: Asked, reply: Reply) -> None:
         await reply.json({"version": __version__})

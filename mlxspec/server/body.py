@@ -27,8 +27,9 @@ async def read(request: Request, limits: ServerLimits, take: Callable[[int], Non
         raise ApiError("The request's body did not come in time.", status=408, code="timeout") from error
 
 
-def parse(raw: bytes, limits: ServerLimits) -> dict[str, Any]:
-    """The JSON object they spell. Raises ApiError (400). Large bodies take long, and need not be parsed in the event loop."""
+def parse(raw: bytes, limits: ServerLimits, *, is_list: bool = False) -> dict[str, Any]:
+    """The JSON object they spell; with is_list the JSON list, as an object's `body`. Large bodies take long, and need not be parsed in the
+    event loop. Raises ApiError (400)."""
     try:
         encoding = json.detect_encoding(raw)
         text = raw.decode(encoding)
@@ -41,8 +42,10 @@ def parse(raw: bytes, limits: ServerLimits) -> dict[str, Any]:
         raise ApiError("The body is nested too deeply.", code="too_deep") from error
     except ValueError as error:  # also what is no UTF-8
         raise ApiError(f"The body is no valid JSON: {_what(error)}.", code="invalid_json") from error
+    if is_list:
+        value = {"body": value} if isinstance(value, list) else None
     if not isinstance(value, dict):
-        raise ApiError("The body must be a JSON object.", code="invalid_json")
+        raise ApiError(f"The body must be a JSON {'list' if is_list else 'object'}.", code="invalid_json")
     return value
 
 

@@ -98,11 +98,13 @@ class Endpoint:
         lanes: Lanes,
         *,
         reads_body: bool,
+        is_list: bool = False,
         path: str,
     ) -> None:
-        """path: the route, as it is counted. No client chooses it."""
+        """is_list: of the body. path: the route, as it is counted. No client chooses it."""
         self._work, self._limits, self._metrics = work, limits, metrics
         self._gate, self._lanes, self._reads_body, self._path = gate, lanes, reads_body, path
+        self._is_list = is_list
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, reply, started = Request(scope, receive), Reply(scope, receive, send), time.monotonic()
@@ -136,7 +138,7 @@ class Endpoint:
 
     async def _parsed(self, request: Request, client: str, raw: bytes, reply: Reply) -> None:
         asked = Asked(request=request, client=client, is_large=len(raw) > LARGE, lanes=self._lanes)
-        parsed = partial(parse, raw, self._limits)
+        parsed = partial(parse, raw, self._limits, is_list=self._is_list)
         del raw
         body = await asked.off_loop(parsed) if asked.is_large else parsed()
         del parsed

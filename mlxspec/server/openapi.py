@@ -71,7 +71,8 @@ def document() -> dict[str, Any]:
 
 
 def _json(form: Any) -> dict[str, Any]:
-    schema = form if isinstance(form, dict) else {"$ref": f"#/components/schemas/{form.__name__}"}
+    inner = "/properties/body" if getattr(form, "is_list", False) else ""
+    schema = form if isinstance(form, dict) else {"$ref": f"#/components/schemas/{form.__name__}{inner}"}
     return {"application/json": {"schema": schema}}
 
 

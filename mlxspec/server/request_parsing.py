@@ -411,14 +411,14 @@ def _params(
                 "logit_bias", f"logit_bias names a token that is not there; ids end at {size - 1}."
             )
     if body.get("lora") is not None:
-        given["adapters"] = _adapters(body["lora"], engine)
+        given["adapters"] = scales_of(body["lora"], engine, "lora")
     if any(name in given for name in ("json_schema", "regex", "lark")):
         given = {"json_schema": None, "regex": None, "lark": None, **given}
     return replace(defaults, **given)
 
 
-def _adapters(given: str | Sequence[Mapping[str, Any]], engine: Engine) -> dict[str, float]:
-    """One adapter by name, or llama.cpp's list, by place among those that were loaded. Raises BadField."""
+def scales_of(given: str | Sequence[Mapping[str, Any]], engine: Engine, field: str) -> dict[str, float]:
+    """How much adapters count: one by name, or llama.cpp's list, by place among those that were loaded. Raises BadField."""
     names = engine.adapters
     known = dict.fromkeys(names, 1.0) if isinstance(given, str) else dict.fromkeys(range(len(names)), 1.0)
     asked = [(given, 1.0)] if isinstance(given, str) else [(int(a["id"]), a.get("scale", 1.0)) for a in given]
@@ -430,7 +430,7 @@ def _adapters(given: str | Sequence[Mapping[str, Any]], engine: Engine) -> dict[
                 if there
                 else "a server that was started with --model NAME=MODEL+ADAPTER has some"
             )
-            raise BadField("lora", f"lora names an adapter that is not there, {repr(which)[:80]}; {said}.")
+            raise BadField(field, f"{field} names an adapter that is not there, {repr(which)[:80]}; {said}.")
     return {which if isinstance(which, str) else names[which]: scale for which, scale in asked if scale}
 
 

@@ -56,6 +56,8 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
     _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),
     _post("/infill", "infill", "Fill a gap in a text, in llama.cpp's form.", completions.InfillRequest, completions.NativeAnswers, EVENTS),
+    _post("/lora-adapters", "set_lora_adapters", "How much each adapter counts where a request does not say.", models.AdapterScales,
+          models.Success),
     _post("/embeddings", "embed", "Vectors of texts.", embeddings.EmbeddingsRequest, embeddings.EmbeddingsAnswer),
     _post("/rerank", "rerank", "How well documents answer a query.", embeddings.RerankRequest, embeddings.RerankAnswer),
     _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages.MessagesRequest, messages.MessagesAnswer, EVENTS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from mlxspec.cli.main import main
 from mlxspec.demo import TARGET
-from tests.server.serving import Served
+from tests.server.serving import LONG, Served, events
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from test_adapters import write_adapter
@@ -77,6 +78,43 @@ def test_a_request_names_adapters_in_both_forms(served: Served) -> None:
         served.post("/v1/chat/completions", {**chat, "model": "base", **m})[1] for m in ({}, {"lora": "one"})
     ]
     assert answers[0]["choices"][0]["message"] != answers[1]["choices"][0]["message"]
+
+
+def test_scales_for_requests_that_do_not_say(served: Served) -> None:
+    """As a client of llama.cpp sets them; an answer that runs keeps its own."""
+    one, two, base = (text(served, model=name) for name in ("one", "two", "base"))
+    both = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0.25}]
+    mixed = text(served, model="base", lora=both)
+    assert mixed not in (one, two, base)
+    right = text(served, model="base", max_tokens=400, draft="off")
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=LONG)
+    body = {"prompt": PROMPT, **ASKED, "model": "base", "max_tokens": 400, "draft": "off", "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    running = connection.getresponse()
+    begun = running.readline()
+    set_scales(served, both)
+    chunks, _, is_whole = events(begun + running.read())
+    connection.close()
+    assert is_whole
+    assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == right
+    try:
+        assert text(served, model="base") == mixed
+        assert text(served, model="base", lora=[]) == base
+        assert (text(served, model="one"), text(served, model="base", lora="two")) == (one, two)
+        _, _, told = served.ask("GET", "/lora-adapters?model=base")
+        assert [a["scale"] for a in json.loads(told)] == [0.5, 0.25]
+        for bad in ({}, [{"id": 2}], [{"scale": 1}], [{"id": 0, "scale": "x"}], [1]):
+            status, answer = served.post("/lora-adapters?model=base", bad)
+            assert status == 400, answer
+            assert answer["error"]["message"].startswith(("The body must be a JSON list.", "body"))
+        assert text(served, model="base") == mixed
+    finally:
+        set_scales(served, [])
+    assert text(served, model="base") == base
+
+
+def set_scales(served: Served, scales: list[dict[str, Any]]) -> None:
+    assert served.post("/lora-adapters?model=base", scales) == (200, {"success": True})
 
 
 def test_what_is_not_there_is_said(served: Served) -> None:

@@ -61,6 +61,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     refused: ClassVar[Mapping[str, Refused]] = {}
     harmless: ClassVar[Mapping[str, str]] = {}
+    is_list: ClassVar[bool] = False  # a body that is a list, checked as the field `body`
 
 
 class LeftOut(Fields):

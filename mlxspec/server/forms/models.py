@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import RootModel
+from pydantic import Field, RootModel
 
 from mlxspec.server.forms import base as t
-from mlxspec.server.forms.shared import Count
+from mlxspec.server.forms.shared import Adapter, Count
 
 _Modalities = t.answer("Modalities", input_modalities=list[str], output_modalities=list[str])
 ModelAnswer = t.answer(
@@ -35,6 +35,13 @@ class SlotsAnswer(RootModel[list[Slot]]):  # type: ignore[valid-type]
 class AdaptersAnswer(RootModel[list[t.answer("AdapterThere", id=Count, path=str, scale=float)]]):  # type: ignore[misc]
     """Adapters."""
 
+
+class AdapterScales(t.Fields):
+    is_list: ClassVar = True
+    body: Annotated[t.Many[Adapter], Field(max_length=64)]
+
+
+Success = t.answer("Success", success=bool)
 
 PromptAnswer = t.answer("Prompt", prompt=str)
 ContentAnswer = t.answer("Content", content=str, prompt=str)
